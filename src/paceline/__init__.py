@@ -1,0 +1,33 @@
+"""Paceline: a PyTorch script, from a laptop to every GPU of a Slurm cluster, until it is done.
+
+The public API is resolved on first use, so that `import paceline` imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Each public name, and the module that it lives in.
+_HOMES = {
+    "PacelineError": "paceline.errors",
+}
+
+__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
+
+if TYPE_CHECKING:
+    from paceline.errors import PacelineError as PacelineError
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

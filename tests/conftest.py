@@ -1,0 +1,92 @@
+"""Fixtures that every room uses, and the guard: no test may leave a process behind or change the environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.forked import Ranks
+
+ROOT = Path(__file__).parent.parent
+MARK = "PACELINE_TEST_TOKEN"  # every process that a test starts inherits it, however it detaches itself
+
+# A shell that starts pytest in the background ignores SIGINT for it, and so for all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def marked(token: str) -> list[psutil.Process]:
+    """All living processes that carry a test's token in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == token:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail the test that leaves a process running, or the environment changed."""
+    for name in [name for name in os.environ if name.startswith(("PACELINE_", "SLURM_", "OMPI_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
+    token = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, token)
+    before = dict(os.environ)
+    yield
+    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+    changed -= {"PYTEST_CURRENT_TEST"}
+    deadline = time.monotonic() + 10
+    while (left := marked(token)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    told = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
+    for process in left:
+        process.kill()
+    assert not told, "left running: " + "; ".join(told)
+    assert not changed, f"the environment was changed: {sorted(changed)}"
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """`ranks(function, 2, *args)`: run a module-level function on real ranks; the list of what they returned."""
+    harness = Ranks()
+    yield harness
+    harness.close()
+
+
+Typed = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where a test's runs go."""
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def paceline(tmp_path: Path, scratch: Path) -> Callable[..., Typed]:
+    """Type a `paceline` command in a terminal-less shell: `paceline("run", "train.py", cwd=...)`."""
+
+    def type_it(
+        *words: str, cwd: Path = tmp_path, timeout: float = 120, check: bool = False, **variables: str
+    ) -> Typed:
+        environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "COLUMNS": "120", **variables}
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", *words],
+            cwd=cwd, env=environment, timeout=timeout, text=True, capture_output=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return type_it

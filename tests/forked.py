@@ -1,0 +1,104 @@
+"""Real ranks for tests: one server imports torch once and forks each group of ranks from itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "tests.forked"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _be_a_rank(
+    result: Connection, variables: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    # A forked server keeps the environment of its own start: take the test's.
+    os.environ.clear()
+    os.environ.update(variables)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        result.send((True, function(*args)))
+    except BaseException:
+        result.send((False, traceback.format_exc()))
+    finally:
+        result.close()
+
+
+class Ranks:
+    """`ranks(function, world, *args, timeout=60, local=..., env=...)` returns one result per rank, in rank order."""
+
+    def __init__(self) -> None:
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOAD)
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        world: int,
+        *args: Any,
+        timeout: float = 90,
+        env: dict[str, str] | None = None,
+    ) -> list[Any]:
+        port = free_port()
+        processes, pipes = [], []
+        for rank in range(world):
+            mine, theirs = self.context.Pipe(duplex=False)
+            variables = {
+                **os.environ,
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                **(env or {}),
+            }  # fmt: skip
+            process = self.context.Process(target=_be_a_rank, args=(theirs, variables, function, args))
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(mine)
+        try:
+            return self._gather(pipes, timeout)
+        finally:
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+    def _gather(self, pipes: list[Connection], timeout: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        open_pipes = dict(enumerate(pipes))
+        deadline = time.monotonic() + timeout
+        while open_pipes:
+            ready = wait(list(open_pipes.values()), deadline - time.monotonic())
+            assert ready, f"ranks {sorted(open_pipes)} said nothing for {timeout} s"
+            for rank, pipe in list(open_pipes.items()):
+                if pipe not in ready:
+                    continue
+                try:
+                    fine, value = pipe.recv()
+                except EOFError:
+                    raise AssertionError(f"rank {rank} died without a word") from None
+                assert fine, f"rank {rank} failed:\n{value}"
+                results[rank] = value
+                del open_pipes[rank]
+        return [results[rank] for rank in sorted(results)]
+
+    def close(self) -> None:
+        """The server ends with its last pipe; tell it now, so that it ends before the session does."""
+        from multiprocessing import forkserver
+
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
