@@ -1,0 +1,119 @@
+"""From the command to the moment at which every rank has done one all-reduce: `paceline run` beside torchrun.
+
+    python benchmarks/launch.py [--ranks 2 4 8] [--repeats 5]
+
+Both start the same script, in turn, in one run. Memory is what the whole process tree holds at that moment
+(PSS: pages that ranks share are counted once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from machine import describe, show
+
+TARGETS = {2: 2.0, 4: 2.5, 8: 3.0}
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+there = Path(sys.argv[1])
+(there / f"rank-{dist.get_rank()}.partial").write_text(repr(time.time()))
+os.rename(there / f"rank-{dist.get_rank()}.partial", there / f"rank-{dist.get_rank()}")
+while not (there / "go").exists():
+    time.sleep(0.01)
+dist.destroy_process_group()
+"""
+
+
+def memory_of(pid: int) -> float:
+    """Megabytes of a process and all its descendants."""
+    total = 0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:
+            continue
+    return total / 1e6
+
+
+def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
+    """Seconds to the first all-reduce of all ranks, and the tree's memory then."""
+    folder.mkdir()
+    began = time.time()
+    with subprocess.Popen(
+        [*command, str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PACELINE_SCRATCH": str(folder / "runs")},
+    ) as process:
+        marks = [folder / f"rank-{rank}" for rank in range(ranks)]
+        while not all(mark.exists() for mark in marks):
+            if process.poll() is not None:
+                assert process.stderr is not None
+                sys.exit(f"{command[0]} ended early:\n{process.stderr.read().decode()[-2000:]}")
+            time.sleep(0.02)
+        reached = max(float(mark.read_text()) for mark in marks)
+        memory = memory_of(process.pid)
+        (folder / "go").touch()
+        process.communicate(timeout=60)
+    return reached - began, memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--repeats", type=int, default=5)
+    asked = parser.parse_args()
+    describe("launch to first all-reduce")
+    binaries = Path(sys.executable).parent
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch) / "probe.py"
+        script.write_text(SCRIPT)
+        for ranks in asked.ranks:
+            peers = {
+                "paceline": [str(binaries / "paceline"), "run", "--cpu", "--nproc", str(ranks), str(script)],
+                "torchrun": [str(binaries / "torchrun"), "--nproc-per-node", str(ranks), str(script)],
+            }
+            seen: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
+            for repeat in range(asked.repeats + 1):
+                for name, command in peers.items():
+                    result = once(command, ranks, Path(scratch) / f"{name}-{ranks}-{repeat}")
+                    if repeat:  # the first of each warms the page cache
+                        seen[name].append(result)
+            seconds = {name: statistics.median(each[0] for each in results) for name, results in seen.items()}
+            memory = {name: statistics.median(each[1] for each in results) for name, results in seen.items()}
+            rows.append(
+                [
+                    f"{ranks} ranks",
+                    f"{seconds['paceline']:.2f} s",
+                    f"{seconds['torchrun']:.2f} s",
+                    f"{seconds['torchrun'] / seconds['paceline']:.2f}x",
+                    f"{TARGETS[ranks]:.1f}x" if ranks in TARGETS else "",
+                    f"{memory['paceline']:.0f} MB",
+                    f"{memory['torchrun']:.0f} MB",
+                ]
+            )
+    show(["", "paceline", "torchrun", "faster", "target", "memory", "torchrun's"], rows)
+
+
+if __name__ == "__main__":
+    main()
