@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import psutil
+
 from machine import describe, show
 
 TARGETS = {2: 2.0, 4: 2.5, 8: 3.0}

@@ -28,9 +28,9 @@ def marked(token: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == token:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+            ours = process.pid != os.getpid() and process.environ().get(MARK) == token
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
         except (psutil.Error, OSError):
             continue
     return found
