@@ -1,0 +1,229 @@
+"""The tables of `paceline.toml`, as frozen data. One line under each key says what it means."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from paceline.spec.amounts import parse_mebibytes, parse_seconds
+
+Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
+
+
+def _words(value: object) -> object:
+    """A TOML array becomes a tuple, so that the table stays frozen."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ValueError('a list of texts such as ["one", "two"]')
+    return tuple(value)
+
+
+def _variables(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError('a table such as { NAME = "value" }')
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"names of environment variables, and {name!r} is none")
+        if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+            raise ValueError(f"a text or a number for {name}")
+        if "\0" in str(text):
+            raise ValueError(f"a text without NUL characters for {name}")
+    return {name: str(text) for name, text in value.items()}
+
+
+def _folder_name(value: str) -> str:
+    if not re.fullmatch(r"[\w][\w .+@=,-]*", value):
+        raise ValueError("a name that can be a folder's: letters, digits, and any of . _ - + = @")
+    return value
+
+
+def _window(value: str) -> str:
+    match = re.fullmatch(r"(\d+):(\d+)", value)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError('steps as "first:end", such as "10:13"')
+    return value
+
+
+def _one_line(value: str) -> str:
+    if not value or "\n" in value or "\0" in value:
+        raise ValueError("a text of one line")
+    return value
+
+
+Seconds = Annotated[int, BeforeValidator(parse_seconds)]
+Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+Line = Annotated[str, AfterValidator(_one_line)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Project(Table):
+    name: FolderName | None = None
+    """The project's name; else the name of its folder."""
+    scratch: Line | None = None
+    """Where run folders go; `$PACELINE_SCRATCH` wins over it; else `runs` beside the file."""
+    experiment: FolderName = "default"
+    """The folder that groups runs."""
+    snapshot: bool = True
+    """Copy the code at submission, so that a queued job runs what was there then."""
+    snapshot_limit: Mebibytes = 200
+    """The most that a copy of the code may hold."""
+    exclude: Words = ()
+    """Patterns of files that no copy holds, besides those that git ignores."""
+
+
+class Resources(Table):
+    """`[job]`: what to ask the scheduler for."""
+
+    nodes: Count = 1
+    """How many nodes."""
+    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
+    """GPUs on each node; one rank runs per GPU."""
+    gpu_type: Line | None = None
+    """The scheduler's name of the GPU model."""
+    cpus_per_gpu: Count | None = None
+    """CPU cores for each GPU (for each rank where there are no GPUs)."""
+    mem_per_gpu: Mebibytes | None = None
+    """Memory for each GPU (for each rank where there are no GPUs)."""
+    mem_per_node: Mebibytes | None = None
+    """Memory of each node."""
+    time: Seconds | None = None
+    """The time limit."""
+    partition: Line | None = None
+    """The partition, or several with commas."""
+    account: Line | None = None
+    """The account that pays."""
+    qos: Line | None = None
+    """The quality of service."""
+    constraint: Line | None = None
+    """Features that the nodes must have."""
+    reservation: Line | None = None
+    """The reservation to run in."""
+    nodelist: Line | None = None
+    """Nodes that must be used, in the scheduler's notation."""
+    exclude: Line | None = None
+    """Nodes that must not be used."""
+    dependency: Line | None = None
+    """A dependency in the scheduler's notation."""
+    exclusive: bool = False
+    """Share the nodes with nobody."""
+    name: Line | None = None
+    """The job's name; else the script's."""
+    comment: Line | None = None
+    """A comment for the accounting."""
+    mail: Line | None = None
+    """The address that is told when the job ends or fails."""
+    extra: Words = ()
+    """Further arguments of sbatch, as they are."""
+
+
+class Environment(Table):
+    kind: Literal["current", "venv", "conda", "container"] = "current"
+    """Where the ranks' Python lives: the one that runs now, a venv, a conda environment or a container."""
+    path: Line | None = None
+    """The venv's folder, or the conda environment's name or folder."""
+    python: Line | None = None
+    """The interpreter, where it is not the environment's own."""
+    modules: Words = ()
+    """Environment modules to load."""
+    purge: bool = False
+    """Unload all modules first."""
+    setup: Words = ()
+    """Lines of shell that the job runs before the launch."""
+    variables: Variables = {}
+    """Environment variables for the ranks."""
+    secrets: Words = ()
+    """Variables that are taken from the submitter's environment, and stand in no script and no log."""
+    engine: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
+    """What runs the container."""
+    image: Line | None = None
+    """The container's image."""
+    binds: Words = ()
+    """Folders that the container sees, as "outside:inside"."""
+
+
+class Launch(Table):
+    style: Style = "fork"
+    """What starts the ranks."""
+    preload: Words = ()
+    """Modules that the fork style imports once, before it forks the ranks."""
+    nproc: Count | None = None
+    """Ranks per node; else one per GPU."""
+    mpirun_over: Literal["ranks", "torchrun"] = "ranks"
+    """What mpirun starts: each rank, or one torchrun per node."""
+    gpu_binding: Literal["all", "one"] = "all"
+    """Which GPUs of its node a rank sees: all of them, or its own."""
+    tee: Literal["0", "all", "none"] = "0"
+    """Whose lines reach the console."""
+    debug: bool = False
+    """Turn on the debugging output of NCCL and torch.distributed."""
+    check: bool = True
+    """Look for problems before queueing and at the start of the job."""
+
+
+class Runtime(Table):
+    """`[runtime]`: what `paceline.session` goes by where the script says nothing."""
+
+    backend: Line | None = None
+    """The process group's backend; else the device's own."""
+    cpu: bool = False
+    """Leave GPUs alone."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """What autocast computes in."""
+    seed: int | None = None
+    """The seed of everything."""
+    deterministic: bool = False
+    """Deterministic algorithms only."""
+    profile: Annotated[str, AfterValidator(_window)] | None = None
+    """Steps to profile, "first:end"."""
+    max_steps: Count | None = None
+    """End the training after so many steps."""
+    timeout: Seconds | None = None
+    """How long a collective may take."""
+    on_nonfinite: Literal["stop", "skip", "ignore"] | None = None
+    """What a loss that is not a number does."""
+    start_from: Line | None = None
+    """Another run's folder, or a checkpoint, to begin with."""
+
+
+class Checkpoint(Table):
+    every_steps: Count | None = None
+    """Save after so many steps."""
+    every_seconds: Seconds | None = None
+    """Save when so much time has passed."""
+    keep_last: Count | None = None
+    """Keep the newest so many."""
+    keep_every: Count | None = None
+    """Keep those whose step is a multiple of this, for ever."""
+
+
+class Resume(Table):
+    requeue: bool = True
+    """Go back into the queue when the time is up or the job was preempted."""
+    grace: Seconds | None = None
+    """How long before the time limit the ranks are asked to save and stop; else 2m, or a third of the time."""
+    max_attempts: Count | None = None
+    """Attempts that may fail before the run is given up; else 1 here and 3 on a cluster."""
+    hang_timeout: Seconds | None = None
+    """Silence of the ranks after which they count as hung; 0 means never."""
+
+
+class Tables(Table):
+    """A whole file, or one layer of it: every key may be absent."""
+
+    project: Project = Project()
+    job: Resources = Resources()
+    environment: Environment = Environment()
+    launch: Launch = Launch()
+    runtime: Runtime = Runtime()
+    checkpoint: Checkpoint = Checkpoint()
+    resume: Resume = Resume()
+    params: dict[str, Any] = {}
+    """The training script's own hyper-parameters, free in form."""
