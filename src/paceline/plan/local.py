@@ -1,0 +1,115 @@
+"""A Job on this machine: the order, and the launchers that carry it out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from paceline import contract
+from paceline.contract import Order
+from paceline.errors import SpecError
+from paceline.plan.order import carry_over, make_order
+from paceline.plan.quote import command_line, quote
+from paceline.plan.shape import Machine, Shape, local_shape
+from paceline.plan.site import Site
+from paceline.spec import Job
+
+LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
+FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash after it
+
+
+@dataclass(frozen=True)
+class Starter:
+    """One launcher: what to run, and the variables that it needs besides those that are there."""
+
+    argv: tuple[str, ...]
+    variables: dict[str, str]
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    site: Site
+    shape: Shape
+    order: Order
+    launchers: tuple[Starter, ...]
+    notes: tuple[str, ...] = ()  # what was chosen instead of what was asked, and why
+
+    def show(self, *, copies: str) -> str:
+        """The plan as text: what a dry run prints."""
+        lines = [
+            f"run folder  {self.site.folder.path}",
+            f"code        {copies}",
+            f"ranks       {self.shape} ({self.order.style} style)",
+            *(f"note        {note}" for note in self.notes),
+        ]
+        for number, starter in enumerate(self.launchers):
+            name = f"launcher {number}" if len(self.launchers) > 1 else "launcher"
+            settings = " ".join(f"{key}={quote(value)}" for key, value in starter.variables.items())
+            lines.append(f"{name:<11} {settings} {command_line(starter.argv)}")
+        lines.append(f"order       {contract.RunFolder(self.site.folder.path).order.name}:")
+        lines += [
+            f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in asdict(self.order).items()
+        ]
+        return "\n".join(lines)
+
+
+def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
+    """The style that serves here, and what to say when it is not the one that was asked."""
+    style = job.launch.style
+    typed = job.said("launch.style").startswith("--")
+    if style not in LOCAL_STYLES:
+        if typed:
+            raise SpecError(
+                f"--style {style}: the {style} style needs a Slurm allocation",
+                hint=f"use `paceline submit`, or one of: {', '.join(LOCAL_STYLES)}",
+            )
+        return "fork", [f"the {style} style ({job.said('launch.style')}) needs Slurm: fork is used here"]
+    if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
+        return "spawn", [f"the {style} style needs Linux, and this is {machine.system}: spawn is used"]
+    return style, []
+
+
+def local_restarts(job: Job) -> int:
+    """Relaunches after a failure: none here, unless asked."""
+    return (job.resume.max_attempts or 1) - 1
+
+
+def plan_local(job: Job, *, site: Site, machine: Machine, python: str, old: Order | None = None) -> LocalPlan:
+    """All that a run on this machine needs. `old` is the order of a run that goes on."""
+    shape = local_shape(job, machine)
+    style, notes = choose_style(job, machine)
+    order = make_order(
+        job, site=site, shape=shape, python=python, style=style, max_restarts=local_restarts(job)
+    )
+    if old is not None:
+        order = replace(carry_over(old, order, job), python=python)
+        shape = Shape(order.nodes, order.nproc, order.gpus, order.threads)
+    return LocalPlan(site, shape, order, _starters(site, order, python=python), tuple(notes))
+
+
+def _starters(site: Site, order: Order, *, python: str) -> tuple[Starter, ...]:
+    argv = (python, "-m", "paceline.node")
+    # The place is said even to a launcher that is alone: an allocation's variables may stand around it.
+    return tuple(
+        Starter(
+            argv,
+            {contract.RUN: str(site.folder.path), contract.LAUNCHER: f"{number}/{order.nodes}"},
+        )
+        for number in range(order.nodes)
+    )
+
+
+def order_text(order: Order) -> str:
+    """The order as a file holds it; arguments that are no UTF-8 are kept as escapes."""
+    text = order.to_json()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(asdict(order), indent=1) + "\n"
+    return text
+
+
+def program_words(order: Order) -> Sequence[str]:
+    """The user's command, for people."""
+    return [*(["-m"] if order.is_module else []), order.program, *order.args]

@@ -1,0 +1,69 @@
+"""`run.json`: the resolved spec, the code's identity and the command line, for people and for `paceline ps`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.plan.shape import Shape
+from paceline.plan.site import Site
+from paceline.spec import Job
+
+_SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
+HIDDEN = "***"
+
+
+def hide(name: str, value: str) -> str:
+    """A variable's value, unless its name says that it is a secret."""
+    return HIDDEN if _SECRET.search(name) else value
+
+
+def hide_in_words(words: Sequence[str]) -> list[str]:
+    """A command line whose `--env NAME=VALUE` shows no secret."""
+    shown = []
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.removeprefix("--env=").partition("=")
+        is_variable = before == "--env" or word.startswith("--env=")
+        start = word[: len(word) - len(value)]
+        shown.append(start + hide(name, value) if equals and is_variable else word)
+    return shown
+
+
+def run_json(
+    job: Job,
+    *,
+    site: Site,
+    shape: Shape,
+    command: Sequence[str],
+    created: float,
+    facts: Mapping[str, Any],
+    code: Mapping[str, Any],
+) -> str:
+    """The text. `facts` says who and where (host, user, python, version); `code` what the code was."""
+    spec = job.tables.model_dump(mode="json", exclude_none=True)
+    spec["environment"]["variables"] = {
+        name: hide(name, value) for name, value in job.environment.variables.items()
+    }
+    value = {
+        "run_id": site.run_id,
+        "project": site.project,
+        "experiment": site.experiment,
+        "name": job.resources.name or "",
+        "created": created,
+        "program": job.program.name,
+        "is_module": job.program.is_module,
+        "args": list(job.program.args),
+        "command": hide_in_words(command),
+        "cwd": str(job.cwd),
+        "file": str(job.file) if job.file else None,
+        "profile": job.profile,
+        "nodes": shape.nodes,
+        "nproc": shape.nproc,
+        "world_size": shape.world_size,
+        **facts,
+        "code": dict(code),
+        "spec": spec,
+    }
+    return json.dumps(value, indent=1) + "\n"
