@@ -1,0 +1,149 @@
+"""The launchers of a run meet: who is here, where the ranks of the next attempt meet, and who was lost."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline import contract
+from paceline.errors import LaunchError
+from paceline.node.joining import LOOPBACK, Absent, Facts, Host, Visitor, leg_folder
+from paceline.node.link import SILENCE, Link, Message
+from paceline.node.place import Place
+
+__all__ = ["Absent", "Facts", "Master", "Meeting", "join", "leg_folder"]
+
+PATIENCE = 120.0  # seconds within which all launchers must have joined
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where the ranks of an attempt meet: MASTER_ADDR and MASTER_PORT."""
+
+    addr: str
+    port: int
+
+
+class Meeting:
+    """All launchers of a run, joined. With one launcher there is nobody to talk to, and no socket."""
+
+    def __init__(
+        self, place: Place, roster: list[Facts], *, link: Link | None = None, addr: str = LOOPBACK, peer: str = LOOPBACK
+    ) -> None:  # fmt: skip
+        self.place = place
+        self.roster = roster
+        self.addr = addr  # of the head, as the members reach it
+        self.peer = peer  # an address on another node: the way there is the interface to train over
+        self._link = link
+        self._kept: list[Message] = []  # arrived while `prepare` waited for something else
+        self._reserved: socket.socket | None = None
+
+    def name_of(self, index: int) -> str:
+        """A launcher in words, for people."""
+        host = self.roster[index].get("host", "?") if index < len(self.roster) else "?"
+        return f"node {host} (launcher {index + 1} of {self.place.count})"
+
+    def prepare(self, attempt: int, *, within: float = PATIENCE) -> Master:
+        """Collective: when all launchers are ready for an attempt, the head says where its ranks meet."""
+        if self._link is None:
+            return Master(self.addr, self._reserve())
+        if not self.place.is_head:
+            self._link.say({"kind": "ready", "attempt": attempt}, to=0)
+            told = self._await("prepared", attempt, {0}, within)[0]
+            return Master(told["addr"], told["port"])
+        self._await("ready", attempt, set(range(1, self.place.count)), within)
+        master = Master(self.addr, self._reserve())
+        self._link.say({"kind": "prepared", "attempt": attempt, "addr": master.addr, "port": master.port})
+        return master
+
+    def say(self, message: Message, *, to: int | None = None) -> None:
+        """To all others, or to one launcher (0 is the head). Arrives with "from"."""
+        if self._link is not None:
+            self._link.say(message, to=to)
+
+    def poll(self) -> list[Message]:
+        """What has arrived: the others' messages, {"kind": "left", "from": i}, {"kind": "lost", "index": i, "why"}."""
+        if self._link is None:
+            return []
+        kept, self._kept = self._kept, []
+        return kept + self._link.poll()
+
+    def fileno(self) -> int | None:
+        """Readable when `poll` has something new."""
+        return None if self._link is None else self._link.fileno()
+
+    def close(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _reserve(self) -> int:
+        """A free port, held until the next attempt: bound and never listened on, so that nobody else is given it
+        while a rank that binds it with SO_REUSEADDR, as torch's store does, can listen on it."""
+        if self._reserved is not None:
+            self._reserved.close()
+        self._reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("", 0))
+        port: int = self._reserved.getsockname()[1]
+        return port
+
+    def _await(self, kind: str, attempt: int, whom: set[int], within: float) -> dict[int, Message]:
+        """One message of a kind from each of some launchers. Other messages are kept for `poll`."""
+        assert self._link is not None
+        got: dict[int, Message] = {}
+        deadline = time.monotonic() + within
+        arrived, self._kept = self._kept, []
+        while True:
+            for message in arrived:
+                if message.get("kind") == kind and message.get("attempt") == attempt:
+                    got[message["from"]] = message
+                    continue
+                self._kept.append(message)
+                gone = {"lost": "index", "left": "from"}.get(message.get("kind", ""))
+                if gone is not None and (message[gone] in whom - set(got) or not self.place.is_head):
+                    raise LaunchError(
+                        f"{self.name_of(message[gone])} was lost before attempt {attempt} began"
+                    )
+            if whom <= set(got):
+                return got
+            left = deadline - time.monotonic()
+            if left <= 0:
+                missing = ", ".join(self.name_of(index) for index in sorted(whom - set(got)))
+                raise LaunchError(f"{missing} was not ready for attempt {attempt} within {within:g} s")
+            arrived = self._link.wait(left)
+
+
+def join(
+    place: Place,
+    environ: Mapping[str, str],
+    facts: Facts,
+    *,
+    patience: float = PATIENCE,
+    silence: float = SILENCE,
+) -> Meeting:
+    """Meet the other launchers, in whatever order they start, or say who never came (`Absent`, on the head)."""
+    if place.count == 1:
+        return Meeting(place, [facts])
+    token = environ.get(contract.TOKEN, "")
+    if not token:
+        raise LaunchError(
+            f"{place.count} launchers are to meet, but {contract.TOKEN} is not set",
+            hint="whoever starts the launchers gives all of them the same secret",
+        )
+    if place.is_head:
+        joined = Host(place, environ, token).gather(facts, patience)
+    else:
+        visitor = Visitor(place, environ, token)
+        try:
+            joined = visitor.visit(facts, patience)
+        except LaunchError as error:
+            visitor.complain(error)
+            raise
+    link = Link(place.index, joined.sockets, silence=silence)
+    return Meeting(place, joined.roster, link=link, addr=joined.addr, peer=joined.peer)
