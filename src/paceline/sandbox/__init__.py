@@ -1,0 +1,9 @@
+"""A real Slurm on one machine, to rehearse on and to test with."""
+
+from __future__ import annotations
+
+from paceline.sandbox.cluster import Node, Sandbox, orphaned
+from paceline.sandbox.packages import missing
+from paceline.sandbox.settings import NAMESPACES, PLAIN, Settings
+
+__all__ = ["NAMESPACES", "PLAIN", "Node", "Sandbox", "Settings", "missing", "orphaned"]

@@ -1,0 +1,187 @@
+"""The text of every configuration file of a sandbox. Pure: settings in, text out."""
+
+from __future__ import annotations
+
+from paceline.sandbox.settings import NAMESPACES, Layout, Record
+
+
+def slurm_conf(layout: Layout, record: Record, *, user: str) -> str:
+    """slurm.conf: a small cluster whose clocks run fast, but not so fast that a busy machine trips over them."""
+    settings = record.settings
+    lines = {
+        "ClusterName": "sandbox",
+        "SlurmctldHost": f"localhost({record.controller_address})",
+        "SlurmctldPort": str(record.ports["slurmctld"]),
+        "SlurmUser": user,
+        "SlurmdUser": user,
+        "AuthType": "auth/munge",
+        # A requeued job may start again only when its old credential has expired: 120 s unless said, 5 at least.
+        "AuthInfo": f"socket={layout.munge_socket},cred_expire=6",
+        "StateSaveLocation": str(layout.folder / "state"),
+        "SlurmdSpoolDir": str(layout.folder / "spool" / "%n"),
+        "SlurmctldPidFile": str(layout.run / "slurmctld.pid"),
+        "SlurmdPidFile": str(layout.run / "slurmd-%n.pid"),
+        "SlurmctldLogFile": str(layout.log("slurmctld")),
+        "SlurmdLogFile": str(layout.log("slurmd-%n")),
+        "SlurmctldDebug": "info",
+        "SlurmdDebug": "info",
+        # Nodes may claim more than this machine has, and no cgroup is needed to hold them to it.
+        "SlurmdParameters": "config_overrides",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "TmpFS": str(layout.folder / "tmp" / "%n"),  # nodes share /tmp, and PMIx makes equal names in it
+        "PlugStackConfig": "/dev/null",
+        "MailProg": "/bin/true",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "JobAcctGatherFrequency": "task=10",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "DefMemPerCPU": str(max(1, settings.memory // settings.cpus)),
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": "sched_interval=5,bf_interval=5,batch_sched_delay=0",
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
+        "JobRequeue": "1",
+        "MaxArraySize": str(settings.max_array_size),
+        "ReturnToService": "2",  # a node that comes back is used again, whatever it had been down for
+        "SlurmctldTimeout": "60",
+        "SlurmdTimeout": "40",
+        "MessageTimeout": "15",
+        "BatchStartTimeout": "60",
+        "UnkillableStepTimeout": "180",
+        "KillWait": "5",
+        "MinJobAge": "900",
+        "InactiveLimit": "0",
+        "JobCompType": "jobcomp/filetxt",
+        "JobCompLoc": str(layout.log("jobcomp")),
+    }
+    if settings.gpus:
+        lines["GresTypes"] = "gpu"
+    if settings.accounting:
+        lines |= _accounting(layout, record)
+    _override(lines, settings.options)
+    text = [f"{key}={value}" for key, value in lines.items()]
+    return "\n".join([*text, *_nodes(record), *_partitions(), ""])
+
+
+def _accounting(layout: Layout, record: Record) -> dict[str, str]:
+    lines = {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": record.controller_address,
+        "AccountingStoragePort": str(record.ports["slurmdbd"]),
+        "AccountingStoragePass": str(
+            layout.munge_socket
+        ),  # for this daemon the socket goes here, not in AuthInfo
+        "AccountingStoreFlags": "job_comment",
+    }
+    if record.settings.gpus:
+        lines["AccountingStorageTRES"] = "gres/gpu"
+    return lines
+
+
+def _override(lines: dict[str, str], options: dict[str, str]) -> None:
+    """Slurm's keys have no case: `maxarraysize` replaces `MaxArraySize`."""
+    ours = {key.lower(): key for key in lines}
+    for key, value in options.items():
+        lines[ours.get(key.lower(), key)] = value
+
+
+def _nodes(record: Record) -> list[str]:
+    settings = record.settings
+    kind = f"gpu:{settings.gpu_type}:{settings.gpus}" if settings.gpu_type else f"gpu:{settings.gpus}"
+    gres = f" Gres={kind}" if settings.gpus else ""
+    found = []
+    for name in settings.names:
+        host = name if settings.network == NAMESPACES else "localhost"
+        found.append(
+            f"NodeName={name} NodeHostname={host} NodeAddr={record.address(name)} Port={record.ports[name]} "
+            f"CPUs={settings.cpus} RealMemory={settings.memory}{gres} State=UNKNOWN"
+        )
+    return found
+
+
+def _partitions() -> list[str]:
+    """`high` preempts the others: `low` at once, `grace` after ten seconds in which its tasks have a TERM."""
+    return [
+        "PartitionName=main Nodes=ALL MaxTime=INFINITE State=UP Default=YES PriorityTier=10",
+        "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1",
+        "PartitionName=grace Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10",
+        "PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=100 PreemptMode=OFF",
+    ]
+
+
+def gres_conf(layout: Layout, record: Record) -> str:
+    settings = record.settings
+    if not settings.gpus:
+        return "AutoDetect=off\n"
+    last = settings.gpus - 1
+    files = f"{layout.devices}/nvidia{'[0-' + str(last) + ']' if last else '0'}"
+    kind = f" Type={settings.gpu_type}" if settings.gpu_type else ""
+    nodes = "".join(f"NodeName={name} Name=gpu{kind} File={files}\n" for name in settings.names)
+    return f"AutoDetect=off\n{nodes}"
+
+
+def cgroup_conf() -> str:
+    """No cgroup is used, but the plugin is loaded; naming it skips a detection that fails inside namespaces."""
+    return "CgroupPlugin=cgroup/v1\n"
+
+
+def slurmdbd_conf(layout: Layout, record: Record, *, user: str) -> str:
+    lines = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={layout.munge_socket}",
+        "DbdHost": "localhost",
+        "DbdPort": str(record.ports["slurmdbd"]),
+        "SlurmUser": user,
+        "PidFile": str(layout.run / "slurmdbd.pid"),
+        "LogFile": str(layout.log("slurmdbd")),
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",  # which for this library means the socket in MYSQL_UNIX_PORT
+        "StorageUser": "slurm",
+        "StoragePass": "slurm",
+        "StorageLoc": "slurm_acct_db",
+    }
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
+def database_conf(layout: Layout, *, user: str) -> str:
+    lines = {
+        "user": user,
+        "datadir": str(layout.database / "data"),
+        "socket": str(layout.database_socket),
+        "pid-file": str(layout.run / "mariadbd.pid"),
+        "innodb_buffer_pool_size": "64M",
+        "innodb_log_file_size": "16M",
+        "innodb_lock_wait_timeout": "900",
+        "innodb_flush_log_at_trx_commit": "0",
+        "max_connections": "20",
+    }
+    text = "".join(f"{key}={value}\n" for key, value in lines.items())
+    return f"[mariadbd]\n{text}skip-networking\nskip-log-bin\n"
+
+
+def hosts(record: Record, *, machine: str) -> str:
+    """/etc/hosts of the nodes: each knows the others and the machine that submits."""
+    lines = ["127.0.0.1 localhost", "::1 localhost", f"{record.controller_address} {machine} controller"]
+    lines += [f"{record.address(name)} {name}" for name in record.settings.names]
+    return "\n".join(lines) + "\n"
+
+
+NODE_INIT = """\
+#!/bin/bash
+# Process 1 of a node: NAME ADDRESS HOSTS-FILE MEMORY-MB, then the command of its daemon.
+set -eu
+hostname "$1"
+mount --bind "$3" /etc/hosts
+mount -t tmpfs -o "size=${4}m,mode=1777" tmpfs /dev/shm
+ip link set lo up
+# The cable is plugged in from outside.
+for _ in {1..600}; do ip link show eth0 >/dev/null 2>&1 && break; sleep 0.05; done
+ip address add "$2/24" dev eth0
+ip link set eth0 up
+shift 4
+"$@" &
+# A node lives on without its daemon, as a machine does; this shell reaps what is left behind.
+trap 'exit 0' TERM
+while :; do sleep 3600 & wait $! || true; done
+"""

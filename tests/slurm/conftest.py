@@ -1,0 +1,73 @@
+"""One real Slurm for all tests of this folder, the same after each test as before it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing, orphaned
+from tests.slurm.harness import Cluster
+
+Typed = subprocess.CompletedProcess[str]
+HERE = Path(__file__).parent
+NODES, GPUS = 4, 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+def sweep() -> None:
+    """Take down what a killed test run left behind: its sandboxes say whose they were."""
+    for record in Path(tempfile.gettempdir()).glob("paceline-slurm-*/sandbox.json"):
+        if os.access(record, os.W_OK) and orphaned(record.parent):
+            Sandbox(record.parent).down()
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Cluster]:
+    """Four nodes with four fake GPUs each; in namespaces of their own where we are root."""
+    network = NAMESPACES if os.geteuid() == 0 else PLAIN
+    if lacking := missing(Settings(network=network)):
+        pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
+    sweep()
+    # A folder that all nodes see, with a name short enough for sockets, and nobody else's.
+    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
+        # A terminated test run is to take its cluster down, as an interrupted one does.
+        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        try:
+            made = Cluster.up(
+                folder, nodes=NODES, gpus=GPUS, gpu_type="a100", network=network, owner=os.getpid()
+            )
+            try:
+                yield made
+            finally:
+                made.down()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def cluster(sandbox: Cluster, guard: None) -> Iterator[Cluster]:
+    """The cluster, whole and idle; jobs that the test leaves are gone before the guard looks for processes."""
+    yield sandbox
+    sandbox.clear()
+
+
+@pytest.fixture
+def slurm_paceline(cluster: Cluster, paceline: Callable[..., Typed]) -> Callable[..., Typed]:
+    """Type a `paceline` command on a login node of the cluster."""
+
+    def type_it(*words: str, **options: Any) -> Typed:
+        return paceline(*words, **{**cluster.environment, **options})
+
+    return type_it

@@ -1,0 +1,65 @@
+"""A sandbox as the tests of this folder use it: jobs are submitted, waited for, and gone after each test."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from paceline.sandbox import Sandbox
+
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
+}  # fmt: skip
+
+
+class Cluster(Sandbox):
+    def submit(self, script: str, *options: str, output: Path | str = "/dev/null") -> str:
+        """Submit a batch script, given as text; its job id. `#!/bin/bash` is put ahead where it is missing."""
+        text = script if script.startswith("#!") else f"#!/bin/bash\n{script}"
+        done = self.run(["sbatch", "--parsable", f"--output={output}", *options], input=text)
+        return done.stdout.strip().partition(";")[0]
+
+    def show(self, job: str) -> dict[str, str]:
+        """The fields of `scontrol show job`: of an array give one task (`7_2`). Empty when it is not known."""
+        done = self.run(["scontrol", "show", "job", "--oneliner", job], check=False)
+        return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
+
+    def state(self, job: str) -> str:
+        """`PENDING`, `RUNNING`, `COMPLETED`, ...; empty when the job is not known."""
+        return self.show(job).get("JobState", "")
+
+    def restarts(self, job: str) -> int:
+        return int(self.show(job).get("Restarts", "0"))
+
+    def wait(self, job: str, states: Collection[str] | str = ENDED, timeout: float = 120) -> str:
+        """Wait until a job is in one of these states; which one it was."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        deadline = time.monotonic() + timeout
+        while (state := self.state(job)) not in wanted:
+            assert time.monotonic() < deadline, (
+                f"job {job} is {state}, not {sorted(wanted)}, after {timeout} s"
+            )
+            time.sleep(0.2)
+        return state
+
+    def queue(self) -> list[str]:
+        """The ids of all jobs that wait, run or are about to be gone."""
+        return self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
+
+    def clear(self, timeout: float = 90) -> None:
+        """Cancel what is left, undo every fault, and wait until all nodes are free."""
+        self.mend(timeout=timeout)
+        deadline = time.monotonic() + timeout
+        while left := self.queue():
+            assert time.monotonic() < deadline, f"jobs cannot be cancelled: {left}"
+            self.run(["scancel", "--quiet", *left], check=False)
+            self.mend(timeout=timeout)
+            time.sleep(0.2)
+        while any(node.state != "idle" for node in self.states().values()):
+            assert time.monotonic() < deadline, (
+                f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
+            )
+            self.mend(timeout=timeout)
+            time.sleep(0.2)
