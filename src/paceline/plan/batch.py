@@ -1,0 +1,246 @@
+"""`job.sbatch`: short, commented bash that a person can read, keep, and submit by hand.
+
+It is bash and Slurm only, since a host may keep every Python in a container, and it does not grow with the number
+of nodes. All that happens on the nodes happens in the launchers, inside one live step: after a cancel, a
+preemption or the time limit Slurm refuses every new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.contract import RunFolder
+from paceline.plan.directives import Directive, Layout, render
+from paceline.plan.environment import Wrapping
+from paceline.plan.quote import quote
+
+UNFIT_REQUEUES = 3  # how often a run goes back into the queue to get rid of unfit nodes
+LINE = 110
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All that the script's text depends on."""
+
+    title: str  # one line: what runs, on how much
+    folder: RunFolder
+    python: str
+    layout: Layout
+    directives: Sequence[Directive]
+    wrapping: Wrapping
+    modules: Sequence[str] = ()  # lines of bash
+    activation: Sequence[str] = ()
+    setup: Sequence[str] = ()  # the user's own lines
+    mpirun: bool = False
+    forwarded: Sequence[str] = ()  # names that mpirun carries to the nodes
+    requeue: bool = True
+    nodelist: bool = False  # the user chose the nodes: none can be left out
+    exclude: str = ""  # nodes that the user leaves out
+    step_options: Sequence[str] = field(default_factory=tuple)  # further options of srun, as plain words
+
+
+def render_batch(batch: Batch) -> str:
+    """The whole script."""
+    sections = [
+        _head(batch),
+        _identity(batch),
+        _environment(batch),
+        _meeting(batch),
+        _launch(batch),
+        _verdict(batch),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _head(batch: Batch) -> list[str]:
+    return [
+        "#!/bin/bash",
+        f"# {batch.title}",
+        "# Written by Paceline. Plain bash and Slurm: it may be read, kept, and submitted again: sbatch job.sbatch",
+        "#",
+        *render(batch.directives),
+    ]
+
+
+def _identity(batch: Batch) -> list[str]:
+    return f"""\
+run={quote(str(batch.folder.path))} # everything about this run is in this folder
+python={quote(batch.python)}
+
+fail() {{
+    echo "paceline: $*" >&2
+    exit 1
+}}
+
+# This job's own name (a task of an array is ARRAY_TASK: its plain id may mean the whole array), and the name of
+# this start of it: a job that goes back into the queue keeps its id.
+self=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+self=${{self:-$SLURM_JOB_ID}}
+leg="$self-${{SLURM_RESTART_COUNT:-0}}"
+
+{_fixed(batch)}# Two jobs must not train in one folder. And what somebody cancelled stays cancelled.
+other=$(cat "$run/job" 2>/dev/null)
+if [ -n "$other" ] && [ "$other" != "$self" ]; then
+    state=$(squeue --noheader --jobs="$other" --format=%T 2>/dev/null)
+    case $state in RUNNING | SUSPENDED | STOPPED) fail "this run is live already, as job $other" ;; esac
+fi
+[ -e "$run/cancelled" ] && fail "this run was cancelled; remove $run/cancelled to let it go on"
+mkdir -p "$run/legs/$leg" || fail "cannot write to $run from $HOSTNAME: is it on a shared file system?"
+echo "$self" >"$run/legs/$leg/job" && mv -f "$run/legs/$leg/job" "$run/job"
+
+# Before the time limit Slurm sends USR1 to this shell: the head launcher sees the file `stop`, the ranks save
+# and stop. TERM means that somebody wants the job gone.
+ended='' hit='' pid=''
+trap 'hit=1; : >"$run/legs/$leg/stop"' USR1
+trap 'hit=1; ended=1{_pass_on(batch)}' TERM\
+""".splitlines()
+
+
+def _fixed(batch: Batch) -> str:
+    if not batch.requeue:
+        return ""
+    return """\
+# Some clusters do not let jobs be requeued, whatever was asked.
+fixed=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | grep -o 'Requeue=0')
+
+"""
+
+
+def _pass_on(batch: Batch) -> str:
+    """mpirun's processes on the first host belong to the batch step, where Slurm's own TERM does not reach them."""
+    return '; [ -z "$pid" ] || kill -TERM "$pid"' if batch.mpirun else ""
+
+
+def _environment(batch: Batch) -> list[str]:
+    lines = [
+        "# The environment. The variables' values stand in a file that only their owner can read, and nowhere else.",
+        "{ set +x; } 2>/dev/null",
+        "# shellcheck disable=SC1091",
+        'source "$run/environment.sh" || fail "cannot read $run/environment.sh"',
+        *batch.modules,
+        *batch.activation,
+    ]
+    if batch.setup:
+        lines += ["# Asked for by `setup` in paceline.toml:", *batch.setup]
+    return [
+        *lines,
+        "# The part of Paceline that runs inside jobs travels with the run: the job's Python needs torch alone.",
+        'export PYTHONPATH="$run/paceline.zip${PYTHONPATH:+:$PYTHONPATH}"',
+        'export PACELINE_RUN="$run" PACELINE_LEG="$leg"',
+    ]
+
+
+def _meeting(batch: Batch) -> list[str]:
+    if batch.layout.tasks == 1:
+        return ["# One launcher alone: it has nobody to meet."]
+    return """\
+# Where the launchers meet: this host, and a port where nobody answers. Each job and each start tries another
+# one first. The token keeps strangers out.
+port=$((20000 + (SLURM_JOB_ID * 31 + ${SLURM_RESTART_COUNT:-0} * 7) % 12000))
+while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
+PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
+export PACELINE_TOKEN PACELINE_HEAD="$HOSTNAME:$port\"""".splitlines()
+
+
+def _launch(batch: Batch) -> list[str]:
+    command = _mpirun(batch) if batch.mpirun else _srun(batch)
+    return [
+        "# One launcher per rank."
+        if batch.layout.tasks_per_node > 1
+        else "# One launcher per node starts the ranks.",
+        '[ -z "$ended" ] || fail "ended before it began"',
+        *_folded(command),
+        "pid=$!",
+        "while :; do # a trap interrupts `wait`: wait again",
+        "    hit=",
+        '    wait "$pid"',
+        '    [ -n "$hit" ] || break',
+        "done",
+    ]
+
+
+def _srun(batch: Batch) -> list[str]:
+    """Every number is said again: steps stopped inheriting some of them, and `--export` of the job is no default."""
+    layout = batch.layout
+    return [
+        "srun --export=ALL --kill-on-bad-exit=1 --mpi=none --unbuffered",
+        f"--nodes={layout.nodes} --ntasks={layout.tasks} --ntasks-per-node={layout.tasks_per_node}",
+        f"--cpus-per-task={layout.cpus_per_task}",
+        *(quote(option) for option in batch.step_options),
+        *batch.wrapping.srun,
+        *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
+        '"$python" -m paceline.node </dev/null &',
+    ]
+
+
+def _mpirun(batch: Batch) -> list[str]:
+    layout = batch.layout
+    return [
+        "SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        f"mpirun -np {layout.tasks} --map-by ppr:{layout.tasks_per_node}:node --oversubscribe --bind-to none",
+        " ".join(f"-x {name}" for name in batch.forwarded),
+        *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
+        '"$python" -m paceline.node </dev/null &',
+    ]
+
+
+def _folded(parts: Sequence[str]) -> list[str]:
+    """One command over several lines."""
+    lines = [parts[0], *(f"    {part}" for part in parts[1:])]
+    return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]
+
+
+def _verdict(batch: Batch) -> list[str]:
+    lines = """\
+# What counts is the verdict of the head launcher, which runs on this host: exit codes arrive garbled.
+verdict=$(cat "$run/legs/$leg/verdict" 2>/dev/null || echo failed)
+echo "paceline: job $self: $verdict"\
+""".splitlines()
+    if batch.requeue:
+        lines += _requeue(batch)
+    return [*lines, 'case $verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac']  # fmt: skip
+
+
+def _requeue(batch: Batch) -> list[str]:
+    again = """
+# Back into the queue: after a stop, and after a failure that was the fault of a node that can be left out.
+# Not after TERM (a cancelled job stays cancelled; a preempted one Slurm requeues by itself).
+again=
+[ "$verdict" = stopped ] && again=1
+"""
+    if not batch.nodelist:
+        again += f"""\
+reports=("$run"/legs/*/unfit) # nodes that launchers found unfit, one name per line
+[ "$verdict" = failed ] && [ -s "$run/legs/$leg/unfit" ] && [ ${{#reports[@]}} -le {UNFIT_REQUEUES} ] && again=1
+unfit=$({{ {_first_of_exclude(batch)}cat "${{reports[@]}}" 2>/dev/null; }} | sort -u | paste -sd, -)
+"""
+    exclude = "" if batch.nodelist else _EXCLUDE
+    again += f"""\
+if [ -n "$again" ] && [ -z "$ended" ] && [ ! -e "$run/cancelled" ]; then
+    trap '' TERM # requeueing ends this shell by TERM; the rest must be done first
+    if [ -n "$fixed" ]; then
+        # A new job goes on from here once this one is gone.
+        env -i HOME="$HOME" USER="${{USER:-}}" LANG="${{LANG:-C}}" PATH="$PATH" \\
+            ${{SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"}} \\
+            sbatch --dependency="afterany:$SLURM_JOB_ID"{_continuation_exclude(batch)} "$run/job.sbatch"
+    elif scontrol requeue "$self"; then
+{exclude}        sleep 60 # until Slurm ends this shell
+    fi
+fi"""
+    return again.splitlines()
+
+
+# Slurm refuses to leave nodes out of a running job; a requeued one is pending.
+_EXCLUDE = """\
+        [ -n "$unfit" ] && scontrol update jobid="$self" ExcNodeList="$unfit"
+"""
+
+
+def _first_of_exclude(batch: Batch) -> str:
+    """ExcNodeList replaces what was excluded at submission, so that comes along."""
+    return f"echo {quote(batch.exclude)}; " if batch.exclude else ""
+
+
+def _continuation_exclude(batch: Batch) -> str:
+    return "" if batch.nodelist else ' ${unfit:+"--exclude=$unfit"}'

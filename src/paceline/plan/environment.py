@@ -1,0 +1,215 @@
+"""What a job knows of its surroundings: what travels with it, what must not, and how its Python is reached."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from paceline.contract import RunFolder
+from paceline.errors import SpecError
+from paceline.plan.directives import Directive
+from paceline.plan.quote import quote
+from paceline.spec import Job
+
+# What Slurm and MPI set inside a job: stale, and often wrong, for a job that is submitted from there.
+_SET_BY_LAUNCHERS = re.compile(
+    r"(SLURM|OMPI|PMI|PMIX|PMI2|MPI|HYDRA|HYDI|MV2|I_MPI|PRTE|TORCHELASTIC|GROUP|ROLE)_.*|SLURMD_.*|SLURM|"
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NODE_RANK|"
+    r"CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK|"
+    r"PACELINE_(RUN|ATTEMPT|LEG|HEAD|TOKEN|LAUNCHER|BEAT|HEADSTART|DATA)"
+)
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "MPI_HOME")
+
+# What makes the current Python findable on a node, for kind = "current".
+_OF_THE_CURRENT = (
+    "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH",
+    "MODULEPATH", "MODULESHOME", "LOADEDMODULES", "_LMFILES_", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG",
+)  # fmt: skip
+
+# sbatch reads these before the lines of a script: which of its options each one stands for.
+SBATCH_DEFAULTS = {
+    "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_CONSTRAINT": "constraint", "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_ERROR": "error",
+    "SBATCH_EXCLUSIVE": "exclusive", "SBATCH_EXPORT": "export", "SBATCH_GET_USER_ENV": "get-user-env",
+    "SBATCH_GPUS": "gpus", "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_TASK": "gpus-per-task",
+    "SBATCH_GRES": "gres", "SBATCH_INPUT": "input", "SBATCH_JOB_NAME": "job-name",
+    "SBATCH_MEM_PER_CPU": "mem-per-cpu", "SBATCH_MEM_PER_GPU": "mem-per-gpu", "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_NO_REQUEUE": "no-requeue", "SBATCH_OPEN_MODE": "open-mode", "SBATCH_OUTPUT": "output",
+    "SBATCH_PARTITION": "partition", "SBATCH_QOS": "qos", "SBATCH_REQUEUE": "requeue",
+    "SBATCH_RESERVATION": "reservation", "SBATCH_SIGNAL": "signal", "SBATCH_TIMELIMIT": "time",
+    "SBATCH_WAIT": "wait", "SBATCH_WCKEY": "wckey",
+}  # fmt: skip
+
+# Options that a default in the environment must never decide: the layout, and how a run is kept going.
+_NEVER_BY_DEFAULT = {
+    "array", "wait", "error", "input", "get-user-env", "gpus", "gpus-per-node", "gpus-per-task", "gres",
+    "cpus-per-gpu", "mem-per-gpu", "requeue", "no-requeue",
+}  # fmt: skip
+# Several options that exclude each other: where ours says one, a default of another must not add to it.
+_SAME = {"mem-per-cpu": "mem", "mem-per-gpu": "mem"}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The environment that sbatch is called in, and the defaults in it that decide something."""
+
+    variables: dict[str, str]
+    deciding: dict[str, str]  # SBATCH_PARTITION -> "partition"
+
+
+def submission_environment(environ: Mapping[str, str], asked: Iterable[Directive]) -> Submission:
+    """The submitter's environment without what jobs leave in it, and without defaults that the job overrules."""
+    ours = {each.option for each in asked}
+    kept: dict[str, str] = {}
+    deciding: dict[str, str] = {}
+    for name, value in environ.items():
+        if name not in _KEPT and _SET_BY_LAUNCHERS.fullmatch(name):
+            continue
+        if name.startswith("SBATCH_"):
+            option = SBATCH_DEFAULTS.get(name, name.removeprefix("SBATCH_").lower().replace("_", "-"))
+            if option in _NEVER_BY_DEFAULT or option in ours or _SAME.get(option) in ours:
+                continue
+            deciding[name] = option
+        kept[name] = value
+    return Submission(kept, deciding)
+
+
+def environment_file(job: Job, environ: Mapping[str, str]) -> str:
+    """`environment.sh`: the variables that were asked for, secrets among them; readable by its owner alone."""
+    variables: dict[str, str] = {}
+    if job.environment.kind == "current":
+        variables.update({name: environ[name] for name in _OF_THE_CURRENT if environ.get(name)})
+    for name in job.environment.secrets:
+        if name not in environ:
+            raise SpecError(
+                f"{job.said('environment.secrets')} names {name}, which is not set here",
+                hint=f"export {name} before you submit, or take it out of secrets",
+            )
+        variables[name] = environ[name]
+    variables.update(job.environment.variables)
+    lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
+    return "\n".join(["# The variables of this run. Sourced by job.sbatch.", *lines]) + "\n"
+
+
+def forwarded_names(job: Job) -> list[str]:
+    """Names that mpirun must carry to the other nodes (names only: values would stand in the process list)."""
+    asked = [*job.environment.secrets, *job.environment.variables]
+    usual = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"]
+    ours = ["PYTHONPATH", "PACELINE_RUN", "PACELINE_LEG", "PACELINE_HEAD", "PACELINE_TOKEN"]
+    return list(dict.fromkeys([*ours, *usual, *asked]))
+
+
+_MODULE_COMMAND = r"""# `module` is a function of the login shell; a batch shell has to fetch it.
+if ! command -v module >/dev/null; then
+    for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/lmod.sh \
+        /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/bash /usr/share/modules/init/bash; do
+        # shellcheck disable=SC1090
+        if [ -r "$init" ]; then source "$init"; break; fi
+    done
+fi
+command -v module >/dev/null || fail "modules are asked for, but there is no 'module' command on $HOSTNAME"
+"""
+
+
+def module_lines(job: Job) -> list[str]:
+    """`module purge` and `module load`, where the job asks for them."""
+    environment = job.environment
+    if not environment.modules and not environment.purge:
+        return []
+    lines = _MODULE_COMMAND.splitlines()
+    if environment.purge:
+        lines.append("module purge")
+    for name in environment.modules:
+        lines.append(f"module load {quote(name)} || fail {quote(f'module load {name} failed')}")
+    return lines
+
+
+def environment_path(job: Job, environ: Mapping[str, str]) -> str:
+    """The folder of the venv or conda environment: relative ones are the project's, conda may be given by name."""
+    path = job.environment.path
+    assert path is not None
+    if job.environment.kind == "conda" and "/" not in path:
+        if "CONDA_EXE" in environ:
+            return str(PurePath(environ["CONDA_EXE"]).parent.parent / "envs" / path)
+        if "MAMBA_ROOT_PREFIX" in environ:
+            return str(PurePath(environ["MAMBA_ROOT_PREFIX"]) / "envs" / path)
+        raise SpecError(
+            f"{job.said('environment.path')} is {path!r}, a conda environment's name, but conda is not set up here",
+            hint="give the environment's folder instead (`conda env list` shows it)",
+        )
+    if path == "~" or path.startswith("~/"):
+        path = environ.get("HOME", "~") + path[1:]
+    return str(job.folder / path)
+
+
+def activation_lines(job: Job, environ: Mapping[str, str]) -> list[str]:
+    """How the venv or conda environment becomes the one in use; nothing for the current one and containers."""
+    if job.environment.kind == "venv":
+        path = environment_path(job, environ)
+        activate = quote(f"{path}/bin/activate")
+        return [
+            "# shellcheck disable=SC1091",
+            f"source {activate} || fail {quote(f'there is no venv in {path}')}",
+        ]
+    if job.environment.kind == "conda":
+        return [
+            "# What `conda activate` does, without needing conda on the node.",
+            f"export CONDA_PREFIX={quote(environment_path(job, environ))}",
+            'export PATH="$CONDA_PREFIX/bin:$PATH"',
+            'for hook in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do',
+            "    # shellcheck disable=SC1090",
+            '    if [ -r "$hook" ]; then source "$hook"; fi',
+            "done",
+        ]
+    return []
+
+
+def interpreter(job: Job, environ: Mapping[str, str], current: str) -> str:
+    """The Python that launchers and ranks run on; `current` is the one that reads this."""
+    environment = job.environment
+    if environment.python is not None:
+        return environment.python
+    if environment.kind in ("venv", "conda"):
+        return f"{environment_path(job, environ)}/bin/python"
+    return "python3" if environment.kind == "container" else current
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """How a command is put into the container: options of srun, and words ahead of the command (already quoted)."""
+
+    srun: list[str]
+    prefix: list[str]
+
+
+def wrapping(job: Job, folder: RunFolder, *, gpus: int, shared: Iterable[str] = ()) -> Wrapping:
+    """Nothing outside containers. `shared` are folders that must be seen inside at the same path."""
+    environment = job.environment
+    if environment.kind != "container":
+        return Wrapping([], [])
+    assert environment.image is not None
+    binds = [*dict.fromkeys(f"{path}:{path}" for path in (str(folder.path), *shared)), *environment.binds]
+    if environment.engine == "pyxis":
+        if job.launch.style == "mpirun":
+            raise SpecError(
+                f'{job.said("environment.engine")} is "pyxis", which is part of srun, but '
+                f'{job.said("launch.style")} is "mpirun"',
+                hint='use another style, or engine = "apptainer"',
+            )
+        mounts = f"--container-mounts={','.join(binds)}"
+        return Wrapping([quote(f"--container-image={environment.image}"), quote(mounts)], [])
+    words = [environment.engine, "exec"]
+    if gpus:
+        words.append("--nv")
+    for bind in binds:
+        words += ["--bind", bind]
+    return Wrapping([], [quote(word) for word in [*words, environment.image]])
+
+
+def shown(argv: Iterable[str]) -> str:
+    """A command as one may type it."""
+    return shlex.join(argv)
