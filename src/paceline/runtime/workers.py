@@ -1,0 +1,82 @@
+"""Data-loader workers that outlive no rank and answer no signal meant for one.
+
+A stop signal may reach a whole process group. A worker that died of it would take its rank down just
+before the save, so workers ignore it; and so that none is left behind, each dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+from torch.utils.data._utils import signal_handling
+
+_PR_SET_PDEATHSIG = 1
+_IGNORED = ("SIGTERM", "SIGUSR1", "SIGINT")
+
+
+@dataclass(frozen=True)
+class WorkerInit:
+    """What a worker does before its first item; then what the user asked for."""
+
+    then: Callable[[int], Any] | None = None
+
+    def __call__(self, worker: int) -> None:
+        for name in _IGNORED:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        die_with_parent()
+        torch.set_num_threads(1)
+        if self.then is not None:
+            self.then(worker)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, and end now if that has already happened."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    # A fork server stands between the two: the parent by descent is then another process from the start.
+    by_server = multiprocessing.get_start_method(allow_none=True) == "forkserver"
+    if parent is not None and not by_server and os.getppid() != parent.pid:
+        os._exit(1)
+
+
+class Crew:
+    """The workers of one data loader. They end when it is told to, is collected, or the interpreter exits."""
+
+    def __init__(self, owner: object) -> None:
+        self.iterator: Any = None
+        # Ahead of the wait for children that multiprocessing does at exit: workers ignore the SIGTERM it sends.
+        Finalize(owner, self.dismiss, exitpriority=10)
+
+    def engage(self, iterator: Any) -> None:
+        """A new epoch's iterator; the old one's workers go, unless they are the same."""
+        if self.iterator is not iterator:
+            self.dismiss()
+        self.iterator = iterator
+
+    def dismiss(self) -> None:
+        """End the workers now: asked first, then killed."""
+        iterator, self.iterator = self.iterator, None
+        workers: list[BaseProcess] = getattr(iterator, "_workers", [])
+        if not workers:
+            return
+        iterator._shutdown_workers()  # waits for each; does nothing while the interpreter exits
+        alive = [worker for worker in workers if worker.is_alive()]
+        if alive and getattr(iterator, "_worker_pids_set", False):
+            # Otherwise torch takes the death of a worker for a failure, and raises wherever we are.
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            iterator._worker_pids_set = False
+        for worker in alive:
+            worker.kill()
+            worker.join()
