@@ -75,6 +75,11 @@ class RunFolder:
         return self.path / "job.sbatch"
 
     @property
+    def job(self) -> Path:
+        """The scheduler's id of the run's newest job; absent where there was none."""
+        return self.path / "job"
+
+    @property
     def environment(self) -> Path:
         """The job's variables, 0600, sourced by the script: they stand nowhere else."""
         return self.path / "environment.sh"
