@@ -23,10 +23,11 @@ from torch.utils.data import (
 
 from paceline.errors import UsageError
 from paceline.runtime.feeding import trim
+from paceline.runtime.identity import read_identity
 from paceline.runtime.loader import ItemSource, Loader, Source
 from paceline.runtime.resident import TensorSource, samples_in, tensors_of
 from paceline.runtime.sharding import StreamLoader
-from paceline.runtime.slicing import At, Place, evaluation_slices, evaluation_steps
+from paceline.runtime.slicing import Place, evaluation_slices, evaluation_steps
 
 DEFAULT_BATCH = 256
 
@@ -45,7 +46,7 @@ class Evaluation:
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.place = identity or At()
+        self.place: Place = identity if identity is not None else read_identity()
         self.batch_size = batch_size
         target = torch.device(device) if device is not None else None
         tensors = None if collate_fn else tensors_of(dataset)
@@ -114,7 +115,7 @@ def evaluating(
         dataset = dataset.dataset
     size = batch_size or DEFAULT_BATCH
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        world = identity.world if identity is not None else 1
+        world = (identity if identity is not None else read_identity()).world
         return StreamEvaluation(
             dataset, batch_size=max(1, size // world) * world, identity=identity, device=device, seed=seed,
             num_workers=num_workers or 0, group=group, collate_fn=collate_fn,

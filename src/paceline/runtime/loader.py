@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.feeding import feed
+from paceline.runtime.identity import read_identity
 from paceline.runtime.resident import TensorSource, materialised, samples_in, tensors_of
 from paceline.runtime.seeding import Seeded, host_randomness_kept, mix
-from paceline.runtime.slicing import At, Cut, Place, Slice, epoch_order
+from paceline.runtime.slicing import Cut, Place, Slice, epoch_order
 from paceline.runtime.workers import Crew, WorkerInit
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class Loader:
         num_workers: int = 0,
         **items: Unpack[ItemOptions],
     ) -> None:
-        place = identity or At()
+        place: Place = identity if identity is not None else read_identity()
         self.device = torch.device(device) if device is not None else None
         self.dataset = dataset
         self.seed = seed

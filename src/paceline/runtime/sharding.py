@@ -7,7 +7,6 @@ items are costly should cut itself, and say so (`sharded=True`).
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,20 +15,15 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from paceline import contract
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.feeding import move
+from paceline.runtime.identity import read_identity
 from paceline.runtime.loader import Micro
 from paceline.runtime.seeding import host_randomness_kept, mix, seed_host
-from paceline.runtime.slicing import At, Place, check_batch
+from paceline.runtime.slicing import Place, check_batch
 from paceline.runtime.workers import Crew, WorkerInit
 
 T = TypeVar("T")
-
-
-def place_from_environment() -> At:
-    """Where this process stands by the variables that every launch style gives."""
-    return At(int(os.environ.get(contract.RANK, "0")), int(os.environ.get(contract.WORLD_SIZE, "1")))
 
 
 class Mark(NamedTuple):
@@ -49,7 +43,7 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
 
     def __init__(self, dataset: Iterable[T], *, identity: Place | None = None, seed: int = 0) -> None:
         self.dataset = dataset
-        self.place = At(identity.rank, identity.world) if identity is not None else place_from_environment()
+        self.place: Place = identity if identity is not None else read_identity()
         self.seed = seed
         self.epoch = 0
 
@@ -163,7 +157,7 @@ class StreamLoader:
         worker_init_fn: Callable[[int], Any] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        place = identity if identity is not None else place_from_environment()
+        place: Place = identity if identity is not None else read_identity()
         check_batch(batch_size, world=place.world, accumulate=accumulate)
         self.dataset = dataset
         self.batch_size, self.accumulate, self.drop_last = batch_size, accumulate, drop_last
