@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -90,11 +91,16 @@ def plan_local(job: Job, *, site: Site, machine: Machine, python: str, old: Orde
 
 def _starters(site: Site, order: Order, *, python: str) -> tuple[Starter, ...]:
     argv = (python, "-m", "paceline.node")
+    is_ours = python == sys.executable  # another interpreter finds the run half in the run folder
     # The place is said even to a launcher that is alone: an allocation's variables may stand around it.
     return tuple(
         Starter(
             argv,
-            {contract.RUN: str(site.folder.path), contract.LAUNCHER: f"{number}/{order.nodes}"},
+            {
+                contract.RUN: str(site.folder.path),
+                contract.LAUNCHER: f"{number}/{order.nodes}",
+                **({} if is_ours else {"PYTHONPATH": str(site.folder.runhalf)}),
+            },
         )
         for number in range(order.nodes)
     )

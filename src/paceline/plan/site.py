@@ -9,6 +9,8 @@ from pathlib import Path
 
 from paceline.contract import RunFolder
 
+STORE = ".snapshots"
+
 
 @dataclass(frozen=True)
 class Site:
@@ -24,7 +26,7 @@ class Site:
     @property
     def store(self) -> Path:
         """What the runs of a project share: copies of its code, by content."""
-        return self.scratch / self.project / ".snapshots"
+        return self.scratch / self.project / STORE
 
     def renamed(self) -> Site:
         """The same place under another run id."""

@@ -1,0 +1,53 @@
+"""How the command line speaks: errors as one red line and a hint, notes in grey, tables by rich."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
+THEME = {"good": "green", "bad": "red", "dim": "grey50", "name": "bold", "path": "cyan"}
+
+
+def is_colourful(stream: IO[str]) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, colour: str, stream: IO[str]) -> str:
+    return f"{colour}{text}{PLAIN}" if is_colourful(stream) else text
+
+
+def say(text: str, *, colour: str = "") -> None:
+    """A line of ours on stderr: stdout is the script's. A closed terminal is nobody's problem."""
+    try:
+        print(paint(text, colour, sys.stderr) if colour else text, file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
+def say_note(text: str) -> None:
+    say(f"paceline: {text}", colour=GREY)
+
+
+def say_error(error: PacelineError) -> None:
+    say_problem(error.message, error.hint)
+
+
+def say_problem(message: str, hint: str = "") -> None:
+    say(f"paceline: {message}", colour=RED)
+    if hint:
+        say(f"  {hint}")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console with our theme, for tables and trees. Imported late: most commands need none."""
+    from rich.console import Console
+    from rich.theme import Theme
+
+    return Console(theme=Theme(THEME), stderr=stderr, highlight=False)

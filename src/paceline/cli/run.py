@@ -1,0 +1,186 @@
+"""`paceline run`: a script on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, options
+from paceline.cluster import folder as folders
+from paceline.cluster.local import leg_name, run_launchers
+from paceline.cluster.machine import here, interpreter, this_machine
+from paceline.cluster.prepare import prepare, read_order
+from paceline.contract import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict, write_atomically
+from paceline.errors import UsageError
+from paceline.plan.local import LocalPlan, order_text, plan_local
+from paceline.spec import Flag, Job, Program, load_job
+from paceline.spec.amounts import show_seconds
+
+COLOURS = {DONE: console.GREEN, STOPPED: console.GREY, FAILED: console.RED}
+
+
+@options.takes_a_script
+def command(
+    words: options.Words = None,
+    *,
+    module: options.Module = False,
+    nproc: options.Nproc = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", help="Act as N nodes, over loopback.")
+    ] = None,
+    style: options.Style = None,
+    cpu: options.Cpu = False,
+    backend: options.Backend = None,
+    env: options.Env = None,
+    param: options.Param = None,
+    experiment: options.Experiment = None,
+    name: options.Name = None,
+    precision: options.Precision = None,
+    seed: options.Seed = None,
+    max_steps: options.MaxSteps = None,
+    profile: options.Profile = None,
+    start_from: options.StartFrom = None,
+    preload: options.Preload = None,
+    tee: options.Tee = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option("--max-restarts", metavar="N", help="Start failed ranks again up to N times."),
+    ] = None,
+    hang_timeout: options.HangTimeout = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with a run: its folder, id, or `last`."),
+    ] = None,
+    debug: options.Debug = False,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+    no_snapshot: options.NoSnapshot = False,
+    dry_run: options.DryRun = False,
+) -> int:
+    """Start a script here, on N processes, each a rank.
+
+    All options come before the script; all that follows it is the script's, untouched.
+
+    \b
+    paceline run train.py --lr 0.1              one rank per GPU, or two on the CPU
+    paceline run --nproc 4 --cpu train.py       four ranks on the CPU
+    paceline run -m my.package.train --lr 0.1   a module, as in python -m
+    paceline run --nodes 2 --nproc 2 train.py   act as two nodes, to try multi-node code
+    paceline run --max-restarts 3 train.py      start again after a failure
+    paceline run --resume last                  go on with the newest run
+    paceline run --dry-run train.py             print what would be done
+
+    The script gets the variables that torchrun gives (RANK, WORLD_SIZE, MASTER_ADDR, ...). Logs, checkpoints and
+    metrics go into a run folder, whose path is printed at the end.
+    """
+    if max_restarts is not None and max_restarts < 0:
+        raise UsageError(f"--max-restarts: found {max_restarts}, expected at least 0", hint="0 means never")
+    flags = [
+        Flag("--nproc", "launch.nproc", nproc),
+        Flag("--nodes", "job.nodes", nodes),
+        Flag("--style", "launch.style", style),
+        Flag("--cpu", "runtime.cpu", cpu or None),
+        Flag("--backend", "runtime.backend", backend),
+        Flag("--env", "environment.variables", options.parse_variables(env)),
+        Flag("--experiment", "project.experiment", experiment),
+        Flag("--name", "job.name", name),
+        Flag("--precision", "runtime.precision", precision),
+        Flag("--seed", "runtime.seed", seed),
+        Flag("--max-steps", "runtime.max_steps", max_steps),
+        Flag("--profile", "runtime.profile", profile),
+        Flag("--start-from", "runtime.start_from", start_from),
+        Flag("--preload", "launch.preload", preload or None),
+        Flag("--tee", "launch.tee", tee),
+        Flag("--max-restarts", "resume.max_attempts", None if max_restarts is None else max_restarts + 1),
+        Flag("--hang-timeout", "resume.hang_timeout", hang_timeout),
+        Flag("--debug", "launch.debug", debug or None),
+        Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
+    ]
+    cwd = here()
+
+    def load(program: Program) -> Job:
+        return load_job(
+            program, flags=flags, params=param or (), config=config, profile=cluster_profile, cwd=cwd
+        )
+
+    if resume is not None:
+        return _go_on(resume, words, is_module=module, load=load, dry_run=dry_run)
+    job = load(options.find_program(words, is_module=module, cwd=cwd))
+    return _start(job, dry_run=dry_run)
+
+
+def _start(job: Job, *, dry_run: bool) -> int:
+    machine, python = this_machine(os.environ), interpreter(job)
+    site = folders.choose_site(job, os.environ)
+    plan = plan_local(job, site=site, machine=machine, python=python)
+    if dry_run:
+        return _show(plan, job)
+    with folders.new_folder(site) as site:
+        plan = plan_local(job, site=site, machine=machine, python=python)
+        prepared = prepare(
+            job, site=site, shape=plan.shape, order=plan.order, command=["paceline", *sys.argv[1:]],
+            backend="local", code_is_needed=False,
+        )  # fmt: skip
+    for note in (*plan.notes, *prepared.notes):
+        console.say_note(note)
+    return _carry_out(plan)
+
+
+def _go_on(
+    name: str, words: list[str] | None, *, is_module: bool, load: Callable[[Program], Job], dry_run: bool
+) -> int:
+    """A run that exists: its order again, with what was typed this time."""
+    cwd = here()
+    program = options.find_program(words, is_module=is_module, cwd=cwd) if words else None
+    job = load(program or Program(""))
+    folder = folders.find_run(name, folders.choose_scratch(job, os.environ))
+    old = read_order(folder)
+    folders.refuse_if_alive(folder)
+    if program is None:
+        job = load(Program(old.program, tuple(old.args), is_module=old.is_module))
+    else:
+        script = program.name if program.is_module else str(cwd / program.name)
+        paths = [str(cwd)] if program.is_module else []
+        old = replace(old, program=script, args=list(program.args), is_module=program.is_module,
+                      import_path=paths, cwd=str(cwd))  # fmt: skip
+    plan = plan_local(
+        job, site=folders.site_of(folder), machine=this_machine(os.environ), python=interpreter(job), old=old
+    )
+    if dry_run:
+        return _show(plan, job)
+    folder.cancelled.unlink(missing_ok=True)
+    try:
+        write_atomically(folder.order, order_text(plan.order), mode=0o600)
+    except OSError as error:
+        raise folders.cannot("write the run folder", folder.path, error) from None
+    for note in plan.notes:
+        console.say_note(note)
+    return _carry_out(plan)
+
+
+def _show(plan: LocalPlan, job: Job) -> int:
+    copies = f"a copy of {job.folder}" if job.project.snapshot else "no copy is kept"
+    print(plan.show(copies=copies))
+    return 0
+
+
+def _carry_out(plan: LocalPlan) -> int:
+    """Launch, wait, and say how it ended and where everything is."""
+    from paceline.node import headstart
+
+    began = time.monotonic()
+    folder = plan.site.folder
+    code = run_launchers(plan, headstart=headstart.descriptor())
+    verdict = read_verdict(folder.leg(leg_name()).verdict) or FAILED
+    word = "interrupted" if code == INTERRUPTED_EXIT else verdict
+    took = show_seconds(time.monotonic() - began)
+    console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS.get(word, console.GREY))
+    if word in ("interrupted", STOPPED):
+        console.say_note(f"go on with it: paceline run --resume {plan.site.run_id}")
+    return code or int(verdict == FAILED)

@@ -1,0 +1,150 @@
+"""Run folders: where they go, and how one is made whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.contract import RunFolder
+from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.plan.site import STORE, Site, new_run_id
+from paceline.spec import Job
+
+SCRATCH = "PACELINE_SCRATCH"
+USUAL_SCRATCH = "runs"
+
+
+def choose_scratch(job: Job, environ: Mapping[str, str]) -> Path:
+    """`$PACELINE_SCRATCH`, else `[project] scratch`, else `runs` in the project's folder."""
+    if environ.get(SCRATCH):
+        return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
+    if job.project.scratch is None:
+        return job.folder.absolute() / USUAL_SCRATCH
+    text = re.sub(
+        r"\$(?:\{(\w+)\}|(\w+))",
+        lambda match: _variable(match[1] or match[2], job, environ),
+        job.project.scratch,
+    )
+    return Path(os.path.abspath(job.folder / Path(text).expanduser()))
+
+
+def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
+    if not environ.get(name):
+        raise SpecError(
+            f"{job.said('project.scratch')} is {job.project.scratch!r}, and ${name} is not set here",
+            hint=f"set {name} or {SCRATCH}, or write another folder",
+        )
+    return environ[name]
+
+
+def choose_site(job: Job, environ: Mapping[str, str]) -> Site:
+    """Where the next run will live. Nothing is made."""
+    scratch = choose_scratch(job, environ)
+    return Site(scratch, job.project_name, job.project.experiment, new_run_id())
+
+
+def site_of(folder: RunFolder) -> Site:
+    """The site of a run that exists."""
+    path = folder.path.absolute()
+    return Site(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
+
+
+def find_run(name: str, scratch: Path) -> RunFolder:
+    """A run by its folder, its id, or the end of its id; `last` is the newest."""
+    if (RunFolder(Path(name)).run_json).is_file():
+        return RunFolder(Path(name).resolve())
+    known = sorted(path.parent for path in scratch.glob("*/*/*/run.json"))
+    known.sort(key=lambda path: path.name)
+    found = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
+    if len(found) == 1:
+        return RunFolder(found[0])
+    if found:
+        raise UsageError(
+            f"{name!r} names {len(found)} runs: {', '.join(path.name for path in found[:5])}",
+            hint="write more of the run's id, or its folder",
+        )
+    raise UsageError(
+        f"there is no run {name!r} in {scratch}", hint="give a run's folder, its id, or the end of its id"
+    )
+
+
+def refuse_if_alive(folder: RunFolder) -> None:
+    """Never two at once in one run folder: a start of it on this machine may still be going on."""
+    import psutil
+
+    for leg in folder.path.glob("legs/pid-*"):
+        pid = int(leg.name.removeprefix("pid-"))
+        if (leg / "verdict").exists() or not psutil.pid_exists(pid):
+            continue
+        try:
+            words = psutil.Process(pid).cmdline()
+        except psutil.Error:
+            continue
+        if any("paceline" in word for word in words):
+            raise UsageError(
+                f"the run {folder.path.name} is still going on, as process {pid}",
+                hint=f"wait for it, or ask it to stop: kill {pid}",
+            )
+
+
+def cannot(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
+    """A path that cannot be used, as one line with a way out."""
+    reason = error.strerror or str(error)
+    return EnvironmentProblem(
+        f"cannot {doing} {path}: {reason}",
+        hint=f"choose another place: {SCRATCH}=/some/folder, or scratch in [project] of paceline.toml",
+    )
+
+
+@contextmanager
+def new_folder(site: Site) -> Iterator[Site]:
+    """Make a run folder that nobody else has, and take all of it away again when the body fails."""
+    made: list[Path] = []
+    try:
+        for parent in reversed([site.folder.path.parent, *site.folder.path.parent.parents]):
+            if not parent.exists():
+                _make(parent, made)
+        while True:
+            try:
+                site.folder.path.mkdir()
+            except FileExistsError:
+                site = site.renamed()
+                continue
+            break
+    except OSError as error:
+        _unmake(made)
+        raise cannot("make the run folder", site.folder.path, error) from None
+    try:
+        yield site
+    except BaseException as error:
+        shutil.rmtree(site.folder.path, ignore_errors=True)
+        _unmake(made)
+        if isinstance(error, OSError):
+            raise cannot("write the run folder", site.folder.path, error) from None
+        raise
+
+
+def _make(path: Path, made: list[Path]) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        made.append(path)
+
+
+def _unmake(made: list[Path]) -> None:
+    """Take parents away that this run made and nobody has used since."""
+    for path in reversed(made):
+        try:
+            # Runs make their folder before they use the store: a store beside no run folder is ours alone.
+            if os.listdir(path) == [STORE]:
+                shutil.rmtree(path / STORE)
+            path.rmdir()
+        except OSError:
+            return

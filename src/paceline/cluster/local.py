@@ -1,0 +1,148 @@
+"""Launchers on this machine: start them, pass signals on, wait for them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+from paceline import contract
+from paceline.errors import LaunchError
+from paceline.plan.local import LocalPlan, Starter
+
+PATIENCE = 20.0  # seconds that other launchers have to end once the head has
+PR_SET_PDEATHSIG = 1
+
+
+def leg_name() -> str:
+    """One start of a run on this machine."""
+    return f"pid-{os.getpid()}"
+
+
+def run_launchers(plan: LocalPlan, *, headstart: int | None = None) -> int:
+    """Start all launchers of a plan, and wait until the last has ended. The head's exit code.
+
+    `headstart` is the descriptor of a zygote that waits for its launcher: only one that is alone can take it.
+    """
+    shared = _shared_variables(len(plan.launchers))
+    processes: list[subprocess.Popen[bytes]] = []
+    with _passing_signals(processes):
+        try:
+            for starter in plan.launchers:
+                taken = headstart if len(plan.launchers) == 1 else None
+                processes.append(_start(starter, shared, headstart=taken))
+            code = processes[0].wait()
+            _await_others(processes[1:])
+        except BaseException:
+            _end(processes)
+            raise
+    return code if code >= 0 else 128 - code
+
+
+def _shared_variables(launchers: int) -> dict[str, str]:
+    variables = {contract.LEG: leg_name()}
+    if launchers > 1:
+        variables[contract.HEAD] = f"127.0.0.1:{_free_port()}"
+        variables[contract.TOKEN] = secrets.token_hex(16)
+    return variables
+
+
+def _free_port() -> int:
+    """A port that is free now; the head takes another if it no longer is, and says so in the leg's folder."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _start(starter: Starter, shared: Mapping[str, str], *, headstart: int | None) -> subprocess.Popen[bytes]:
+    # What a run around this one told its ranks is not for this one.
+    inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
+    environment = {**inherited, **shared, **starter.variables}
+    if headstart is not None:
+        environment[contract.HEADSTART] = str(headstart)
+    try:
+        return subprocess.Popen(
+            starter.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=() if headstart is None else (headstart,),
+            preexec_fn=_become_a_launcher(),  # noqa: PLW1509 - this process has one thread
+        )
+    except OSError as error:
+        raise LaunchError(
+            f"cannot start {starter.argv[0]}: {error.strerror}", hint="check the interpreter's path"
+        ) from None
+
+
+_OURS = (
+    contract.RUN, contract.ATTEMPT, contract.LEG, contract.HEAD, contract.TOKEN, contract.LAUNCHER, contract.BEAT,
+    contract.HEADSTART, contract.DATA,
+)  # fmt: skip
+
+
+def _become_a_launcher() -> Callable[[], None] | None:
+    """In a process group of its own, so that Ctrl-C reaches it once, from here; told to stop if this process dies."""
+    if os.name != "posix":
+        return None
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    parent = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        if libc is not None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return prepare
+
+
+@contextmanager
+def _passing_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Ctrl-C goes to every launcher, a request to stop to the head, which tells the others."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not processes:
+            raise KeyboardInterrupt
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not processes:
+            raise KeyboardInterrupt
+        processes[0].send_signal(signal.SIGTERM)
+
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = stop
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _await_others(processes: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _end([process])
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,69 @@
+"""The run half of this package as one zip: what a job needs besides torch, in the version that submitted it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import marshal
+import os
+import secrets
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+FILES = ("__init__.py", "contract.py", "errors.py", "py.typed")
+ROOMS = ("node", "runtime")
+SAME_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
+UNCHECKED = (1).to_bytes(
+    4, "little"
+)  # a .pyc that is valid by its place: zips keep times to two seconds only
+
+
+def put_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
+    """Put the zip at `destination`. Equal ones are made once per `store`, and shared by hard links.
+
+    `compiled` adds byte code for this Python: nodes that run another one fall back to the source.
+    """
+    sources = _sources()
+    digest = hashlib.sha256(sys.implementation.cache_tag.encode() if compiled else b"")
+    for name, content in sources.items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    kept = store / f"paceline-{digest.hexdigest()[:20]}.zip"
+    if not kept.is_file():
+        store.mkdir(parents=True, exist_ok=True)
+        _write(kept, sources, compiled=compiled)
+    try:
+        os.link(kept, destination)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(kept, destination)
+
+
+def _sources() -> dict[str, bytes]:
+    package = Path(__file__).parent.parent
+    paths = [package / name for name in FILES]
+    for room in ROOMS:
+        paths += sorted((package / room).rglob("*.py"))
+    return {
+        path.relative_to(package.parent).as_posix(): path.read_bytes() for path in paths if path.is_file()
+    }
+
+
+def _write(path: Path, sources: dict[str, bytes], *, compiled: bool) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        # Stored, not deflated: a node reads it once, and needs no zlib for it.
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+            for name, content in sources.items():
+                archive.writestr(zipfile.ZipInfo(name, SAME_DATE), content)
+                if compiled and name.endswith(".py"):
+                    archive.writestr(zipfile.ZipInfo(f"{name}c", SAME_DATE), _byte_code(name, content))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _byte_code(name: str, source: bytes) -> bytes:
+    code = compile(source, name, "exec", dont_inherit=True)
+    header = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)
+    return header + marshal.dumps(code)

@@ -1,0 +1,218 @@
+"""A copy of the project's code, named by its content and shared by all runs that have the same."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import EnvironmentProblem
+
+MOST_FILES = 20_000
+
+# Never copied, tracked or not: snapshots lie on shared disks.
+SECRETS = (
+    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "id_ecdsa*", ".netrc", "_netrc",
+    ".pypirc", ".npmrc", ".git-credentials", "credentials.json", "secrets.toml", "secrets.y*ml", "secrets.json",
+)  # fmt: skip
+HARMLESS = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
+
+# What no project means as its code, where there is no git to say it.
+CLUTTER = (
+    ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache",
+    ".pytest_cache", ".hypothesis", ".tox", ".nox", ".ipynb_checkpoints", "*.egg-info", "runs", "wandb", ".DS_Store",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    path: Path
+    digest: str
+    files: int
+    size: int  # bytes
+    left_out: tuple[str, ...] = ()  # secrets that were not copied
+
+
+def take_snapshot(
+    folder: Path, *, store: Path, limit: int, exclude: Sequence[str] = (), keep_out: Iterable[Path] = ()
+) -> Snapshot:
+    """Copy the code in `folder` into `store`, unless its like is there. `limit` is in bytes.
+
+    `keep_out` names folders that hold no code (run folders inside the project).
+    """
+    folder = folder.resolve()
+    outside = [path.resolve() for path in keep_out]
+    names, left_out = [], []
+    for name in _list(folder):
+        base = name.rsplit("/", 1)[-1]
+        if _matches(base, SECRETS) and not _matches(base, HARMLESS):
+            left_out.append(name)
+        elif not _excluded(name, exclude) and not any(
+            folder / name == o or o in (folder / name).parents for o in outside
+        ):
+            names.append(name)
+        if len(names) > MOST_FILES:
+            raise _too_large(folder, [], f"more than {MOST_FILES:,} files")
+    names.sort()
+    sizes = _measure(folder, names)
+    if sum(sizes.values()) > limit:
+        raise _too_large(
+            folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB of at most {limit / 2**20:,.0f}"
+        )
+    digest = _digest(folder, sizes, copy_to=None)
+    path = store / digest
+    if not path.is_dir():
+        digest = _copy(folder, sizes, store)
+        path = store / digest
+    return Snapshot(path, digest, len(sizes), sum(sizes.values()), tuple(left_out))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _excluded(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a path, or a folder above it, matches."""
+    if not patterns:
+        return False
+    parts = name.split("/")
+    return _matches(name, patterns) or any(
+        _matches("/".join(parts[: end + 1]), patterns) or _matches(part, patterns)
+        for end, part in enumerate(parts)
+    )
+
+
+def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], found: str) -> EnvironmentProblem:
+    largest = sorted(sizes, key=lambda item: -item[1])[:3]
+    named = (
+        "; the largest: " + ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for name, size in largest)
+        if largest
+        else ""
+    )
+    return EnvironmentProblem(
+        f"the code in {folder} is too large to copy: {found}{named}",
+        hint="add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot",
+    )
+
+
+# -- which files -----------------------------------------------------------------------------------------
+
+
+def _list(folder: Path) -> Iterator[str]:
+    """Tracked, changed and new files as git sees them; without git, all that is not clutter."""
+    listed = _list_by_git(folder)
+    return iter(listed) if listed is not None else _walk(folder)
+
+
+def _list_by_git(folder: Path) -> list[str] | None:
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    except OSError:
+        return None
+    if done.returncode != 0:
+        return None
+    names = []
+    for raw in dict.fromkeys(done.stdout.split(b"\0")):
+        name = os.fsdecode(raw).rstrip("/")
+        if not name:
+            continue
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():  # a submodule, or a repository inside this one
+            names += [f"{name}/{inner}" for inner in _list_by_git(path) or ()]
+        else:
+            names.append(name)
+    return names
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not _matches(name, CLUTTER) and not os.path.exists(os.path.join(root, name, "pyvenv.cfg"))
+        ]
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        for name in (*files, *links):
+            if not _matches(name, CLUTTER):
+                yield os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/")
+
+
+def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Sizes of what is there: a tracked file may have been deleted, and a pipe or a socket is no code."""
+    sizes = {}
+    for name in names:
+        try:
+            status = os.lstat(folder / name)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            sizes[name] = status.st_size
+    return sizes
+
+
+# -- the copy ----------------------------------------------------------------------------------------------
+
+
+def _digest(folder: Path, names: Iterable[str], *, copy_to: Path | None) -> str:
+    """The name of this content: paths, kinds and bytes. With `copy_to`, what was hashed is what was written."""
+    total = hashlib.sha256()
+    for name in names:
+        source = folder / name
+        try:
+            kind, content = _read(source)
+        except FileNotFoundError:
+            continue  # gone since it was listed
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"cannot copy the code: {source}: {error.strerror}",
+                hint="mend its permissions, add it to .gitignore, or pass --no-snapshot",
+            ) from None
+        label = f"{name}\0{kind}\0{len(content)}\0".encode(errors="surrogateescape")
+        total.update(label)
+        total.update(content)
+        if copy_to is not None:
+            _write(copy_to / name, kind, content)
+    return total.hexdigest()[:20]
+
+
+def _read(path: Path) -> tuple[str, bytes]:
+    if path.is_symlink():
+        return "link", os.fsencode(os.readlink(path))
+    with open(path, "rb") as file:
+        executable = os.fstat(file.fileno()).st_mode & 0o100
+        return ("program" if executable else "file"), file.read()
+
+
+def _write(path: Path, kind: str, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "link":
+        os.symlink(os.fsdecode(content), path)
+        return
+    path.write_bytes(content)
+    if kind == "program":
+        path.chmod(0o755)
+
+
+def _copy(folder: Path, names: Iterable[str], store: Path) -> str:
+    """Beside its place, then renamed: another run that makes the same at the same time does no harm."""
+    store.mkdir(parents=True, exist_ok=True)
+    partial = store / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        partial.mkdir()
+        digest = _digest(folder, names, copy_to=partial)
+        try:
+            os.rename(partial, store / digest)
+        except OSError:
+            if not (store / digest).is_dir():
+                raise
+        return digest
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
