@@ -1,0 +1,316 @@
+"""The checkpoints of a run, as a rank sees them: register, restore, save, harvest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.runtime.checkpoint import marker, restoring, retention, rng, sharded, shares, tree, writer
+from paceline.runtime.checkpoint.finding import Peers, is_sound, sound_one_at
+from paceline.runtime.checkpoint.image import Image
+from paceline.runtime.checkpoint.retention import Policy
+from paceline.runtime.checkpoint.source import Source
+from paceline.runtime.checkpoint.tree import Taken
+from paceline.runtime.checkpoint.writer import Job
+
+log = logging.getLogger("paceline")
+
+PATIENCE = 600.0  # seconds for the slowest rank to write its share
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How a save ended. On rank 0 `complete` means committed; on the others that their part is whole."""
+
+    step: int
+    folder: Path
+    complete: bool
+    error: str | None
+    seconds: float  # from the copy to the commit, beside the training
+
+
+@dataclass(frozen=True)
+class Restored:
+    step: int
+    epoch: int
+    meta: Any
+    folder: Path
+    world: int  # how many ranks wrote it
+    own: bool  # False: it came from `start_from`
+
+
+@dataclass
+class _Flight:
+    job: Job
+    thread: threading.Thread
+
+
+class Checkpoints:
+    """All ranks make one, register the same objects, and call `restore` and `save` at the same places.
+
+    `harvest` may be called at any time. `group` is a gloo group, or None for a world of one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        group: Any = None,
+        attempt: int = 1,
+        policy: Policy | None = None,
+        seed: int = 0,
+        warn: Callable[[str], None] = log.warning,
+        patience: float = PATIENCE,
+    ) -> None:
+        if world > 1 and group is None:
+            raise UsageError(f"checkpoints of {world} ranks need a process group", hint="give a gloo group")
+        self.folder = Path(folder)
+        self.rank, self.world, self.group = rank, world, group
+        self.attempt, self.seed, self.patience = attempt, seed, patience
+        self.policy = policy or Policy()
+        self.warn = warn
+        self._objects: dict[str, Any] = {}
+        self._flight: _Flight | None = None
+        self._finished: list[Saved] = []
+        self._count = 0
+        self._last: int | None = None
+        self._damaged: list[Path] = []
+        self._image: Image | None = None
+        self._signature: Any = None
+        self._preparing: threading.Thread | None = None
+        self._boundaries = 0
+        self._writers: Any = None
+        self._has_writers = False
+
+    # -- what is saved ---------------------------------------------------------------------------------
+
+    def register(self, **objects: Any) -> None:
+        """Anything that has `state_dict` and `load_state_dict`. A state that cannot be saved is an error here."""
+        for name, thing in objects.items():
+            if not callable(getattr(thing, "state_dict", None)) or not callable(
+                getattr(thing, "load_state_dict", None)
+            ):
+                raise UsageError(
+                    f"{name}={type(thing).__name__} has no state_dict and load_state_dict",
+                    hint="give it both, or put its values into `meta`",
+                )
+            if "/" in name:
+                raise UsageError(
+                    f"{name!r} is no name for an object of a checkpoint", hint="leave the slash out"
+                )
+            self._objects[name] = _unwrapped(thing)
+        self._collect()
+
+    def _collect(self) -> tuple[dict[str, Any], dict[str, str], Taken, dict[str, Any]]:
+        """The trees of the replicated objects, every object's kind, all tensors, and this rank's own trees."""
+        taken = Taken()
+        trees: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
+        own: dict[str, Any] = {}
+        for name, thing in self._objects.items():
+            state = thing.state_dict()
+            kind = _kind(thing)
+            before = len(taken.tensors) + len(taken.sharded)
+            encoded = tree.encode(state, name, tree.inline if kind == "rank" else taken.take)
+            # State without a tensor is small: every rank keeps its own, and nobody has to know whose it is.
+            if kind == "state" and len(taken.tensors) + len(taken.sharded) == before:
+                kind = "rank"
+            kinds[name] = kind
+            (own if kind == "rank" else trees)[name] = encoded
+        return trees, kinds, taken, own
+
+    # -- saving ----------------------------------------------------------------------------------------
+
+    def save(
+        self, step: int, epoch: int = 0, meta: Mapping[str, Any] | None = None, wait: bool = False
+    ) -> float:
+        """Copy the state and let a thread write it; the seconds for which training stood still.
+
+        With `wait`, return when the checkpoint is committed, or has failed (`harvest` tells which).
+        A step that is saved already, or is just being saved, is not saved again.
+        """
+        began = time.perf_counter()
+        if step != self._last:
+            self._land()
+            self._take_off(step, epoch, meta)
+        if wait:
+            self._land(committed=True)
+        return time.perf_counter() - began
+
+    def _take_off(self, step: int, epoch: int, meta: Mapping[str, Any] | None) -> None:
+        trees, kinds, taken, own = self._collect()
+        image = self._image_for(taken)
+        ready = image.fill(taken)
+        self._count += 1
+        job = Job(
+            folder=self.folder, step=step, epoch=epoch, meta=tree.encode(dict(meta or {}), "meta", tree.inline),
+            save=f"{self.attempt}-{self._count}", rank=self.rank, world=self.world, image=image,
+            objects=trees if self.rank == 0 else None, kinds=kinds,
+            state={"rng": tree.encode(rng.capture(), "rng", tree.inline), "objects": own},
+            ready=ready, device=torch.cuda.current_device() if ready else None, patience=self.patience,
+            after=self._tidy,
+        )  # fmt: skip
+        if taken.sharded:
+            job.sharded = sharded.staged(image, taken.sharded)
+            job.group = self._writers_group()
+        thread = threading.Thread(target=writer.work, args=(job,), name="paceline-checkpoint", daemon=True)
+        self._flight = _Flight(job, thread)
+        self._last = step
+        thread.start()
+
+    def _tidy(self) -> None:
+        damaged, self._damaged = self._damaged, []
+        retention.tidy(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
+
+    def _writers_group(self) -> Any:
+        if not self._has_writers:
+            self._writers, self._has_writers = sharded.new_group(self.patience), True
+        return self._writers
+
+    def harvest(self) -> list[Saved]:
+        """Saves that have ended since the last call. Nothing in flight: two comparisons."""
+        self._boundaries += 1
+        if self._boundaries == 2:
+            # The second boundary: optimizers have made their state. Make the memory for it beside the training.
+            self.prepare()
+        if self._flight is not None and not self._flight.thread.is_alive():
+            self._land()
+        if not self._finished:
+            return []
+        finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def in_flight(self) -> bool:
+        return self._flight is not None and self._flight.thread.is_alive()
+
+    def _land(self, *, committed: bool = False) -> None:
+        """Wait for the save in flight, if there is one, and note how it ended."""
+        flight = self._flight
+        if flight is None:
+            return
+        flight.thread.join()
+        job = flight.job
+        if committed and self.rank != 0:
+            writer.await_commit(job)
+        self._flight = None
+        self._finished.append(Saved(job.step, job.final, job.error is None, job.error, job.seconds))
+        if job.error is not None and self.rank == 0:
+            self.warn(
+                f"the checkpoint of step {job.step} could not be written to {self.folder}: {job.error}. "
+                "Training goes on; the last complete checkpoint stays."
+            )
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make and touch the buffers of the next save in a thread, so that the first one costs what others cost."""
+        if self._image is not None or self._preparing is not None or not self._objects:
+            return
+        _, _, taken, _ = self._collect()
+        self._signature = _signature(taken)
+        device = next((each.device for each in taken.tensors.values() if each.is_cuda), None)
+
+        def make() -> None:
+            image = Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
+            image.touch()
+            if device is not None:
+                torch.cuda.set_device(device)
+                image.pin()
+            self._image = image
+
+        self._preparing = threading.Thread(target=make, name="paceline-checkpoint-memory", daemon=True)
+        self._preparing.start()
+
+    def _image_for(self, taken: Taken) -> Image:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+        wanted = _signature(taken)
+        if self._image is None or self._signature != wanted:
+            if self._image is not None:
+                self._image.close()
+            self._image = Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
+            self._signature = wanted
+        return self._image
+
+    # -- restoring -------------------------------------------------------------------------------------
+
+    def restore(self, start_from: Path | None = None) -> Restored | None:
+        """Load the newest complete checkpoint of this run; else that of `start_from`; else None.
+
+        A damaged or half-written one is skipped by name. All ranks take the same one, or none.
+        """
+        if self.rank == 0:
+            retention.sweep(self.folder)
+        peers = Peers(self.rank, self.world, self.group)
+        own = peers.from_first(lambda: marker.checkpoints(self.folder))
+        for folder in own:
+            if is_sound(folder, peers, warn=self.warn):
+                return self._load(folder, own=True)
+            self._damaged.append(folder)
+        if start_from is None:
+            if own and self.rank == 0:
+                self.warn(
+                    f"none of the {len(own)} checkpoints in {self.folder} is usable: starting from the beginning"
+                )
+            return None
+        return self._load(sound_one_at(Path(start_from), peers, warn=self.warn), own=False)
+
+    def _load(self, folder: Path, *, own: bool) -> Restored:
+        with Source(folder) as source:
+            restoring.load(
+                source, self._objects, rank=self.rank, world=self.world, seed=self.seed,
+                new_group=self._writers_group,
+            )  # fmt: skip
+            found = source.marker
+        self._last = found.step if own else None
+        meta = tree.decode(found.meta, tree.outline)
+        return Restored(found.step, found.epoch, meta, folder, found.world, own)
+
+    def close(self, *, wait: bool = True) -> list[Saved]:
+        """Let the save in flight end (or abandon it: it stays absent), and give the memory back."""
+        if wait:
+            self._land()
+        abandoned = self.in_flight
+        if self._preparing is not None:
+            self._preparing.join()
+        if self._image is not None and not abandoned:
+            self._image.close()
+        self._flight = self._image = self._preparing = None
+        finished, self._finished = self._finished, []
+        return finished
+
+
+def _signature(taken: Taken) -> Any:
+    local = [(name, each.to_local().shape) for name, each in taken.sharded.items()]
+    return shares.signature(taken.tensors), shares.signature(taken.sharded), local
+
+
+def _kind(thing: Any) -> str:
+    if getattr(thing, "per_rank_state", hasattr(thing, "micro_batches")):
+        return "rank"
+    if isinstance(thing, torch.nn.Module):
+        return "module"
+    return "optimizer" if hasattr(thing, "param_groups") else "state"
+
+
+def _unwrapped(thing: Any) -> Any:
+    """The user's own module: wrappers put a prefix on every key, and another world size has other wrappers."""
+    while True:
+        if isinstance(thing, torch.nn.parallel.DistributedDataParallel):
+            thing = thing.module
+        elif isinstance(thing, torch.nn.Module) and "_orig_mod" in thing._modules:
+            thing = thing._modules["_orig_mod"]
+        else:
+            return thing

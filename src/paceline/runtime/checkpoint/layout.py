@@ -1,0 +1,90 @@
+"""The safetensors layout: a length, a JSON header, then the bytes of every tensor without gaps.
+
+Pure text and numbers. A tensor that was cut between ranks stands in each file as a flat piece under its own
+key, and the header's metadata say of which tensor, from which element, and what that tensor's shape is.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import CheckpointError
+
+BLOCK = 4096  # direct writes want memory, offsets and lengths in whole blocks
+LENGTH = struct.Struct("<Q")
+LONGEST_HEADER = 1 << 28
+
+# torch's name of a dtype -> the layout's name of it
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "complex128": "C128", "complex64": "C64",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` to `stop` of one tensor, and where they lie behind the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # of the whole tensor
+    start: int
+    stop: int
+    offset: int
+    nbytes: int
+    is_whole: bool
+
+    @property
+    def key(self) -> str:
+        return self.name if self.is_whole else f"{self.name}[{self.start}:{self.stop}]"
+
+
+def header(pieces: list[Piece]) -> bytes:
+    """The length and the header of a file, padded so that the data begin at a block."""
+    table: dict[str, Any] = {}
+    cut: dict[str, Any] = {}
+    for piece in pieces:
+        shape = piece.shape if piece.is_whole else (piece.stop - piece.start,)
+        table[piece.key] = {
+            "dtype": piece.dtype,
+            "shape": list(shape),
+            "data_offsets": [piece.offset, piece.offset + piece.nbytes],
+        }
+        if not piece.is_whole:
+            cut[piece.key] = {"name": piece.name, "start": piece.start, "shape": list(piece.shape)}
+    table["__metadata__"] = {"format": "pt", "cut": json.dumps(cut)}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-(LENGTH.size + len(text)) % BLOCK)
+    return LENGTH.pack(len(text)) + text
+
+
+def parse(head: bytes, *, where: str) -> tuple[list[Piece], int]:
+    """The pieces of a file, and where its data begin. `head` is the file from its first byte on."""
+    (length,) = LENGTH.unpack_from(head)
+    try:
+        table = json.loads(head[LENGTH.size : LENGTH.size + length])
+        cut = json.loads(table.pop("__metadata__", {}).get("cut", "{}"))
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{where} has no readable header: {error}") from None
+    pieces = []
+    for key, entry in table.items():
+        begin, end = entry["data_offsets"]
+        part = cut.get(key)
+        shape = tuple(part["shape"] if part else entry["shape"])
+        start = part["start"] if part else 0
+        count = 1
+        for extent in entry["shape"]:
+            count *= extent
+        pieces.append(
+            Piece(
+                name=part["name"] if part else key, dtype=entry["dtype"], shape=shape, start=start,
+                stop=start + count, offset=begin, nbytes=end - begin, is_whole=part is None,
+            )
+        )  # fmt: skip
+    return pieces, LENGTH.size + length
