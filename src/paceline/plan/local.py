@@ -12,6 +12,7 @@ from paceline.contract import Order
 from paceline.errors import SpecError
 from paceline.plan.order import carry_over, make_order
 from paceline.plan.quote import command_line, quote
+from paceline.plan.run_json import hide
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.plan.site import Site
 from paceline.spec import Job
@@ -49,9 +50,9 @@ class LocalPlan:
             settings = " ".join(f"{key}={quote(value)}" for key, value in starter.variables.items())
             lines.append(f"{name:<11} {settings} {command_line(starter.argv)}")
         lines.append(f"order       {contract.RunFolder(self.site.folder.path).order.name}:")
-        lines += [
-            f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in asdict(self.order).items()
-        ]
+        told = asdict(self.order)
+        told["variables"] = {name: hide(name, value) for name, value in self.order.variables.items()}
+        lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
         return "\n".join(lines)
 
 

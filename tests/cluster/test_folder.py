@@ -1,0 +1,158 @@
+"""Run folders: where they go, and that none is half-made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster import folder as folders
+from paceline.cluster.machine import usable_gpus
+from paceline.cluster.prepare import place_in_copy
+from paceline.cluster.runhalf import put_run_half
+from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.plan.site import Site, new_run_id
+from paceline.spec import Job, Program, load_job
+
+
+def job_in(folder: Path, text: str = "") -> Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "paceline.toml").write_text(text)
+    return load_job(Program("train.py"), cwd=folder)
+
+
+def test_scratch_by_the_environment_then_the_file_then_beside_it(tmp_path: Path) -> None:
+    plain = job_in(tmp_path / "p")
+    told = job_in(tmp_path / "q", '[project]\nscratch = "$WORK/${SUB}/x"')
+    near = job_in(tmp_path / "r", '[project]\nscratch = "../here"')
+    variables = {"WORK": "/work", "SUB": "me"}
+    assert folders.choose_scratch(plain, {}) == tmp_path / "p" / "runs"
+    assert folders.choose_scratch(told, variables) == Path("/work/me/x")
+    assert folders.choose_scratch(near, {}) == tmp_path / "here"
+    assert folders.choose_scratch(told, {**variables, "PACELINE_SCRATCH": "/big"}) == Path("/big")
+    with pytest.raises(SpecError, match=r"\$SUB is not set"):
+        folders.choose_scratch(told, {"WORK": "/work"})
+
+
+def test_a_taken_run_id_is_chosen_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, "p", "e", new_run_id())
+    with folders.new_folder(site) as first, folders.new_folder(site) as second:
+        assert first.run_id == site.run_id != second.run_id
+    assert len(list((tmp_path / "p" / "e").iterdir())) == 2
+
+
+def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: Path) -> None:
+    scratch = tmp_path / "deep" / "scratch"
+    site = Site(scratch, "p", "e", new_run_id())
+
+    def fail() -> None:
+        with folders.new_folder(site) as made:
+            made.store.mkdir()
+            (made.folder.path / "half").write_text("x")
+            raise SpecError("no")
+
+    with pytest.raises(SpecError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    with folders.new_folder(site) as kept:
+        pass
+    with pytest.raises(SpecError):
+        fail()
+    assert list((scratch / "p" / "e").iterdir()) == [kept.folder.path]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB: it fills as a disk does."""
+    path = tmp_path / "small"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
+        with folders.new_folder(Site(small_disk, "p", "e", new_run_id())) as site:
+            (site.folder.path / "big").write_bytes(b"0" * 2**20)
+    assert "PACELINE_SCRATCH" in caught.value.hint
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "scratch").write_text("")
+    with pytest.raises(EnvironmentProblem, match="cannot make the run folder"):
+        with folders.new_folder(Site(tmp_path / "scratch", "p", "e", new_run_id())):
+            pass
+
+
+def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
+    for run_id in ("20300101-000000-aaaa", "20300102-000000-bbbb", "20300102-000000-cbbb"):
+        folder = tmp_path / "p" / "e" / run_id
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+    newest = tmp_path / "p" / "e" / "20300102-000000-cbbb"
+    assert folders.find_run("aaaa", tmp_path).path.name == "20300101-000000-aaaa"
+    assert folders.find_run("last", tmp_path).path == newest
+    assert folders.find_run(str(newest), tmp_path / "elsewhere").path == newest
+    assert folders.site_of(folders.find_run("cbbb", tmp_path)) == Site(tmp_path, "p", "e", newest.name)
+    with pytest.raises(UsageError, match="names 2 runs"):
+        folders.find_run("bbb", tmp_path)
+    with pytest.raises(UsageError, match="no run 'zzz'"):
+        folders.find_run("zzz", tmp_path)
+
+
+def test_a_path_in_the_copy_of_the_code(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p")
+    site = Site(tmp_path / "s", "p", "e", "id")
+    assert place_in_copy(Path("a/train.py"), job=job, site=site) == site.folder.code / "a" / "train.py"
+    assert place_in_copy(Path("../other.py"), job=job, site=site) == tmp_path / "other.py"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_run_half_works_from_its_zip_alone(compiled: bool, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for name in ("one.zip", "two.zip"):
+        put_run_half(tmp_path / name, store=store, compiled=compiled)
+    assert os.path.samefile(tmp_path / "one.zip", tmp_path / "two.zip")
+    assert len(list(store.iterdir())) == 1
+    code = (
+        "import paceline.contract, paceline.errors, paceline.node, sys\n"
+        "assert 'one.zip' in paceline.node.__file__, paceline.node.__file__\n"
+        f"assert paceline.contract.__file__.endswith('c') == {compiled}, paceline.contract.__file__\n"
+        "try: import paceline.cli\n"
+        "except ModuleNotFoundError: print('right')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "one.zip")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "right\n", done.stderr
+
+
+def test_gpus_are_counted_by_devices_and_by_what_is_visible(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    counts = [
+        usable_gpus(environ, tmp_path)
+        for environ in (
+            {}, {"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "1,-1,2"},
+        )
+    ]  # fmt: skip
+    assert counts == [3, 2, 0, 1]

@@ -1,0 +1,154 @@
+"""Copies of the code: what they hold, that equal ones are shared, that they are whole or absent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.snapshot import Snapshot, take_snapshot
+from paceline.errors import EnvironmentProblem
+
+MB = 2**20
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with tracked, changed, deleted, new, ignored and secret files."""
+    folder = tmp_path / "a project"
+    (folder / "package").mkdir(parents=True)
+    for name in ("train.py", "package/model.py", "package/changed.py", "deleted.py"):
+        (folder / name).write_text(f"# {name}\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / ".gitignore").write_text("data/\n*.ckpt\n")
+    (folder / "link").symlink_to("package/model.py")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "all")
+    (folder / "package" / "changed.py").write_text("# changed since\n")
+    (folder / "deleted.py").unlink()
+    (folder / "new é.py").write_text("# new\n")
+    (folder / ".env").write_text("TOKEN=secret\n")
+    (folder / ".env.example").write_text("TOKEN=\n")
+    (folder / "data").mkdir()
+    (folder / "data" / "big.bin").write_bytes(b"0" * 4 * MB)
+    return folder
+
+
+def snapshot(project: Path, store: Path, *, limit: int = MB, exclude: tuple[str, ...] = ()) -> Snapshot:
+    return take_snapshot(project, store=store, limit=limit, exclude=exclude, keep_out=[store.parent])
+
+
+def contents(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    }
+
+
+EXPECTED = {
+    "train.py", "package/model.py", "package/changed.py", "run.sh", ".gitignore", "link", "new é.py", ".env.example",
+}  # fmt: skip
+
+
+def test_it_holds_the_code_as_it_is_now_and_no_secrets(project: Path, tmp_path: Path) -> None:
+    taken = snapshot(project, tmp_path / "scratch" / "store")
+    assert contents(taken.path) == EXPECTED
+    assert (taken.files, taken.left_out) == (len(EXPECTED), (".env",))
+    assert (taken.path / "package" / "changed.py").read_text() == "# changed since\n"
+    assert os.readlink(taken.path / "link") == "package/model.py"
+    assert os.access(taken.path / "run.sh", os.X_OK)
+    assert not os.access(taken.path / "train.py", os.X_OK)
+
+
+def test_equal_code_is_one_copy_and_any_change_another(project: Path, tmp_path: Path) -> None:
+    store = tmp_path / "scratch" / "store"
+    first = snapshot(project, store)
+    os.utime(project / "train.py", (1, 1))
+    assert snapshot(project, store).path == first.path
+    paths = {first.path}
+    (project / "train.py").write_text("# other\n")
+    paths.add(snapshot(project, store).path)
+    (project / "train.py").chmod(0o755)
+    paths.add(snapshot(project, store).path)
+    (project / "link").unlink()
+    (project / "link").symlink_to("train.py")
+    paths.add(snapshot(project, store).path)
+    assert len(paths) == 4
+    assert {path.name for path in store.iterdir()} == {path.name for path in paths}
+
+
+def test_without_git_the_clutter_stays_out(tmp_path: Path) -> None:
+    project = tmp_path / "plain"
+    for name in (
+        "train.py",
+        "src/a.py",
+        "__pycache__/a.pyc",
+        "env/pyvenv.cfg",
+        "env/lib/x.py",
+        "runs/p/log",
+        "id_rsa",
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    taken = snapshot(project, project / "out" / "store")
+    assert contents(taken.path) == {"train.py", "src/a.py"}
+    again = snapshot(project, project / "out" / "store")
+    assert again.path == taken.path, "the store lies inside the project, and must not be copied into itself"
+
+
+def test_patterns_leave_files_out(project: Path, tmp_path: Path) -> None:
+    taken = snapshot(project, tmp_path / "scratch" / "store", exclude=("package", "*.sh"))
+    assert contents(taken.path) == EXPECTED - {"package/model.py", "package/changed.py", "run.sh"}
+
+
+def test_too_large_names_the_largest(project: Path, tmp_path: Path) -> None:
+    (project / "weights.bin").write_bytes(b"0" * 2 * MB)
+    with pytest.raises(EnvironmentProblem, match=r"weights\.bin \(2\.0 MB\)") as caught:
+        snapshot(project, tmp_path / "scratch" / "store")
+    assert ".gitignore" in caught.value.hint
+    assert "--no-snapshot" in caught.value.hint
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_submodule_is_copied_too(project: Path, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "inside.py").write_text("x")
+    git(inner, "init", "-q")
+    git(inner, "add", ".")
+    git(inner, "commit", "-q", "-m", "x")
+    git(project, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "vendored")
+    assert "vendored/inside.py" in contents(snapshot(project, tmp_path / "scratch" / "store").path)
+
+
+def test_many_makers_at_once_make_one_copy(project: Path, tmp_path: Path) -> None:
+    store = tmp_path / "scratch" / "store"
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: snapshot(project, store), range(16)))
+    assert len({each.path for each in taken}) == 1
+    assert [path.name for path in store.iterdir()] == [taken[0].digest]
+    assert contents(taken[0].path) == EXPECTED
+
+
+def test_a_copy_that_fails_leaves_nothing(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    store = tmp_path / "scratch" / "store"
+    with pytest.raises(OSError, match="No space left"):
+        snapshot(project, store)
+    assert list(store.iterdir()) == []

@@ -1,0 +1,155 @@
+"""Plans of runs on this machine: pure, so that a table of cases is enough."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.contract import Order
+from paceline.errors import SpecError, UsageError
+from paceline.plan.local import LocalPlan, order_text, plan_local
+from paceline.plan.quote import command_line, quote
+from paceline.plan.run_json import hide_in_words
+from paceline.plan.shape import Machine
+from paceline.plan.site import Site, new_run_id
+from paceline.spec import Flag, Program, load_job
+
+LAPTOP = Machine(cores=8, gpus=0)
+SERVER = Machine(cores=64, gpus=4)
+SITE = Site(Path("/scratch"), "project", "default", "20300101-000000-abcd")
+
+
+def plan(
+    folder: Path, machine: Machine, *flags: tuple[str, str, Any], text: str = "", old: Order | None = None, **more: Any
+) -> LocalPlan:  # fmt: skip
+    (folder / "paceline.toml").write_text(text)
+    job = load_job(
+        Program("train.py", ("--lr", "0.1")), flags=[Flag(*flag) for flag in flags], cwd=folder, **more
+    )
+    return plan_local(job, site=SITE, machine=machine, python="/usr/bin/python3", old=old)
+
+
+NPROC = "--nproc", "launch.nproc"
+NODES = "--nodes", "job.nodes"
+CPU = ("--cpu", "runtime.cpu", True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        (LAPTOP, [], (1, 2, 0, 4)),
+        (LAPTOP, [(*NPROC, 4)], (1, 4, 0, 2)),
+        (LAPTOP, [(*NPROC, 32)], (1, 32, 0, 1)),
+        (LAPTOP, [(*NODES, 2), (*NPROC, 2)], (2, 2, 0, 2)),
+        (SERVER, [], (1, 4, 4, 16)),
+        (SERVER, [(*NODES, 2)], (2, 2, 2, 16)),
+        (SERVER, [CPU], (1, 2, 0, 32)),
+        (SERVER, [CPU, (*NPROC, 8)], (1, 8, 0, 8)),
+    ],
+)  # fmt: skip
+def test_shapes(machine: Machine, flags: list[Any], expected: tuple[int, ...], tmp_path: Path) -> None:
+    order = plan(tmp_path, machine, *flags).order
+    assert (order.nodes, order.nproc, order.gpus, order.threads) == expected
+
+
+def test_more_ranks_than_gpus_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="--nproc asks for 5 ranks, and this machine shows 4 GPUs") as caught:
+        plan(tmp_path, SERVER, (*NPROC, 5))
+    assert "--cpu" in caught.value.hint
+
+
+def test_nodes_in_the_file_are_the_clusters(tmp_path: Path) -> None:
+    assert plan(tmp_path, LAPTOP, text="[job]\nnodes = 16").order.nodes == 1
+
+
+def test_styles(tmp_path: Path) -> None:
+    typed = ("--style", "launch.style", "srun")
+    with pytest.raises(SpecError, match="needs a Slurm allocation"):
+        plan(tmp_path, LAPTOP, typed)
+    from_file = plan(tmp_path, LAPTOP, text='[launch]\nstyle = "srun"')
+    assert from_file.order.style == "fork"
+    assert "fork is used here" in from_file.notes[0]
+    on_mac = plan(tmp_path, replace(LAPTOP, system="Darwin"))
+    assert on_mac.order.style == "spawn"
+    assert "this is Darwin" in on_mac.notes[0]
+    assert plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).order.style == "torchrun"
+
+
+def test_the_order_says_it_all(tmp_path: Path) -> None:
+    text = """
+[environment.variables]
+A = "x,y"
+[runtime]
+precision = "bf16"
+timeout = "10m"
+[checkpoint]
+every_steps = 50
+keep_last = 3
+[resume]
+max_attempts = 4
+hang_timeout = "5m"
+[params]
+lr = 0.1
+"""
+    order = plan(tmp_path, LAPTOP, text=text).order
+    assert order.program == str(tmp_path / "train.py")
+    assert order.args == ["--lr", "0.1"]
+    assert order.variables == {"A": "x,y"}
+    assert order.runtime == {"precision": "bf16", "timeout": 600, "save_every_steps": 50, "keep_last": 3}
+    assert (order.max_restarts, order.hang_timeout, order.params) == (3, 300.0, {"lr": 0.1})
+    assert Order.from_json(order_text(order)) == order
+
+
+def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
+    launchers = plan(tmp_path, LAPTOP, (*NODES, 3)).launchers
+    assert [starter.variables["PACELINE_LAUNCHER"] for starter in launchers] == ["0/3", "1/3", "2/3"]
+    assert {starter.argv for starter in launchers} == {("/usr/bin/python3", "-m", "paceline.node")}
+
+
+def test_a_run_that_goes_on_keeps_what_nobody_typed_again(tmp_path: Path) -> None:
+    old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).order
+    new = plan(tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old).order
+    assert new == replace(old, runtime={"cpu": True, "max_steps": 9}, params={"lr": 2, "width": 8})
+    fewer = plan(tmp_path, LAPTOP, (*NPROC, 1), old=old).order
+    assert (fewer.nproc, fewer.threads) == (1, 8)
+
+
+def test_run_ids_sort_by_time_and_differ() -> None:
+    assert len({new_run_id() for _ in range(50)}) > 45
+    assert new_run_id()[:2] == "20"
+
+
+def test_secrets_on_the_command_line_are_hidden() -> None:
+    words = ["paceline", "run", "--env", "API_KEY=abc", "--env=MY_TOKEN=x=y", "--env", "A=1", "t.py", "KEY=2"]
+    assert hide_in_words(words) == [
+        "paceline", "run", "--env", "API_KEY=***", "--env=MY_TOKEN=***", "--env", "A=1", "t.py", "KEY=2",
+    ]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
+def test_bash_reads_quoted_words_back(words: list[str]) -> None:
+    line = command_line(["printf", "%s\\0", *words])
+    assert "\n" not in line
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert done.stdout == b"".join(os.fsencode(word) + b"\0" for word in words or [""])
+
+
+def test_bytes_that_are_no_text_are_quoted_and_ordered_too(tmp_path: Path) -> None:
+    word = os.fsdecode(b"a\xff\n'b")
+    done = subprocess.run(["bash", "-c", f"printf %s {quote(word)}"], capture_output=True, check=True)
+    assert done.stdout == b"a\xff\n'b"
+    order = replace(plan(tmp_path, LAPTOP).order, args=[word])
+    assert Order.from_json(order_text(order).encode().decode()).args == [word]
+
+
+def test_no_shell_can_pass_a_nul() -> None:
+    with pytest.raises(UsageError, match="NUL"):
+        quote("a\0b")
