@@ -221,9 +221,10 @@ if [ -n "$again" ] && [ -z "$ended" ] && [ ! -e "$run/cancelled" ]; then
     trap '' TERM # requeueing ends this shell by TERM; the rest must be done first
     if [ -n "$fixed" ]; then
         # A new job goes on from here once this one is gone.
-        env -i HOME="$HOME" USER="${{USER:-}}" LANG="${{LANG:-C}}" PATH="$PATH" \\
+        next=$(env -i HOME="$HOME" USER="${{USER:-}}" LANG="${{LANG:-C}}" PATH="$PATH" \\
             ${{SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"}} \\
-            sbatch --dependency="afterany:$SLURM_JOB_ID"{_continuation_exclude(batch)} "$run/job.sbatch"
+            sbatch --parsable --dependency="afterany:$SLURM_JOB_ID"{_continuation_exclude(batch)} "$run/job.sbatch") &&
+            echo "${{next%%;*}}" >"$run/job"
     elif scontrol requeue "$self"; then
 {exclude}        sleep 60 # until Slurm ends this shell
     fi

@@ -1,0 +1,291 @@
+"""`paceline submit`: a script on Slurm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, options
+from paceline.cluster import folder as folders
+from paceline.cluster import slurm
+from paceline.cluster.checks import check_job
+from paceline.cluster.findings import PROBLEM, WARNING, Finding
+from paceline.cluster.limits import explain_refusal
+from paceline.cluster.prepare import place_in_copy, prepare
+from paceline.cluster.survey import Partition, chosen, fair_cpus, survey_if_possible
+from paceline.contract import DONE, STOPPED, STOPPED_EXIT, RunFolder, write_atomically
+from paceline.errors import ClusterError, UsageError
+from paceline.plan.site import Site
+from paceline.plan.slurm import SlurmPlan, plan_slurm
+from paceline.spec import Flag, Job, load_job
+
+
+def option(name: str, text: str, *, metavar: str | None = None) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(name, help=text, metavar=metavar)
+    return found
+
+
+@options.takes_a_script
+def command(
+    words: options.Words = None,
+    *,
+    module: options.Module = False,
+    nodes: Annotated[int | None, option("--nodes", "How many nodes.", metavar="N")] = None,
+    gpus: Annotated[
+        int | None, option("--gpus", "GPUs on each node; one rank runs per GPU.", metavar="N")
+    ] = None,
+    gpu_type: Annotated[str | None, option("--gpu-type", "Their model, as the cluster calls it.")] = None,
+    cpus_per_gpu: Annotated[
+        int | None, option("--cpus-per-gpu", "Cores per GPU (else a fair share).")
+    ] = None,
+    mem_per_gpu: Annotated[str | None, option("--mem-per-gpu", "Memory per GPU.", metavar="32G")] = None,
+    mem_per_node: Annotated[str | None, option("--mem-per-node", "Memory per node.", metavar="256G")] = None,
+    time: Annotated[str | None, option("--time", "The time limit.", metavar="2h")] = None,
+    partition: Annotated[str | None, option("--partition", "The partition, or several with commas.")] = None,
+    account: Annotated[str | None, option("--account", "The account that pays.")] = None,
+    qos: Annotated[str | None, option("--qos", "The quality of service.")] = None,
+    constraint: Annotated[str | None, option("--constraint", "Features that the nodes must have.")] = None,
+    reservation: Annotated[str | None, option("--reservation", "The reservation to run in.")] = None,
+    nodelist: Annotated[str | None, option("--nodelist", "Nodes that must be used.")] = None,
+    exclude: Annotated[str | None, option("--exclude", "Nodes that must not be used.")] = None,
+    after: Annotated[
+        list[str] | None, option("--after", "Start when this run has ended well.", metavar="RUN")
+    ] = None,
+    exclusive: Annotated[bool, option("--exclusive", "Share the nodes with nobody.")] = False,
+    comment: Annotated[str | None, option("--comment", "A comment for the accounting.")] = None,
+    mail: Annotated[str | None, option("--mail", "Who is told when it ends.", metavar="ADDRESS")] = None,
+    sbatch_arg: Annotated[
+        list[str] | None,
+        option("--sbatch-arg", "A further argument of sbatch (again for more).", metavar="ARG"),
+    ] = None,
+    style: options.Style = None,
+    nproc: options.Nproc = None,
+    cpu: options.Cpu = False,
+    backend: options.Backend = None,
+    env: options.Env = None,
+    param: options.Param = None,
+    experiment: options.Experiment = None,
+    name: options.Name = None,
+    precision: options.Precision = None,
+    seed: options.Seed = None,
+    max_steps: options.MaxSteps = None,
+    profile: options.Profile = None,
+    start_from: options.StartFrom = None,
+    preload: options.Preload = None,
+    tee: options.Tee = None,
+    hang_timeout: options.HangTimeout = None,
+    max_attempts: Annotated[
+        int | None, option("--max-attempts", "Failures before the run is given up.", metavar="N")
+    ] = None,
+    grace: Annotated[
+        str | None, option("--grace", "How long before the limit the ranks save and stop.", metavar="2m")
+    ] = None,
+    no_requeue: Annotated[bool, option("--no-requeue", "End at the time limit, for good.")] = False,
+    debug: options.Debug = False,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+    no_snapshot: options.NoSnapshot = False,
+    no_check: Annotated[bool, option("--no-check", "Do not look for problems first.")] = False,
+    dry_run: options.DryRun = False,
+    script_only: Annotated[
+        Path | None,
+        option("--script-only", "Prepare all, write the script to FILE, submit nothing.", metavar="FILE"),
+    ] = None,
+    wait: Annotated[bool, option("--wait", "Return when the run is over, with its status.")] = False,
+    follow: Annotated[bool, option("--follow", "The same, and print what rank 0 prints.")] = False,
+) -> int:
+    """Start a script on Slurm.
+
+    All options come before the script; all that follows it is the script's, untouched.
+
+    \b
+    paceline submit --nodes 2 --gpus 8 --time 4h train.py --lr 0.1
+    paceline submit --gpus 1 --follow train.py         watch rank 0
+    paceline submit --dry-run --gpus 8 train.py        print the exact script
+    paceline submit --after last --gpus 8 evaluate.py  once the newest run is done
+
+    The run goes back into the queue by itself when its time is up, and goes on from its newest checkpoint.
+    """
+    flags = [
+        Flag("--nodes", "job.nodes", nodes),
+        Flag("--gpus", "job.gpus_per_node", gpus),
+        Flag("--gpu-type", "job.gpu_type", gpu_type),
+        Flag("--cpus-per-gpu", "job.cpus_per_gpu", cpus_per_gpu),
+        Flag("--mem-per-gpu", "job.mem_per_gpu", mem_per_gpu),
+        Flag("--mem-per-node", "job.mem_per_node", mem_per_node),
+        Flag("--time", "job.time", time),
+        Flag("--partition", "job.partition", partition),
+        Flag("--account", "job.account", account),
+        Flag("--qos", "job.qos", qos),
+        Flag("--constraint", "job.constraint", constraint),
+        Flag("--reservation", "job.reservation", reservation),
+        Flag("--nodelist", "job.nodelist", nodelist),
+        Flag("--exclude", "job.exclude", exclude),
+        Flag("--exclusive", "job.exclusive", exclusive or None),
+        Flag("--comment", "job.comment", comment),
+        Flag("--mail", "job.mail", mail),
+        Flag("--sbatch-arg", "job.extra", sbatch_arg or None),
+        Flag("--style", "launch.style", style),
+        Flag("--nproc", "launch.nproc", nproc),
+        Flag("--cpu", "runtime.cpu", cpu or None),
+        Flag("--backend", "runtime.backend", backend),
+        Flag("--env", "environment.variables", options.parse_variables(env)),
+        Flag("--experiment", "project.experiment", experiment),
+        Flag("--name", "job.name", name),
+        Flag("--precision", "runtime.precision", precision),
+        Flag("--seed", "runtime.seed", seed),
+        Flag("--max-steps", "runtime.max_steps", max_steps),
+        Flag("--profile", "runtime.profile", profile),
+        Flag("--start-from", "runtime.start_from", start_from),
+        Flag("--preload", "launch.preload", preload or None),
+        Flag("--tee", "launch.tee", tee),
+        Flag("--hang-timeout", "resume.hang_timeout", hang_timeout),
+        Flag("--max-attempts", "resume.max_attempts", max_attempts),
+        Flag("--grace", "resume.grace", grace),
+        Flag("--no-requeue", "resume.requeue", False if no_requeue else None),
+        Flag("--debug", "launch.debug", debug or None),
+        Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
+        Flag("--no-check", "launch.check", False if no_check else None),
+    ]
+    cwd = Path.cwd()
+    program = options.find_program(words, is_module=module, cwd=cwd)
+    job = load_job(program, flags=flags, params=param or (), config=config, profile=cluster_profile, cwd=cwd)
+    draft = Draft(job, after=after or ())
+    if dry_run:
+        print(draft.plan(draft.site).show(), end="")
+        return 0
+    draft.check()
+    folder, number = draft.submit(script_only=script_only)
+    if number is None:
+        return 0
+    if follow or wait:
+        return see_it_through(folder, follow=follow)
+    return 0
+
+
+class Draft:
+    """A job on its way to the queue: what the cluster has, and the plan that follows from it."""
+
+    def __init__(self, job: Job, *, after: Sequence[str] = ()) -> None:
+        self.job = job
+        self.site = folders.choose_site(job, os.environ)
+        self.partitions: list[Partition] = survey_if_possible()
+        self.after = [self._job_id(word) for word in after]
+
+    def plan(self, site: Site) -> SlurmPlan:
+        job = self.job
+        gpus = job.resources.gpus_per_node or 0
+        names = job.resources.partition or os.environ.get("SBATCH_PARTITION")
+        fair = fair_cpus(
+            chosen(self.partitions, names), gpus=gpus, gpu_type=job.resources.gpu_type, nproc=job.launch.nproc or 1
+        )  # fmt: skip
+
+        def place_of(path: Path) -> Path:
+            return place_in_copy(path, job=job, site=site) if job.project.snapshot else path
+
+        return plan_slurm(
+            job, site=site, environ=os.environ, python=sys.executable, fair_cpus=fair,
+            after=self.after, place_of=place_of,
+        )  # fmt: skip
+
+    def findings(self) -> list[Finding]:
+        return check_job(self.job, self.plan(self.site), self.partitions)
+
+    def check(self) -> None:
+        """Say what is doubtful; refuse what cannot work."""
+        if not slurm.available():
+            raise ClusterError(
+                "there is no sbatch here",
+                hint="type this on a login node of the cluster, or make a small one here: paceline sandbox up",
+            )
+        if not self.job.launch.check:
+            return
+        found = self.findings()
+        for each in found:
+            if each.level == WARNING:
+                console.say_note(f"{each.text}{f' ({each.hint})' if each.hint else ''}")
+        problems = [each for each in found if each.level == PROBLEM]
+        for each in problems[:-1]:
+            console.say_problem(each.text, each.hint)
+        if problems:
+            raise UsageError(problems[-1].text, hint=problems[-1].hint or "or submit anyway: --no-check")
+
+    def submit(self, *, script_only: Path | None = None) -> tuple[RunFolder, str | None]:
+        """Make the run folder and give it to Slurm; a refusal leaves nothing behind."""
+        job, number = self.job, None
+        with folders.new_folder(self.site) as site:
+            plan = self.plan(site)
+            prepared = prepare(
+                job, site=site, shape=plan.shape, order=plan.order, command=["paceline", *sys.argv[1:]],
+                backend="slurm", code_is_needed=True, compiled=job.environment.kind == "current",
+            )  # fmt: skip
+            slurm.write_files(plan)
+            if script_only is not None:
+                write_atomically(script_only.absolute(), plan.script)
+            else:
+                number = self._give(plan)
+        for note in (*plan.notes, *prepared.notes):
+            console.say_note(note)
+        self._tell(plan, number, script_only)
+        return site.folder, number
+
+    def _give(self, plan: SlurmPlan) -> str:
+        try:
+            return slurm.submit(plan)
+        except ClusterError as refusal:
+            words = refusal.message.partition("refused the job: ")[2]
+            if not words:
+                raise
+            raise explain_refusal(self.job, plan, self.partitions, words) from None
+
+    def _tell(self, plan: SlurmPlan, number: str | None, script_only: Path | None) -> None:
+        run = plan.site.run_id
+        if number is None:
+            print(f"prepared {run}; submit it: sbatch {script_only}")
+        else:
+            print(f"submitted {run} as job {number}: {plan.layout.nodes} nodes x {plan.layout.nproc} ranks")
+        print(f"  folder  {plan.site.folder.path}")
+        if number is not None:
+            print(f"  logs    paceline logs -f {run}")
+            print("  state   paceline ps")
+            print(f"  end it  paceline cancel {run}", flush=True)
+
+    def _job_id(self, word: str) -> str:
+        """`--after`: a run, or a job's id."""
+        try:
+            found = slurm.job_of(folders.find_run(word, self.site.scratch))
+        except UsageError:
+            if word.replace("_", "").isdigit():
+                return word
+            raise
+        if found is None:
+            raise UsageError(
+                f"--after {word}: that run is no job of Slurm's", hint="runs here cannot be waited for"
+            )
+        return found
+
+
+def see_it_through(folder: RunFolder, *, follow: bool) -> int:
+    """Until the run is over; its status as an exit code."""
+    from paceline.watch.follow import Watcher, wait_for
+    from paceline.watch.follow import follow as stream
+
+    if follow:
+        watcher = Watcher(folder)
+        for text in stream(folder, watcher=watcher):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        record = watcher.record
+    else:
+        record = wait_for(folder)
+    colour = console.GREEN if record.status == DONE else console.RED
+    console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}", colour=colour)
+    if record.status == DONE:
+        return 0
+    console.say_note(f"logs: {folder.slurm_log}")
+    return STOPPED_EXIT if record.status == STOPPED else 1

@@ -1,0 +1,67 @@
+"""What is wrong with a job before it is queued: a wasted night in the queue is what hurts most."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.cluster.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.limits import check_limits, check_with_slurm
+from paceline.cluster.program_check import check_program
+from paceline.cluster.survey import Partition
+from paceline.plan.slurm import SlurmPlan
+from paceline.spec import Job
+
+LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
+
+
+def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
+    """Every check, the quick and certain ones first. Slurm itself is asked last, with the real script."""
+    found = [*check_program(job, plan), *check_folder(plan, partitions), *check_limits(job, plan, partitions)]
+    if any(each.level == PROBLEM for each in found):
+        return found
+    return [*found, check_with_slurm(job, plan, partitions)]
+
+
+_LOCAL = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs")
+
+
+def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
+    """Whether all nodes are likely to see the run folder, and whether there is room in it."""
+    scratch = plan.site.scratch
+    there = next(path for path in (scratch, *scratch.parents) if path.exists())
+    found = []
+    kind = file_system(there)
+    host = socket.gethostname().split(".")[0]
+    if kind in _LOCAL and partitions:
+        found.append(
+            Finding(
+                "run folder", WARNING, f"{scratch} is on a disk of {host} ({kind}): do the nodes see it?",
+                "if not, choose a shared folder: [project] scratch, or PACELINE_SCRATCH",
+            )
+        )  # fmt: skip
+    else:
+        found.append(Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})"))
+    free = shutil.disk_usage(there).free
+    text = f"{free / 2**30:.1f} GB free"
+    level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
+    hint = "" if level == GOOD else "remove old runs, or choose another scratch folder"
+    return [*found, Finding("free space", level, text, hint)]
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """The type of the file system that a path is on; empty where nobody says."""
+    best, kind = "", ""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    real = str(path.resolve())
+    for line in lines:
+        _, point, this = line.split()[:3]
+        point = point.replace("\\040", " ")
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, this
+    return kind

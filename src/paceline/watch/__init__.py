@@ -1,0 +1,1 @@
+"""Run folders and the scheduler, read together: what becomes of runs. Nothing here writes."""

@@ -1,0 +1,161 @@
+"""What is known of a run, from its folder and, for a job, from the scheduler: asked once, however many runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from paceline.cluster import slurm
+from paceline.cluster.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
+from paceline.contract import DONE, FAILED, STOPPED, RunFolder, read_verdict
+from paceline.errors import ClusterError
+
+Ask = Callable[[Iterable[str]], Mapping[str, JobState]]
+
+# What a run's status says about waiting for it.
+OVER = {
+    DONE,
+    FAILED,
+    STOPPED,
+    "cancelled",
+    "lost",
+    "timed out",
+    "node failed",
+    "out of memory",
+    "preempted",
+    "revoked",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as `paceline ps` shows it."""
+
+    folder: RunFolder
+    told: dict[str, Any]  # run.json
+    status: str
+    job: str | None
+    state: JobState | None
+    attempts: int
+    step: int | None
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.path.name
+
+    @property
+    def is_over(self) -> bool:
+        if self.state is not None:
+            return self.state.phase == ENDED
+        return self.status in OVER
+
+    @property
+    def detail(self) -> str:
+        """Why it waits, or where it runs."""
+        if self.state is None:
+            return str(self.told.get("host", "")) if self.job is None else ""
+        return self.state.reason if self.state.phase == WAITING else self.state.nodes
+
+
+def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
+    """The runs under a scratch folder, newest first: a run's id sorts by time."""
+    paths = sorted((path.parent for path in scratch.glob("*/*/*/run.json")), key=lambda path: path.name)
+    newest = paths[::-1]
+    return [RunFolder(path) for path in (newest if limit is None else newest[:limit])]
+
+
+def look(folders: Iterable[RunFolder], ask: Ask = slurm.states) -> list[Record]:
+    """Records of runs. A scheduler that does not answer leaves the states of its jobs unknown."""
+    listed = list(folders)
+    jobs = {folder.path: slurm.job_of(folder) for folder in listed}
+    wanted = [job for job in jobs.values() if job is not None]
+    known: Mapping[str, JobState] | None = {}
+    if wanted:
+        try:
+            known = ask(wanted)
+        except ClusterError:
+            known = None
+    return [_record(folder, jobs[folder.path], known) for folder in listed]
+
+
+def look_at(folder: RunFolder, ask: Ask = slurm.states) -> Record:
+    return look([folder], ask)[0]
+
+
+def _record(folder: RunFolder, job: str | None, known: Mapping[str, JobState] | None) -> Record:
+    state = known.get(job) if known is not None and job is not None else None
+    return Record(
+        folder=folder,
+        told=read_json(folder.run_json),
+        status=_status(folder, job, state, asked=known is not None),
+        job=job,
+        state=state,
+        attempts=len(folder.attempts()),
+        step=last_step(folder.metrics),
+    )
+
+
+def _status(folder: RunFolder, job: str | None, state: JobState | None, *, asked: bool) -> str:
+    """One word. The verdict beats the scheduler's word on how a job ended: exit codes arrive garbled."""
+    if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
+        return state.word
+    verdict = newest_verdict(folder)
+    if verdict == DONE:
+        return DONE
+    if folder.cancelled.exists():
+        return "cancelled"
+    if state is not None:
+        return state.word if state.word != DONE else verdict or state.word
+    if job is None and verdict is None:
+        return "running" if _runs_here(folder) else "lost"
+    # A job that the queue and the accounting have forgotten, and that has left no verdict.
+    return verdict or ("lost" if asked else "unknown")
+
+
+def newest_leg(folder: RunFolder) -> Path | None:
+    legs = [path for path in folder.path.glob("legs/*") if path.is_dir()]
+    return max(legs, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def newest_verdict(folder: RunFolder) -> str | None:
+    leg = newest_leg(folder)
+    return read_verdict(leg / "verdict") if leg else None
+
+
+def _runs_here(folder: RunFolder) -> bool:
+    leg = newest_leg(folder)
+    pid = leg.name.removeprefix("pid-") if leg else ""
+    return pid.isdigit() and psutil.pid_exists(int(pid))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def last_step(metrics: Path) -> int | None:
+    """The step of the newest whole line; only the file's end is read."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 8192))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            step = json.loads(line).get("step")
+        except (ValueError, AttributeError):
+            continue
+        if isinstance(step, int):
+            return step
+    return None
