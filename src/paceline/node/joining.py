@@ -12,22 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paceline import contract
-from paceline.contract import LegFolder, RunFolder
 from paceline.errors import LaunchError
 from paceline.node import network
 from paceline.node.link import encode, prove, read_line, same
-from paceline.node.place import Place, host_of_node
+from paceline.node.network import LOOPBACK
+from paceline.node.place import Absent, Place, host_of_node, leg_folder
 
 Facts = dict[str, Any]
 
 RESOLVE_WITHIN = 10.0  # name services hiccup; longer than this is a node that cannot see the head
 HANDSHAKE_WITHIN = 5.0  # for one connection: a port scanner must not keep the others waiting for long
 VERDICT_WITHIN = 15.0  # how long a member that could not join waits for the head to end the run
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -40,23 +38,8 @@ class Joined:
     peer: str  # an address on another node
 
 
-class Absent(LaunchError):
-    """Launchers that did not join; `hosts` are their nodes, as far as they are known."""
-
-    def __init__(self, message: str, *, hint: str = "", hosts: list[str] | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.hosts = hosts or []
-
-
 class Dismissed(LaunchError):
     """The head turned this launcher away, and so knows about it."""
-
-
-def leg_folder(environ: Mapping[str, str]) -> LegFolder | None:
-    """The folder that all launchers of this leg share, if they were given one."""
-    if contract.RUN in environ and contract.LEG in environ:
-        return RunFolder(Path(environ[contract.RUN])).leg(environ[contract.LEG])
-    return None
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
@@ -267,8 +250,7 @@ class Visitor:
 
     def _shake_hands(self, sock: socket.socket, facts: Facts, patience: float) -> dict[str, Any]:
         place = self.place
-        # The head is busy with one at a time: a greeting may wait behind others.
-        greeting = read_line(sock, time.monotonic() + 4 * HANDSHAKE_WITHIN)
+        greeting = read_line(sock, time.monotonic() + HANDSHAKE_WITHIN)
         nonce = secrets.token_hex(16)
         proof = prove(self.token, str(greeting["nonce"]), place.index)
         sock.sendall(

@@ -6,15 +6,22 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from paceline import contract
 from paceline.errors import LaunchError
-from paceline.node.joining import LOOPBACK, Absent, Facts, Host, Visitor, leg_folder
-from paceline.node.link import SILENCE, Link, Message
-from paceline.node.place import Place
+from paceline.node.network import LOOPBACK
+from paceline.node.place import Absent, Place, leg_folder
+
+if TYPE_CHECKING:  # a launcher that is alone needs neither, and is to start fast
+    from paceline.node.link import Link
 
 __all__ = ["Absent", "Facts", "Master", "Meeting", "join", "leg_folder"]
 
+Facts = dict[str, Any]
+Message = dict[str, Any]
+
+SILENCE = 12.0  # seconds without a word before another launcher counts as lost
 PATIENCE = 120.0  # seconds within which all launchers must have joined
 
 
@@ -37,7 +44,8 @@ class Meeting:
         self.addr = addr  # of the head, as the members reach it
         self.peer = peer  # an address on another node: the way there is the interface to train over
         self._link = link
-        self._kept: list[Message] = []  # arrived while `prepare` waited for something else
+        self._arrived: list[Message] = []  # for the launcher
+        self._preparing: list[Message] = []  # for `prepare`; another launcher may be there first
         self._reserved: socket.socket | None = None
 
     def name_of(self, index: int) -> str:
@@ -65,10 +73,10 @@ class Meeting:
 
     def poll(self) -> list[Message]:
         """What has arrived: the others' messages, {"kind": "left", "from": i}, {"kind": "lost", "index": i, "why"}."""
-        if self._link is None:
-            return []
-        kept, self._kept = self._kept, []
-        return kept + self._link.poll()
+        if self._link is not None:
+            self._sort(self._link.poll())
+        arrived, self._arrived = self._arrived, []
+        return arrived
 
     def fileno(self) -> int | None:
         """Readable when `poll` has something new."""
@@ -93,30 +101,42 @@ class Meeting:
         port: int = self._reserved.getsockname()[1]
         return port
 
+    def _sort(self, messages: list[Message]) -> None:
+        for message in messages:
+            own = message.get("kind") in ("ready", "prepared")
+            (self._preparing if own else self._arrived).append(message)
+
     def _await(self, kind: str, attempt: int, whom: set[int], within: float) -> dict[int, Message]:
-        """One message of a kind from each of some launchers. Other messages are kept for `poll`."""
+        """One message of a kind from each of some launchers, or an error that names who is gone or late."""
         assert self._link is not None
-        got: dict[int, Message] = {}
         deadline = time.monotonic() + within
-        arrived, self._kept = self._kept, []
         while True:
-            for message in arrived:
-                if message.get("kind") == kind and message.get("attempt") == attempt:
-                    got[message["from"]] = message
-                    continue
-                self._kept.append(message)
-                gone = {"lost": "index", "left": "from"}.get(message.get("kind", ""))
-                if gone is not None and (message[gone] in whom - set(got) or not self.place.is_head):
-                    raise LaunchError(
-                        f"{self.name_of(message[gone])} was lost before attempt {attempt} began"
-                    )
+            present = self._link.present  # looked up before the inbox: what one said before it went is heard
+            self._sort(self._link.poll())
+            got = {
+                message["from"]: message
+                for message in self._preparing
+                if message["kind"] == kind and message["attempt"] == attempt
+            }
             if whom <= set(got):
+                self._preparing = [message for message in self._preparing if message["attempt"] > attempt]
                 return got
+            gone = whom - set(got) - present
+            if not self.place.is_head:
+                # Another member's loss ends the head's wait too, and so this one.
+                gone |= {message["index"] for message in self._arrived if message.get("kind") == "lost"}
+            if gone:
+                raise self._absent(gone, f"was lost before attempt {attempt} began")
             left = deadline - time.monotonic()
             if left <= 0:
-                missing = ", ".join(self.name_of(index) for index in sorted(whom - set(got)))
-                raise LaunchError(f"{missing} was not ready for attempt {attempt} within {within:g} s")
-            arrived = self._link.wait(left)
+                raise self._absent(
+                    whom - set(got), f"was not ready for attempt {attempt} within {within:g} s"
+                )
+            self._sort(self._link.wait(min(left, 1.0)))
+
+    def _absent(self, indices: set[int], what: str) -> Absent:
+        names = ", ".join(self.name_of(index) for index in sorted(indices))
+        return Absent(f"{names} {what}", hosts=sorted({self.roster[index]["host"] for index in indices}))
 
 
 def join(
@@ -130,6 +150,9 @@ def join(
     """Meet the other launchers, in whatever order they start, or say who never came (`Absent`, on the head)."""
     if place.count == 1:
         return Meeting(place, [facts])
+    from paceline.node.joining import Host, Visitor
+    from paceline.node.link import Link
+
     token = environ.get(contract.TOKEN, "")
     if not token:
         raise LaunchError(

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import LaunchError
 
+LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _VIRTUAL = (
     "lo",

@@ -10,9 +10,10 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline import contract
-from paceline.contract import Order
+from paceline.contract import LegFolder, Order, RunFolder
 from paceline.errors import LaunchError
 
 RANK_STYLES = ("srun",)  # the scheduler starts one launcher per rank
@@ -40,6 +41,14 @@ class Place:
     def ranks(self) -> list[int]:
         """The global ranks that this launcher starts."""
         return [self.first_rank + position for position in range(len(self.local_ranks))]
+
+
+class Absent(LaunchError):
+    """Launchers that did not join; `hosts` are their nodes, as far as they are known."""
+
+    def __init__(self, message: str, *, hint: str = "", hosts: list[str] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.hosts = hosts or []
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,13 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     if not text.isdigit():
         raise LaunchError(f'{name} is "{text}"; expected a number')
     return int(text)
+
+
+def leg_folder(environ: Mapping[str, str]) -> LegFolder | None:
+    """The folder that all launchers of this leg share, if they were given one."""
+    if contract.RUN in environ and contract.LEG in environ:
+        return RunFolder(Path(environ[contract.RUN])).leg(environ[contract.LEG])
+    return None
 
 
 def host_of_node(node: int, environ: Mapping[str, str]) -> str:

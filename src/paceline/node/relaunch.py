@@ -84,12 +84,11 @@ def decide(history: Sequence[AttemptSummary], max_restarts: int) -> Decision:
     if max_restarts <= 0:
         return Decision(False, "no relaunch was asked for", exclude=exclude)
     if last.before_first_step:
-        earlier = [attempt for attempt in history[:-1] if attempt.before_first_step]
         if last.cause in OWN_DOING:
             return Decision(
                 False, "it failed before its first step: trying again would not help", exclude=exclude
             )
-        if earlier:
+        if len(history) > 1 and history[-2].before_first_step:
             return Decision(False, "it ended twice before its first step", exclude=exclude)
     if any(_same_failure(last, attempt) for attempt in history[:-1]):
         return Decision(False, f"the same failure at step {last.step}, twice: {last.error}", exclude=exclude)

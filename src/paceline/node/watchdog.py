@@ -5,7 +5,6 @@ Ages are told, not times: the clocks of nodes differ.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +110,7 @@ def stragglers(paces: Mapping[int, float], *, factor: float = 1.5) -> list[Strag
     if len(known) < 2:
         return []
     # The lower middle: of two ranks, the faster one is the measure.
-    median = statistics.median_low(known.values())
+    median = sorted(known.values())[(len(known) - 1) // 2]
     slow = [
         Straggler(rank, seconds, seconds / median)
         for rank, seconds in known.items()

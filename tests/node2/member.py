@@ -1,0 +1,57 @@
+"""One launcher's part in a meeting, as a process of its own: told what to do by lines, answers by lines of JSON.
+
+`python -m tests.node2.member INDEX COUNT [SILENCE [PATIENCE]]`, with the run's variables in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from paceline.contract import Order
+from paceline.errors import LaunchError
+from paceline.node import meeting
+from paceline.node.place import find_place
+
+
+def answer(kind: str, **fields: Any) -> None:
+    print(json.dumps({"answer": kind, **fields}), flush=True)
+
+
+def main(index: int, count: int, silence: float = 60.0, patience: float = 60.0) -> None:
+    order = Order(run_id="r", program="x", args=[], nodes=count)
+    place = find_place(order, {**os.environ, "PACELINE_LAUNCHER": f"{index}/{count}"})
+    try:
+        joined = meeting.join(
+            place,
+            os.environ,
+            {"host": f"host{index}", "pid": os.getpid()},
+            silence=silence,
+            patience=patience,
+        )
+    except LaunchError as error:
+        answer("refused", message=str(error), hosts=getattr(error, "hosts", []))
+        return
+    answer("joined", roster=joined.roster, addr=joined.addr, peer=joined.peer)
+    for line in sys.stdin:
+        verb, _, rest = line.strip().partition(" ")
+        if verb == "prepare":
+            try:
+                master = joined.prepare(int(rest))
+                answer("prepared", addr=master.addr, port=master.port)
+            except LaunchError as error:
+                answer("refused", message=str(error), hosts=getattr(error, "hosts", []))
+        elif verb == "say":
+            message = json.loads(rest)
+            joined.say(message, to=message.get("whom"))
+        elif verb == "poll":
+            answer("polled", messages=joined.poll())
+        elif verb == "close":
+            joined.close()
+            answer("closed")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))
