@@ -1,0 +1,289 @@
+"""A sandbox is a real cluster: jobs, arrays, GPUs, faults, two at once; and nothing is left of it after `down`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.errors import EnvironmentProblem, PacelineError, UsageError
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing, orphaned, packages
+from tests.slurm.harness import Cluster
+
+pytestmark = pytest.mark.slurm
+ROOT = os.geteuid() == 0
+BEST = NAMESPACES if ROOT else PLAIN
+NETWORKS = [
+    PLAIN,
+    pytest.param(NAMESPACES, marks=pytest.mark.skipif(not ROOT, reason="namespaces need root")),
+]
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    if lacking := missing(Settings(network=BEST)):
+        pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Whatever still runs for a sandbox: its folder stands in the command line or the environment of each."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), *process.environ().values()]
+        except (psutil.Error, OSError):
+            continue
+        if process.pid != os.getpid() and any(str(folder) in each for each in told):
+            found.append(f"{process.pid} {' '.join(process.cmdline())}")
+    return found
+
+
+def interfaces() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+@pytest.fixture(params=NETWORKS)
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """Two nodes with two GPUs; afterwards nothing of them may be left."""
+    before = interfaces()
+    made = Cluster.up(tmp_path / "box", nodes=2, gpus=2, network=request.param, owner=os.getpid())
+    try:
+        yield made
+    finally:
+        made.down()
+    assert not processes_of(made.folder)
+    assert interfaces() == before
+    assert sorted(path.name for path in made.folder.iterdir()) == ["log"]
+    made.down()  # safe to repeat
+
+
+def test_jobs_arrays_and_gpus(cluster: Cluster, tmp_path: Path) -> None:
+    seen = cluster.run(
+        ["srun", "-N2", "--ntasks-per-node=2", "--gpus-per-task=1",
+         "sh", "-c", "echo $SLURMD_NODENAME $SLURM_LOCALID $CUDA_VISIBLE_DEVICES"]
+    ).stdout.splitlines()  # fmt: skip
+    assert sorted(seen) == ["node1 0 0", "node1 1 1", "node2 0 0", "node2 1 1"]
+    whole = cluster.run(["srun", "-n1", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES"]).stdout
+    assert whole.strip() == "0,1"
+    array = cluster.submit("echo $SLURM_ARRAY_TASK_ID", "--array=0-3", output=tmp_path / "task-%a")
+    for task in range(4):
+        assert cluster.wait(f"{array}_{task}") == "COMPLETED"
+        assert (tmp_path / f"task-{task}").read_text().strip() == str(task)
+    refused = cluster.run(["sbatch", "--gres=gpu:3", "--wrap", "true"], check=False)
+    assert refused.returncode != 0
+
+
+def test_node_dies_with_its_tasks_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+    # The task has a child that leaves its process group: a power cut spares nobody.
+    mark = tmp_path / "mark"
+    script = f"srun sh -c 'setsid sleep 3611 & touch {mark}; wait'"
+    job = cluster.submit(script, "-w", "node2", "--requeue")
+    cluster.wait(job, "RUNNING")
+    _until(mark.exists)
+    cluster.kill_node(2, tell=True)
+    assert not cluster.is_running("node2")
+    assert not [told for told in processes_of(tmp_path / "box") if "sleep 3611" in told]
+    assert "down" in cluster.states()["node2"].state
+    mark.unlink()
+    cluster.start_node("node2")
+    _until(lambda: cluster.state(job) == "RUNNING" and cluster.restarts(job) == 1)
+    _until(mark.exists)
+    cluster.clear()
+
+
+@pytest.mark.parametrize("cluster", [BEST], indirect=True)
+def test_controller_restarts_and_crashes_beneath_a_job(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done")
+    cluster.wait(job, "RUNNING")
+    for kill in (False, True):
+        # A graceful end writes the state down, so that the crash after it loses nothing.
+        old = cluster.record.processes["slurmctld"]
+        cluster.restart_controller(kill=kill)
+        assert not old.alive()
+        cluster.wait_ready()
+        assert cluster.state(job) == "RUNNING"
+    (tmp_path / "go").touch()
+    assert cluster.wait(job) == "COMPLETED"
+
+
+@pytest.mark.skipif(not ROOT, reason="namespaces need root")
+def test_nodes_talk_until_the_cable_is_cut(tmp_path: Path) -> None:
+    cluster = Cluster.up(tmp_path / "box", nodes=2, gpus=0, network=NAMESPACES)
+    try:
+        assert cluster.exec(1, ["hostname"]).stdout.strip() == "node1"
+        reach = ["bash", "-c", f"exec 3<>/dev/tcp/node2/{cluster.record.ports['node2']}"]
+        assert cluster.exec(1, reach, timeout=60).returncode == 0
+        cluster.cut(2)
+        assert cluster.states()["node2"].cut
+        assert cluster.exec(1, ["timeout", "2", *reach]).returncode != 0
+        cluster.heal(2)
+        _until(lambda: cluster.exec(1, reach, timeout=60).returncode == 0)
+        cluster.wait_ready()
+        # Nodes see no processes but their own.
+        assert len(cluster.exec(2, ["ps", "ax"]).stdout.splitlines()) < 12
+    finally:
+        cluster.down()
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    first = Cluster.up(tmp_path / "a", nodes=2, network=BEST)
+    try:
+        second = Cluster.up(tmp_path / "b", nodes=2, network=BEST)
+        try:
+            assert not set(first.record.ports.values()) & set(second.record.ports.values())
+            for each in (first, second):
+                assert len(each.run(["srun", "-N2", "hostname"]).stdout.split()) == 2
+        finally:
+            second.down()
+        assert len(first.run(["srun", "-N2", "hostname"]).stdout.split()) == 2
+        with pytest.raises(UsageError, match="already"):
+            Sandbox.up(tmp_path / "a", network=BEST)
+    finally:
+        first.down()
+
+
+def test_failed_start_leaves_nothing_and_says_why(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    before = interfaces()
+    with pytest.raises(PacelineError, match="NoSuchKey"):
+        Sandbox.up(box, nodes=2, network=BEST, options={"NoSuchKey": "1"})
+    assert not processes_of(box)
+    assert interfaces() == before
+    assert not (box / "sandbox.json").exists()
+    with pytest.raises(UsageError, match="no sandbox is up"):
+        Sandbox(box)
+
+
+def test_orphan_is_recognised(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    owner = subprocess.Popen(["sleep", "3600"])
+    try:
+        sandbox = Sandbox.up(box, nodes=1, network=PLAIN, owner=owner.pid)
+        assert not orphaned(box)
+        owner.kill()
+        owner.wait()
+        assert orphaned(box)
+        sandbox.down()
+        assert not orphaned(box)
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can become somebody else")
+def test_ordinary_user(tmp_path: Path) -> None:
+    nobody = 65534
+    # Its own temporary folder: those of the tests are closed to others.
+    box = Path(subprocess.check_output(["mktemp", "-d", "/tmp/paceline-nobody-XXXXXX"], text=True).strip())
+    os.chown(box, nobody, nobody)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(nobody)
+            os.setuid(nobody)
+            os.chdir(box)
+            with pytest.raises(UsageError, match="root"):
+                Sandbox.up(box, network=NAMESPACES)
+            sandbox = Sandbox.up(box, nodes=2, network=PLAIN)
+            try:
+                told = sandbox.run(
+                    ["srun", "-N2", "--gpus-per-task=1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"]
+                )
+                code = 0 if sorted(told.stdout.split()) == ["0", "0", "65534", "65534"] else 3
+            finally:
+                sandbox.down()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    try:
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert not processes_of(box)
+    finally:
+        subprocess.run(["rm", "-r", str(box)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_accounting(tmp_path: Path, network: str) -> None:
+    if lacking := missing(Settings(network=network, accounting=True)):
+        pytest.skip(f"no accounting to test: install {' '.join(lacking)}")
+    cluster = Cluster.up(tmp_path / "box", nodes=1, network=network, accounting=True)
+    try:
+        job = cluster.submit("exit 3", "--job-name=three")
+        assert cluster.wait(job) == "FAILED"
+        asked = ["sacct", "-nXP", "-j", job, "-o", "jobname,state,exitcode"]
+        _until(lambda: cluster.run(asked).stdout.strip() == "three|FAILED|3:0")
+    finally:
+        cluster.down()
+    assert not processes_of(tmp_path / "box")
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {"slurmd", "munged", "ip", "slurmdbd"}
+    find = packages.find
+    without = {"find": lambda name: None if name in absent else find(name)}
+    assert missing(Settings(), **without) == ["munge", "slurmd"]
+    assert missing(Settings(network=NAMESPACES), **without) == ["iproute2", "munge", "slurmd"]
+    assert "slurmdbd" in missing(Settings(accounting=True), **without)
+    monkeypatch.setattr(packages, "missing", lambda _: ["munge", "slurmd"])
+    with pytest.raises(EnvironmentProblem, match="munge slurmd"):
+        packages.require(Settings())
+
+
+def test_install_asks_for_exactly_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked"
+    apt = tmp_path / "apt-get"
+    apt.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n')
+    apt.chmod(0o755)
+    monkeypatch.setattr(packages, "missing", lambda _: ["munge", "slurmd"])
+    monkeypatch.setattr(packages, "find", lambda name: str(apt) if name == "apt-get" else None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert packages.install(Settings()) == ["munge", "slurmd"]
+    assert asked.read_text().splitlines() == [
+        "update -q",
+        "install -y -q --no-install-recommends munge slurmd",
+    ]
+    (tmp_path / "broken").touch()
+    with pytest.raises(EnvironmentProblem, match="apt-get install failed"):
+        packages.install(Settings())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(EnvironmentProblem, match="munge slurmd"):
+        packages.install(Settings())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"nodes": 0}, "--nodes"),
+        ({"gpus": -1}, "--gpus"),
+        ({"network": "token-ring"}, "--network"),
+        ({"options": {"Slurm Port": "1"}}, "--slurm-option"),
+        ({"gpu_type": "a 100"}, "--gpu-type"),
+    ],
+)
+def test_impossible_wishes(wrong: dict[str, object], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=named):
+        Sandbox.up(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_folders_that_slurm_cannot_take(tmp_path: Path) -> None:
+    for folder, why in ((tmp_path / "a b", "cannot name"), (tmp_path / ("x" * 120), "too long")):
+        with pytest.raises(EnvironmentProblem, match=why):
+            Sandbox.up(folder, network=PLAIN)
+
+
+def _until(condition: Callable[[], bool], timeout: float = 90) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
