@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paceline.contract import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
-from paceline.node.watchdog import Panorama, Pulse, Watchdog, process_state, stragglers, summary
+from paceline.node.watchdog import Panorama, Beat, Watchdog, process_state, stragglers, summary
 
 # each rank's (state, step, age) against a timeout of 10 s -> the ranks that are named, or None
 TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
@@ -29,15 +29,15 @@ TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
 @pytest.mark.parametrize("case", TABLE)
 def test_watchdog(case: str) -> None:
     slots, named = TABLE[case]
-    pulses = [Pulse(rank, *slot, host=f"node{rank // 2}") for rank, slot in enumerate(slots)]
-    hang = Watchdog(10).check(pulses)
+    beats = [Beat(rank, *slot, host=f"node{rank // 2}") for rank, slot in enumerate(slots)]
+    hang = Watchdog(10).check(beats)
     assert (None if hang is None else [each.rank for each in hang.laggards]) == named
-    assert Watchdog(0).check(pulses) is None  # never mind
+    assert Watchdog(0).check(beats) is None  # never mind
 
 
 def test_a_rank_that_the_kernel_holds_is_the_one() -> None:
-    pulses = [Pulse(0, RUNNING, 3, 12, "a"), Pulse(1, RUNNING, 4, 12, "b", process="T")]
-    hang = Watchdog(10).check(pulses)
+    beats = [Beat(0, RUNNING, 3, 12, "a"), Beat(1, RUNNING, 4, 12, "b", process="T")]
+    hang = Watchdog(10).check(beats)
     assert hang is not None
     assert [each.rank for each in hang.laggards] == [1]
     assert hang.hosts == ["b"]
@@ -47,9 +47,9 @@ def test_a_rank_that_the_kernel_holds_is_the_one() -> None:
 
 def test_the_head_sees_all_nodes() -> None:
     panorama = Panorama()
-    told = summary([Pulse(2, RUNNING, 6, 30, "b", 0.5, "S"), Pulse(3, RUNNING, 7, 30, "b", 0.5, "S")])
+    told = summary([Beat(2, RUNNING, 6, 30, "b", 0.5, "S"), Beat(3, RUNNING, 7, 30, "b", 0.5, "S")])
     panorama.hear({**told, "from": 1})
-    own = [Pulse(0, RUNNING, 7, 30, "a"), Pulse(1, RUNNING, 7, 30, "a")]
+    own = [Beat(0, RUNNING, 7, 30, "a"), Beat(1, RUNNING, 7, 30, "a")]
     hang = Watchdog(10).check(panorama.all(own))
     assert hang is not None
     assert [(each.rank, each.host) for each in hang.laggards] == [(2, "b")]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import contract
-from paceline.node.beats import Beat
 
 SUMMARY_EVERY = 1.0  # seconds between the summaries that a member sends the head
 SUMMARY = "beats"  # their kind
@@ -19,7 +18,7 @@ _SAME_MOMENT = 0.5  # beats that are this close (seconds) say nothing about who 
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Beat:
     """What one rank's slot says, in words that travel between nodes."""
 
     rank: int
@@ -31,19 +30,11 @@ class Pulse:
     process: str = ""  # the kernel's state letter for the rank's process, where it was looked up
 
 
-def pulse(slot: Beat, *, rank: int, host: str, now: float) -> Pulse:
-    """A rank's slot as read on its own node at `now` (time.time())."""
-    # Looked up only when it has been still for a while: it costs a system call.
-    age = max(0.0, now - slot.time)
-    letter = process_state(slot.pid) if age > 5 else ""
-    return Pulse(rank, slot.state, slot.step, age, host, slot.seconds_per_step, letter)
-
-
 @dataclass(frozen=True)
 class Hang:
     """Ranks stand still. `laggards` are those to look at; the rest most likely wait for them."""
 
-    laggards: list[Pulse]
+    laggards: list[Beat]
     seconds: float  # since anything moved
     step: int
 
@@ -57,7 +48,7 @@ class Hang:
         )
 
 
-def _told(beat: Pulse) -> str:
+def _told(beat: Beat) -> str:
     where = f" on {beat.host}" if beat.host else ""
     why = f" ({_STUCK[beat.process]})" if beat.process in _STUCK else ""
     return f"rank {beat.rank}{where} lags at step {beat.step}{why}"
@@ -73,7 +64,7 @@ class Watchdog:
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
 
-    def check(self, beats: Iterable[Pulse]) -> Hang | None:
+    def check(self, beats: Iterable[Beat]) -> Hang | None:
         running = [beat for beat in beats if beat.state == contract.RUNNING]
         if self.timeout <= 0 or not running:
             return None
@@ -83,7 +74,7 @@ class Watchdog:
         return Hang(laggards(running), oldest, min(beat.step for beat in running))
 
 
-def laggards(running: list[Pulse]) -> list[Pulse]:
+def laggards(running: list[Beat]) -> list[Beat]:
     """The ranks that the others wait for: those that the kernel holds; else the lowest step; else the oldest beat."""
     held = [beat for beat in running if beat.process in _STUCK]
     if held and len(held) < len(running):
@@ -123,22 +114,22 @@ class Panorama:
     """The head's view of all ranks: its own beats, and the summaries that members send about once a second."""
 
     def __init__(self) -> None:
-        self._told: dict[int, list[Pulse]] = {}
+        self._told: dict[int, list[Beat]] = {}
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take in a member's summary (`summary`), as it arrived."""
-        self._told[int(message["from"])] = [Pulse(*fields) for fields in message["beats"]]
+        self._told[int(message["from"])] = [Beat(*fields) for fields in message["beats"]]
 
     def forget(self) -> None:
         """A new attempt begins."""
         self._told.clear()
 
-    def all(self, own: Iterable[Pulse]) -> list[Pulse]:
+    def all(self, own: Iterable[Beat]) -> list[Beat]:
         """All ranks. A summary that is late makes no rank older: a busy network is not a hang."""
         return [*own, *(beat for beats in self._told.values() for beat in beats)]
 
 
-def summary(beats: Iterable[Pulse]) -> dict[str, Any]:
+def summary(beats: Iterable[Beat]) -> dict[str, Any]:
     """What a member tells the head (`say(summary(...), to=0)`)."""
     rows = [[b.rank, b.state, b.step, round(b.age, 3), b.host, round(b.pace, 6), b.process] for b in beats]
     return {"kind": SUMMARY, "beats": rows}
