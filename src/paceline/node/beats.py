@@ -1,0 +1,97 @@
+"""The beat file of a node, seen from its launcher: made, read and removed here; ranks write their own slots."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.contract import (
+    BEAT_HEADER,
+    BEAT_SLOT,
+    READY,
+    beat_file_size,
+    beat_offset,
+)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank last said of itself."""
+
+    local_rank: int
+    state: int
+    step: int
+    pid: int
+    time: float
+    seconds_per_step: float
+
+
+class Beats:
+    """Shared memory with the ranks of this node."""
+
+    def __init__(self, ranks: int) -> None:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        descriptor, path = tempfile.mkstemp(prefix="paceline-beat-", dir=memory)
+        try:
+            os.ftruncate(descriptor, beat_file_size(ranks))
+            self._map = mmap.mmap(descriptor, beat_file_size(ranks))
+        finally:
+            os.close(descriptor)
+        self.path = Path(path)
+        self.ranks = ranks
+
+    def begin(self, attempt: int) -> None:
+        """A new attempt: nobody is here yet, nothing has been asked."""
+        self._map[:] = bytes(beat_file_size(self.ranks))
+        BEAT_HEADER.pack_into(self._map, 0, 0, attempt, 0)
+
+    def ask_to_stop(self) -> None:
+        """For ranks that come too late for the signal."""
+        ending, attempt, _ = BEAT_HEADER.unpack_from(self._map)
+        BEAT_HEADER.pack_into(self._map, 0, ending, attempt, 1)
+
+    def say_ending(self) -> None:
+        """From now on SIGTERM means the end, not a request to save and stop."""
+        _, attempt, stop = BEAT_HEADER.unpack_from(self._map)
+        BEAT_HEADER.pack_into(self._map, 0, 1, attempt, stop)
+
+    def read(self, local_rank: int) -> Beat:
+        return Beat(local_rank, *BEAT_SLOT.unpack_from(self._map, beat_offset(local_rank)))
+
+    def remove(self) -> None:
+        self._map.close()
+        self.path.unlink(missing_ok=True)
+
+
+def say_ready(path: str, local_rank: int) -> None:
+    """Called by a rank's bootstrap: signals may come now."""
+    write_state(path, local_rank=local_rank, state=READY)
+
+
+def write_state(path: str, *, local_rank: int, state: int) -> None:
+    """Write a slot from the bootstrap; what the runtime wrote there (the step) stays."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return  # the launcher is gone, and will have taken the ranks along
+    try:
+        offset = beat_offset(local_rank)
+        _, step, _, _, seconds = BEAT_SLOT.unpack(os.pread(descriptor, BEAT_SLOT.size, offset))
+        os.pwrite(descriptor, BEAT_SLOT.pack(state, step, os.getpid(), time.time(), seconds), offset)
+    finally:
+        os.close(descriptor)
+
+
+def read_step(path: str, local_rank: int) -> int:
+    """The step that a rank has reached, for its error report."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(beat_offset(local_rank))
+            step: int = BEAT_SLOT.unpack(file.read(BEAT_SLOT.size))[1]
+            return step
+    except (OSError, ValueError):
+        return 0

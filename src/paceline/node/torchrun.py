@@ -1,0 +1,140 @@
+"""Ranks that torchrun starts: it keeps its ways, and each rank still has its own log, signals and error report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+from paceline.contract import RUNNING
+from paceline.errors import LaunchError
+from paceline.node import processes
+from paceline.node.beats import Beats
+from paceline.node.starting import Exit, Launch, sweep_here
+from paceline.node.streams import Streams
+from paceline.node.variables import STREAMS
+
+AGENT = -1  # torchrun's own output, which goes to the node's log
+# Its summary of a failure is the only place where it tells the exit codes of ranks.
+FAILED = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)")
+
+
+class TorchrunRanks:
+    """One torchrun per node, with a fixed rendezvous; it never restarts ranks itself."""
+
+    def __init__(self, beats: Beats) -> None:
+        self._beats = beats
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._launch: Launch | None = None
+        self._streams: Streams | None = None
+        self._held: list[int] = []  # our copies of the ranks' ends, until they have opened them
+
+    def start(self, launch: Launch, streams: Streams) -> list[int]:
+        self._launch, self._streams = launch, streams
+        pipes = {local_rank: streams.open(rank) for rank, local_rank in launch.ranks()}
+        self._held = [descriptor for pair in pipes.values() for descriptor in pair]
+        paths = {
+            str(local_rank): [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in pair]
+            for local_rank, pair in pipes.items()
+        }
+        order, place = launch.order, launch.place
+        command = [
+            order.python, "-m", "torch.distributed.run",
+            f"--nnodes={place.nodes}", f"--node-rank={place.node}", f"--nproc-per-node={place.local_world_size}",
+            f"--master-addr={launch.address}", f"--master-port={launch.port}", "--max-restarts=0",
+            "-m", "paceline.node.shim",
+        ]  # fmt: skip
+        output, errors = streams.open(AGENT, shown=False)
+        common = {**launch.common(), STREAMS: json.dumps(paths)}
+        try:
+            self._agent = subprocess.Popen(
+                command,
+                env=common,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as problem:
+            raise LaunchError(f"cannot start {order.python}: {problem.strerror}") from problem
+        finally:
+            os.close(output)
+            os.close(errors)
+        return [local_rank for _, local_rank in launch.ranks()]
+
+    def fileno(self) -> int | None:
+        return None
+
+    def poll(self) -> list[Exit]:
+        if self._agent is None:
+            return []
+        code = self._agent.poll()
+        if code is None:
+            if self._held and all(self._beats.read(each).state for each in self._local_ranks()):
+                self._let_go()
+            return []
+        self._agent = None
+        self._let_go()
+        return self._ends(code)
+
+    def pids(self) -> dict[int, int]:
+        found = {}
+        for local_rank in self._local_ranks() if self._agent is not None else ():
+            pid = self._beats.read(local_rank).pid
+            if pid and processes.alive(pid):
+                found[local_rank] = pid
+        return found
+
+    def in_trouble(self) -> bool:
+        """A rank that left an error, or is gone from the middle of its training: torchrun takes longer to say so."""
+        if self._agent is None or self._launch is None:
+            return False
+        attempt = self._launch.attempt
+        if any(attempt.error(rank).exists() for rank, _ in self._launch.ranks()):
+            return True
+        beats = [self._beats.read(each) for each in self._local_ranks()]
+        return any(beat.state == RUNNING and not processes.alive(beat.pid) for beat in beats)
+
+    def sweep(self) -> None:
+        sweep_here()
+
+    def close(self) -> None:
+        self._let_go()
+        if self._agent is not None:
+            processes.send_group(self._agent.pid, signal.SIGKILL)
+            self._agent.wait()
+            self._agent = None
+        self.sweep()
+
+    def _local_ranks(self) -> list[int]:
+        return self._launch.place.local_ranks if self._launch is not None else []
+
+    def _let_go(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held = []
+
+    def _ends(self, code: int) -> list[Exit]:
+        """What became of each rank. The root cause stands last in torchrun's summary, and goes first here."""
+        now = time.time()
+        if code == 0:
+            return [Exit(local_rank, 0, now) for local_rank in self._local_ranks()]
+        assert self._streams is not None
+        sweep_here()  # so that its last words are all there
+        told = self._last_words()
+        failed = {int(local_rank): int(its) for local_rank, its in FAILED.findall(told)}
+        ends = [Exit(local_rank, its, now) for local_rank, its in failed.items()]
+        ends = ends[-1:] + ends[:-1]
+        rest = code if not failed else -signal.SIGTERM
+        return ends + [Exit(each, rest, now) for each in self._local_ranks() if each not in failed]
+
+    def _last_words(self) -> str:
+        """torchrun's output so far; it is read by another thread, so give that a moment to catch up."""
+        assert self._streams is not None
+        deadline = time.monotonic() + 5
+        while not self._streams.ended(AGENT) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._streams.tail(AGENT)

@@ -1,0 +1,207 @@
+"""The zygote: a single-threaded process that imports torch once and forks ranks from itself, on request.
+
+It is a process of its own because a launcher has threads and must stay light. It talks over one socket; when
+that closes, whoever was to supervise the ranks is gone, and so they go too.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.node import hazards, processes
+from paceline.node.variables import thread_variables
+from paceline.node.wire import Closed, Wire
+
+# A scheduler may signal every process of a step. What a signal means is for the launcher to say.
+DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+def launch_command(python: str) -> list[str]:
+    """How to start a zygote; the words of an `Opening` follow."""
+    # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
+    root = str(Path(__file__).parent.parent.parent)
+    start = (
+        "import sys; sys.path[:1] = []\n"
+        "try: import paceline.node.zygote as z\n"
+        f"except ImportError: sys.path.append({root!r}); import paceline.node.zygote as z\n"
+        "z.main(sys.argv[1:])"
+    )
+    return [python, "-c", start]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a zygote is told on its command line. A launcher adopts only one that was told what it would say."""
+
+    descriptor: int
+    parent: int  # whose end is this one's end, until a launcher has taken over
+    threads: int
+    program: str
+    is_module: bool
+    preload: tuple[str, ...] = ()
+
+    def words(self) -> list[str]:
+        numbers = (self.descriptor, self.parent, self.threads, int(self.is_module))
+        return [*map(str, numbers), self.program, *self.preload]
+
+    @classmethod
+    def read(cls, words: list[str]) -> Opening:
+        descriptor, parent, threads, is_module = map(int, words[:4])
+        return cls(
+            descriptor, parent, threads, program=words[4], is_module=bool(is_module), preload=tuple(words[5:])
+        )
+
+
+def main(words: list[str]) -> None:
+    opening = Opening.read(words)
+    processes.die_with_parent(opening.parent)
+    for each in DEAF_TO:
+        signal.signal(each, signal.SIG_IGN)
+    wire = Wire(socket.socket(fileno=opening.descriptor))
+    os.set_inheritable(opening.descriptor, False)
+    try:
+        wire.send({
+            "kind": "hello", "pid": os.getpid(), "python": sys.executable,
+            "threads": opening.threads, "preload": list(opening.preload),
+        })  # fmt: skip
+        problem = _import_all(opening)
+        if problem:
+            wire.send(problem)
+            return
+        wire.send({"kind": "ready"})
+    except Closed:
+        return
+    job = Zygote(wire).serve()
+    if job is not None:
+        from paceline.node import rank
+
+        rank.become(job)
+
+
+def _import_all(opening: Opening) -> dict[str, Any] | None:
+    """Import what the ranks share; the reason why they cannot be forked, if there is one."""
+    os.environ.update(thread_variables(opening.threads))
+    given = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"  # asking whether there is a GPU must not open the driver here
+    source = hazards.source_of(opening.program, is_module=opening.is_module, import_path=[os.getcwd()])
+    modules = ["torch", "torch.distributed", *hazards.wanted_modules(source)]
+    gc.disable()
+    for name in [*modules, *opening.preload]:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            if name in opening.preload:
+                return {"kind": "broken", "module": name, "why": traceback.format_exc()}
+            # The script will meet the same error, and is the better one to tell it.
+        if hazards.threads_running() > 1:
+            count = hazards.threads_running() - 1
+            return {"kind": "hazard", "why": f"importing {name} started {count} thread{'s'[: count > 1]}"}
+        if hazards.device_in_use():
+            return {"kind": "hazard", "why": f"importing {name} opened the GPU driver"}
+    if given is None:
+        del os.environ[NVML_CHECK]
+    importlib.import_module("paceline.node.rank")
+    gc.collect()
+    gc.freeze()  # what is never touched stays shared between the ranks
+    gc.enable()
+    return None
+
+
+class Zygote:
+    """Forks, reaps and tells."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.ranks: dict[int, int] = {}  # pid -> local rank
+        self.beat = ""
+
+    def serve(self) -> dict[str, Any] | None:
+        """Until the socket closes. Returns a job in each forked child, which then unwinds to become a rank."""
+        # The launcher that took over may not be the parent: from here on, the end of the socket is the sign.
+        processes.outlive_parent()
+        processes.adopt_orphans()
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        os.set_blocking(reader, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            while True:
+                select.select([self.wire.fileno(), reader], [], [])
+                with suppress(BlockingIOError):
+                    os.read(reader, 4096)
+                self._reap()
+                for message, descriptors in self.wire.waiting():
+                    if message["kind"] == "start":
+                        job = self._start(message, descriptors)
+                        if job is not None:
+                            signal.set_wakeup_fd(-1)
+                            os.close(reader)
+                            os.close(writer)
+                            return job
+                    elif message["kind"] == "sweep":
+                        processes.sweep(os.getpid())
+                        self._reap()
+                        self.wire.send({"kind": "swept"})
+        except Closed:
+            self._end_all()
+            return None
+
+    def _start(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """Fork the ranks of one attempt. Each takes the next two descriptors for its output."""
+        self.beat = message["common"]["beat"]
+        pids: dict[str, int] = {}
+        parent = os.getpid()
+        for position, each in enumerate(message["ranks"]):
+            try:
+                pid = os.fork()
+            except OSError as problem:
+                self.wire.send({"kind": "broken", "module": "", "why": f"fork: {problem}"})
+                break
+            if pid == 0:
+                processes.die_with_parent(parent)
+                output = descriptors[2 * position : 2 * position + 2]
+                for number, descriptor in enumerate(output, start=1):
+                    os.dup2(descriptor, number)
+                for descriptor in {*descriptors}:
+                    os.close(descriptor)
+                self.wire.close()
+                return {**message["common"], **each, "variables": {**message["environ"], **each["variables"]}}
+            self.ranks[pid] = each["local_rank"]
+            pids[str(each["local_rank"])] = pid
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.wire.send({"kind": "started", "pids": pids})
+        return None
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            local_rank = self.ranks.pop(pid, None)
+            if local_rank is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self.wire.send({"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()})
+
+    def _end_all(self) -> None:
+        """Nobody supervises any more."""
+        processes.sweep(os.getpid())
+        if self.beat:
+            Path(self.beat).unlink(missing_ok=True)
