@@ -172,11 +172,9 @@ def _show(plan: LocalPlan, job: Job) -> int:
 
 def _carry_out(plan: LocalPlan) -> int:
     """Launch, wait, and say how it ended and where everything is."""
-    from paceline.node import headstart
-
     began = time.monotonic()
     folder = plan.site.folder
-    code = run_launchers(plan, headstart=headstart.descriptor())
+    code = run_launchers(plan, headstart=_headstart())
     verdict = read_verdict(folder.leg(leg_name()).verdict) or FAILED
     word = "interrupted" if code == INTERRUPTED_EXIT else verdict
     took = show_seconds(time.monotonic() - began)
@@ -184,3 +182,10 @@ def _carry_out(plan: LocalPlan) -> int:
     if word in ("interrupted", STOPPED):
         console.say_note(f"go on with it: paceline run --resume {plan.site.run_id}")
     return code or int(verdict == FAILED)
+
+
+def _headstart() -> int | None:
+    """The zygote that was started before this command's own imports, if one was."""
+    module = sys.modules.get("paceline.node.headstart")
+    descriptor: int | None = module.descriptor() if module is not None else None
+    return descriptor

@@ -1,0 +1,297 @@
+"""`paceline run`, typed for real: arguments, run folders, errors, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.contract import Order, RunFolder
+
+Type = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TELL = """\
+import json, os, sys
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PACELINE_RUN", "ODD"]
+told = {"argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__}
+told |= {name: os.environ.get(name) for name in names}
+with open(f"told-{told['RANK']}.json", "w") as file:
+    json.dump(told, file)
+"""
+
+ODD_WORDS = [
+    "a b", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "$HOME", "two\nlines\n", "a;b&c|d", "a,b", "é漢🙂",
+    "",
+    "*", "~", "\\n", "--nproc", "7", "--help", "--", "-m", "tab\t.", "#no", "!x", "{a,b}", "\x01", "a=b",
+    os.fsdecode(b"no\xffutf"),
+]  # fmt: skip
+
+
+def told(folder: Path, rank: int) -> dict[str, str]:
+    value: dict[str, str] = json.loads((folder / f"told-{rank}.json").read_text())
+    return value
+
+
+def only_run(scratch: Path) -> RunFolder:
+    (path,) = scratch.glob("*/*/*/run.json")
+    return RunFolder(path.parent)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    return folder
+
+
+def test_arguments_arrive_byte_for_byte_and_the_folder_tells_all(
+    paceline: Type, project: Path, scratch: Path
+) -> None:
+    script = project / "my script.py"
+    script.write_text(TELL)
+    odd = "a, 'b'\n$(c) é"
+    done = paceline(
+        "run", "--nproc", "2", "--env", f"ODD={odd}", "--env", "API_KEY=hush", "--param", "lr=0.5", "--experiment",
+        "odd",
+        "my script.py", *ODD_WORDS, cwd=project, check=True,
+    )  # fmt: skip
+    for rank in (0, 1):
+        said = told(project, rank)
+        assert said["argv"] == [str(script), *ODD_WORDS]
+        assert (said["RANK"], said["WORLD_SIZE"], said["GROUP_RANK"], said["ODD"]) == (
+            str(rank),
+            "2",
+            "0",
+            odd,
+        )
+        assert (said["path"], said["cwd"], said["name"]) == (str(project), str(project), "__main__")
+    assert not (project / "pwned").exists()
+
+    folder = only_run(scratch)
+    assert folder.path.parent == scratch / "my project" / "odd"
+    assert "done after" in done.stderr
+    assert str(folder.path) in done.stderr
+    assert folder.attempt(1).verdict.read_text().strip() == "done"
+    assert (folder.code / "my script.py").read_text() == TELL
+    assert folder.runhalf.is_file()
+    assert stat.S_IMODE(folder.order.stat().st_mode) == 0o600
+    order = Order.from_json(folder.order.read_text())
+    assert (order.args, order.params, order.nproc) == (ODD_WORDS, {"lr": 0.5}, 2)
+    record = folder.run_json.read_text()
+    assert "hush" not in record
+    assert json.loads(record)["spec"]["environment"]["variables"]["API_KEY"] == "***"
+
+
+def test_two_nodes_and_a_module(paceline: Type, project: Path) -> None:
+    package = project / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text("import package\n" + TELL)
+    paceline(
+        "run", "--nodes", "2", "--nproc", "1", "-m", "package.inner", "-m", "x y", cwd=project, check=True
+    )
+    for rank in (0, 1):
+        said = told(project, rank)
+        assert said["argv"] == [str(package / "inner.py"), "-m", "x y"]
+        assert (said["RANK"], said["WORLD_SIZE"], said["GROUP_RANK"], said["LOCAL_RANK"]) == (
+            str(rank), "2", str(rank), "0",
+        )  # fmt: skip
+
+
+def test_a_run_goes_on_in_its_folder(paceline: Type, project: Path, scratch: Path) -> None:
+    (project / "train.py").write_text("import sys, os; sys.exit(int(not os.path.exists('ready')))\n")
+    failed = paceline("run", "--nproc", "1", "train.py", "arg", cwd=project)
+    assert failed.returncode == 1
+    assert "failed after" in failed.stderr
+    folder = only_run(scratch)
+    assert folder.attempt(1).verdict.read_text().strip() == "failed"
+    (project / "ready").touch()
+    paceline("run", "--resume", "last", "--param", "x=1", cwd=project, check=True)
+    assert only_run(scratch) == folder
+    assert folder.attempt(2).verdict.read_text().strip() == "done"
+    order = Order.from_json(folder.order.read_text())
+    assert (order.nproc, order.args, order.params) == (1, ["arg"], {"x": 1})
+
+
+def test_a_dry_run_tells_and_makes_nothing(paceline: Type, project: Path, scratch: Path) -> None:
+    (project / "train.py").write_text("raise SystemExit('it ran')")
+    done = paceline(
+        "run",
+        "--dry-run",
+        "--nodes",
+        "2",
+        "--nproc",
+        "3",
+        "--env",
+        "TOKEN=hush",
+        "train.py",
+        "a b",
+        cwd=project,
+    )
+    assert done.returncode == 0, done.stderr
+    for word in (
+        f"run folder  {scratch}",
+        "6 ranks on 2 nodes",
+        "PACELINE_LAUNCHER=1/2",
+        "-m paceline.node",
+        '["a b"]',
+    ):
+        assert word in done.stdout
+    assert "hush" not in done.stdout
+    assert [path.name for path in project.iterdir()] == ["train.py"]
+    assert not scratch.exists()
+
+
+WRONG = {
+    "no script": (["run"], 2, "there is no script to start"),
+    "a script that is not there": (["run", "tran.py"], 2, "did you mean 'train.py'?"),
+    "a folder": (["run", "."], 2, "is a folder"),
+    "no ranks": (["run", "--nproc", "0", "train.py"], 2, "--nproc: found 0, expected at least 1"),
+    "a text for a number": (["run", "--nproc", "two", "train.py"], 2, "--nproc"),
+    "an unknown option": (["run", "--nprc", "2", "train.py"], 2, "--nprc"),
+    "an unknown verb": (["rnu"], 2, "did you mean 'run'?"),
+    "a script for a verb": (["train.py"], 2, "paceline run train.py"),
+    "a style of Slurm": (["run", "--style", "srun", "train.py"], 2, "paceline submit"),
+    "a bad variable": (["run", "--env", "A B=1", "train.py"], 2, "--env"),
+    "a variable that is not set": (["run", "--env", "NOT_SET_HERE", "train.py"], 2, "NOT_SET_HERE"),
+    "a bad param": (["run", "--param", "lr", "train.py"], 2, "key=value"),
+    "no such run": (["run", "--resume", "zzzz"], 2, "no run 'zzzz'"),
+    "a bad file": (["run", "--config", "bad.toml", "train.py"], 2, "'nods'"),
+    "a bad window": (["run", "--profile", "3", "train.py"], 2, "--profile"),
+    "restarts below none": (["run", "--max-restarts", "-1", "train.py"], 2, "--max-restarts"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_typed_wrong_is_one_clear_error(
+    case: str, paceline: Type, project: Path, scratch: Path
+) -> None:
+    (project / "train.py").touch()
+    (project / "bad.toml").write_text("[job]\nnods = 1")
+    words, code, part = WRONG[case]
+    done = paceline(*words, cwd=project)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
+    assert not scratch.exists()
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount a tmpfs with some options, where that is permitted."""
+    made: list[Path] = []
+
+    def mount_it(option: str) -> Path:
+        path = tmp_path / f"mount-{len(made)}"
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", option, "tmpfs", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+        made.append(path)
+        return path
+
+    yield mount_it
+    for path in made:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")]
+)
+def test_a_scratch_that_cannot_be_written(
+    option: str, reason: str, mount: Callable[[str], Path], paceline: Type, project: Path
+) -> None:
+    (project / "train.py").write_text("raise SystemExit('it ran')")
+    place = mount(option)
+    done = paceline("run", "train.py", cwd=project, PACELINE_SCRATCH=str(place))
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert "PACELINE_SCRATCH" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 2, done.stderr
+    assert list(place.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_scratch(paceline: Type, project: Path, tmp_path: Path) -> None:
+    (project / "train.py").touch()
+    (tmp_path / "file").touch()
+    done = paceline("run", "train.py", cwd=project, PACELINE_SCRATCH=str(tmp_path / "file"))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "cannot make the run folder" in done.stderr
+
+
+def test_code_that_is_too_large_is_said_and_the_run_goes_on(
+    paceline: Type, project: Path, scratch: Path
+) -> None:
+    (project / "train.py").touch()
+    (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')
+    (project / "weights.bin").write_bytes(b"0" * 2**21)
+    done = paceline("run", "--nproc", "1", "train.py", cwd=project, check=True)
+    assert "no copy of the code is kept" in done.stderr
+    assert "weights.bin" in done.stderr
+    assert not only_run(scratch).code.exists()
+
+
+# -- signals -------------------------------------------------------------------------------------------
+
+SLEEP = """\
+import os, time
+open(f"ready-{os.environ['RANK']}", "w").write(str(os.getpid()))
+time.sleep(300)
+"""
+
+
+def start(project: Path, scratch: Path, *words: str) -> subprocess.Popen[str]:
+    (project / "train.py").write_text(SLEEP)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", *words, "train.py"],
+        cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    while len([path for path in project.glob("ready-*") if path.read_text()]) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the ranks never started"
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_ctrl_c_ends_everything(nodes: str, project: Path, scratch: Path) -> None:
+    ranks = "2" if nodes == "1" else "1"
+    process = start(project, scratch, "--nodes", nodes, "--nproc", ranks)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    # The guard of all tests now waits for every process that this one started.
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process still runs; one that has ended and waits to be collected does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_killed_command_leaves_nothing_running(project: Path, scratch: Path) -> None:
+    process = start(project, scratch, "--nproc", "2")
+    started = [int((project / f"ready-{rank}").read_text()) for rank in (0, 1)]
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while any(is_alive(pid) for pid in started):
+        assert time.monotonic() < deadline, "ranks live on without their command"
+        time.sleep(0.1)

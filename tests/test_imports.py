@@ -1,0 +1,134 @@
+"""Imports point one way, the launch half starts without torch, and the public surface is what it was."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+SOURCE = Path(paceline.__file__).parent
+FOUNDATION = {"contract", "errors"}
+
+# Each room, and the rooms that it may import besides itself and the foundation.
+MAY_IMPORT = {
+    "contract": set(),
+    "errors": set(),
+    "spec": set(),
+    "plan": {"spec"},
+    "cluster": {"spec", "plan"},
+    "watch": {"spec", "plan", "cluster"},
+    "sandbox": {"spec", "plan", "cluster", "watch"},
+    "cli": {"spec", "plan", "cluster", "watch", "sandbox"},
+    "node": set(),
+    "runtime": set(),
+}
+
+# Single modules that may be imported across: each is free of torch, and said why.
+BRIDGES = {
+    ("node", "paceline.runtime.identity"),  # one table of environments, for launchers and for ranks
+    ("__main__", "paceline.node.headstart"),  # the zygote that `paceline run` starts ahead of itself
+    ("__main__", "paceline.cli"),
+}
+
+CALLS_SUBPROCESS = {"cluster", "sandbox", "node"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of what a file imports, also inside functions; not what only type checkers see."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_imports_point_one_way(path: Path) -> None:
+    room = room_of(path)
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] != "paceline" or (
+            not (SOURCE / parts[-1]).with_suffix(".py").exists() and len(parts) < 2
+        ):
+            continue
+        target = parts[1] if len(parts) > 1 else ""
+        if not target or not ((SOURCE / target).is_dir() or (SOURCE / f"{target}.py").is_file()):
+            continue  # somebody else's, or a name of the package itself, such as __version__
+        allowed = {room, *FOUNDATION, *MAY_IMPORT.get(room, set())}
+        bridged = any(room == who and f"{name}.".startswith(f"{module}.") for who, module in BRIDGES)
+        assert target in allowed or bridged, f"{room} imports {name}"
+
+
+def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> None:
+    for path in files():
+        room, names = room_of(path), {name.split(".")[0] for name in imported(path)}
+        if room not in ("runtime", "node"):
+            assert "torch" not in names, path
+        if room not in CALLS_SUBPROCESS:
+            assert "subprocess" not in names, path
+
+
+def test_node_needs_the_standard_library_only() -> None:
+    for path in files():
+        if room_of(path) not in ("node", "contract", "errors"):
+            continue
+        roots = {name.split(".")[0] for name in imported(path)}
+        # The zygote and the ranks import torch for the script, where the script's Python has it.
+        outside = roots - set(sys.stdlib_module_names) - {"paceline", "torch", "numpy"}
+        assert not outside, f"{path} imports {outside}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import paceline",
+        "import paceline.cli",
+        "import paceline.cli.run",
+        "import sys; sys.argv = ['paceline', '--help']; from paceline.__main__ import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code",
+        "import paceline.node",
+    ],
+)  # fmt: skip
+def test_torch_is_not_imported(code: str) -> None:
+    check = f"{code}\nimport sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    check = (
+        "import sys; sys.argv = ['paceline', '--help']; from paceline.__main__ import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'pydantic', 'typer', 'rich', 'psutil', 'asyncio'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "paceline run train.py" in done.stdout
+
+
+def test_every_verb_is_there_and_has_help() -> None:
+    from paceline.cli import VERBS
+
+    for name, (module, _) in VERBS.items():
+        path = SOURCE.parent / (module.replace(".", "/") + ".py")
+        assert path.is_file(), f"the verb {name!r} names {module}, which does not exist"
