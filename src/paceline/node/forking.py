@@ -16,9 +16,9 @@ from paceline import contract
 from paceline.contract import Order
 from paceline.errors import LaunchError
 from paceline.node import hazards, processes
+from paceline.node.opening import Opening, open_zygote
 from paceline.node.variables import REMOVED
 from paceline.node.wire import Closed, Wire
-from paceline.node.zygote import Opening, launch_command
 
 if TYPE_CHECKING:
     from paceline.node.starting import Exit, Launch
@@ -53,10 +53,17 @@ class ForkedRanks:
             return found
         variables = {name: value for name, value in environ.items() if name not in REMOVED}
         variables.update(order.variables)
-        return cls(*open_zygote(
-            order.python, threads=_threads(order), program=order.program, is_module=order.is_module,
-            preload=tuple(order.preload), environ=variables,
-        ))  # fmt: skip
+        opening = Opening(
+            order.program, is_module=order.is_module, threads=_threads(order), preload=order.preload
+        )
+        try:
+            ours, pid = open_zygote(order.python, opening, variables)
+        except OSError as problem:
+            raise LaunchError(
+                f"cannot start {order.python}: {problem.strerror}",
+                hint="the interpreter must exist on every node: check [environment] in paceline.toml",
+            ) from problem
+        return cls(Wire(ours), pid)
 
     @classmethod
     def _adopt(cls, order: Order, environ: Mapping[str, str]) -> ForkedRanks | None:
@@ -196,33 +203,6 @@ def dismiss(environ: Mapping[str, str]) -> None:
     found = _ahead(environ)
     if found is not None:
         _send_away(*found)
-
-
-def open_zygote(
-    python: str,
-    *,
-    threads: int,
-    program: str,
-    is_module: bool,
-    preload: tuple[str, ...],
-    environ: Mapping[str, str],
-) -> tuple[Wire, int]:
-    """Start a zygote: our end of its socket, and its process id."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        theirs.set_inheritable(True)
-        opening = Opening(theirs.fileno(), os.getpid(), threads, program, is_module, preload)
-        # posix_spawn, since `subprocess` alone takes longer to import than all that is needed here.
-        pid = os.posix_spawnp(python, [*launch_command(python), *opening.words()], dict(environ))
-    except OSError as problem:
-        ours.close()
-        raise LaunchError(
-            f"cannot start {python}: {problem.strerror}",
-            hint="the interpreter must exist on every node: check [environment] in paceline.toml",
-        ) from problem
-    finally:
-        theirs.close()
-    return Wire(ours), pid
 
 
 def _threads(order: Order) -> int:

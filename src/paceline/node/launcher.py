@@ -59,10 +59,9 @@ def _read_order() -> tuple[RunFolder, Order]:
 
 def _begin(order: Order) -> tuple[forking.ForkedRanks | None, str]:
     """Start the zygote where ranks are to be forked; else why not, where that must be said."""
-    if order.style not in FORKING_STYLES:
-        return None, ""
-    why_not = forking.can_fork(order)
-    if why_not:
+    forks = order.style in FORKING_STYLES
+    why_not = (forking.can_fork(order) or "") if forks else ""
+    if not forks or why_not:
         forking.dismiss(os.environ)
         return None, why_not
     return forking.ForkedRanks.begin(order, os.environ), ""

@@ -12,19 +12,7 @@ from paceline.node import processes, rank
 from paceline.node.variables import PARENT, STREAMS
 
 
-def launch_command(python: str) -> list[str]:
-    # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
-    root = str(Path(__file__).parent.parent.parent)
-    start = (
-        "import sys; sys.path[:1] = []\n"
-        "try: import paceline.node.shim as s\n"
-        f"except ImportError: sys.path.append({root!r}); import paceline.node.shim as s\n"
-        "s.main()"
-    )
-    return [python, "-c", start]
-
-
-def main() -> None:
+def main(_: list[str] | None = None) -> None:
     environ = os.environ
     if PARENT in environ:
         processes.die_with_parent(int(environ[PARENT]))

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from paceline.contract import AttemptFolder, Order
 from paceline.errors import LaunchError
-from paceline.node import processes, shim
+from paceline.node import processes
+from paceline.node.opening import python_command
 from paceline.node.place import Place
 from paceline.node.streams import PER_RANK_LOGS, Streams
 from paceline.node.variables import PARENT, common_variables, node_variables, rank_variables
@@ -103,7 +104,7 @@ class FreshRanks:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, launch: Launch, streams: Streams) -> list[int]:
-        command = shim.launch_command(launch.order.python)
+        command = python_command(launch.order.python, "shim")
         common = {**launch.common(), PARENT: str(os.getpid())}
         ranks = launch.ranks()[:1] if self._per_node else launch.ranks()
         for rank, local_rank in ranks:

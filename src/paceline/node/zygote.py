@@ -16,11 +16,11 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.node import hazards, processes
+from paceline.node.opening import Opening
 from paceline.node.variables import thread_variables
 from paceline.node.wire import Closed, Wire
 
@@ -29,53 +29,18 @@ DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
-def launch_command(python: str) -> list[str]:
-    """How to start a zygote; the words of an `Opening` follow."""
-    # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
-    root = str(Path(__file__).parent.parent.parent)
-    start = (
-        "import sys; sys.path[:1] = []\n"
-        "try: import paceline.node.zygote as z\n"
-        f"except ImportError: sys.path.append({root!r}); import paceline.node.zygote as z\n"
-        "z.main(sys.argv[1:])"
-    )
-    return [python, "-c", start]
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a zygote is told on its command line. A launcher adopts only one that was told what it would say."""
-
-    descriptor: int
-    parent: int  # whose end is this one's end, until a launcher has taken over
-    threads: int
-    program: str
-    is_module: bool
-    preload: tuple[str, ...] = ()
-
-    def words(self) -> list[str]:
-        numbers = (self.descriptor, self.parent, self.threads, int(self.is_module))
-        return [*map(str, numbers), self.program, *self.preload]
-
-    @classmethod
-    def read(cls, words: list[str]) -> Opening:
-        descriptor, parent, threads, is_module = map(int, words[:4])
-        return cls(
-            descriptor, parent, threads, program=words[4], is_module=bool(is_module), preload=tuple(words[5:])
-        )
-
-
 def main(words: list[str]) -> None:
-    opening = Opening.read(words)
-    processes.die_with_parent(opening.parent)
+    descriptor, parent = int(words[0]), int(words[1])
+    opening = Opening.read(words[2:])
+    processes.die_with_parent(parent)
     for each in DEAF_TO:
         signal.signal(each, signal.SIG_IGN)
-    wire = Wire(socket.socket(fileno=opening.descriptor))
-    os.set_inheritable(opening.descriptor, False)
+    wire = Wire(socket.socket(fileno=descriptor))
+    os.set_inheritable(descriptor, False)
     try:
         wire.send({
             "kind": "hello", "pid": os.getpid(), "python": sys.executable,
-            "threads": opening.threads, "preload": list(opening.preload),
+            "threads": opening.threads, "preload": opening.preload,
         })  # fmt: skip
         problem = _import_all(opening)
         if problem:
