@@ -12,13 +12,27 @@ __version__ = "0.1.0"
 
 # Each public name, and the module that it lives in.
 _HOMES = {
+    "Identity": "paceline.runtime.identity",
     "PacelineError": "paceline.errors",
+    "Run": "paceline.runtime.run",
+    "ShardedIterable": "paceline.runtime.sharding",
+    "read_identity": "paceline.runtime.identity",
+    "seed_everything": "paceline.runtime.seeding",
+    "session": "paceline.runtime.session",
+    "spawn": "paceline.runtime.spawning",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
+    from paceline.runtime.identity import Identity as Identity
+    from paceline.runtime.identity import read_identity as read_identity
+    from paceline.runtime.run import Run as Run
+    from paceline.runtime.seeding import seed_everything as seed_everything
+    from paceline.runtime.session import session as session
+    from paceline.runtime.sharding import ShardedIterable as ShardedIterable
+    from paceline.runtime.spawning import spawn as spawn
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,168 @@
+"""The step boundary: heartbeat, agreement, save, stop. Between two iterations, and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline import contract
+from paceline.runtime.beating import Beat
+from paceline.runtime.events import Events
+from paceline.runtime.guards import LossGuard
+from paceline.runtime.metrics import Metrics
+from paceline.runtime.profiling import ProfilerWindow
+from paceline.runtime.progress import Progress
+from paceline.runtime.saving import Saving
+from paceline.runtime.stopping import (
+    MINUS_BAD_STEP,
+    MINUS_SCHEMA,
+    SAVE,
+    SCHEMA,
+    STOP,
+    Agreement,
+    Stopped,
+    StopSignals,
+)
+
+
+class Boundary:
+    """What happens between steps. Its parts know nothing of each other; their order is decided here."""
+
+    def __init__(
+        self,
+        *,
+        group: Any,
+        beat: Beat,
+        events: Events,
+        metrics: Metrics,
+        guard: LossGuard,
+        saving: Saving,
+        progress: Progress,
+        profiler: ProfilerWindow,
+        sync_buffers: Callable[[], None],
+    ) -> None:
+        self.agreement = Agreement(group)
+        self.signals = StopSignals(beat, self.agreement.hurry)
+        self.beat = beat
+        self.events = events
+        self.metrics = metrics
+        self.guard = guard
+        self.saving = saving
+        self.progress = progress
+        self.profiler = profiler
+        self.stopping = False  # agreed: all ranks know
+        self.epoch = 0
+        self.meta: dict[str, Any] = {}
+        self._sync_buffers = sync_buffers
+        self._save_wanted = False  # agreed, and waits for a training boundary
+
+    # -- the loop's calls ------------------------------------------------------------------------------
+
+    def before_first(self, step: int) -> None:
+        """Ahead of the first step: a request that came during set-up is answered now. Nothing is to be saved."""
+        self.beat.state = contract.RUNNING
+        self.beat(step)
+        self.events.write("training", step=step)
+        self._meet()
+        if self.stopping:
+            self._leave(step)
+
+    def after_step(self, step: int) -> None:
+        """The boundary after a training step. Raises `Stopped` when the ranks have agreed to."""
+        self.beat(step)
+        agreement = self.agreement
+        agreement.tick += 1
+        if agreement.tick >= agreement.due:
+            self._meet()
+            if self.stopping:
+                self._save(step, wait=True)
+                self._leave(step)
+        if self._save_wanted or self.saving.due_by_step(step):
+            self._save(step)
+        if self.profiler.wanted:
+            self.profiler.boundary(step)
+        if time.perf_counter() >= self.progress.due:
+            self.progress.update(self.meta.get("epoch_step", step), self.metrics.latest)
+
+    def after_forward(self, step: int) -> None:
+        """The boundary after a batch of evaluation: no state of its own, so a stop saves the last training one."""
+        self.beat(step)
+        self.agreement.tick += 1
+        if self.agreement.tick >= self.agreement.due:
+            self._meet()
+            if self.stopping:
+                if step > 0 and step != self.saving.last_step:
+                    self.saving.put_back()
+                    self._save(step, wait=True)
+                self._leave(step)
+
+    def poll(self, step: int) -> bool:
+        """The boundary of a hand-written loop."""
+        self.beat.state = max(self.beat.state, contract.RUNNING)
+        self.beat(step)
+        self.agreement.tick += 1
+        if not self.stopping and self.agreement.tick >= self.agreement.due:
+            self._meet()
+        return self.stopping
+
+    def save(self, step: int, *, wait: bool = False) -> None:
+        """A save that the script asks for, or the one at the end. Called on all ranks."""
+        self._save(step, wait=wait)
+
+    def finish(self) -> None:
+        """At a clean end, on all ranks: nothing stays under way, and every logged number is written."""
+        if self.agreement.under_way:
+            self._decide(self.agreement.harvest())
+        self._launch()
+        self._decide(self.agreement.harvest())
+        self.metrics.advance(True)
+
+    # -- meeting ---------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        if self.agreement.under_way:
+            self._decide(self.agreement.harvest())
+            if self.stopping:
+                return
+        self._launch()
+        if self.agreement.at_once:
+            self._decide(self.agreement.harvest())
+        self.agreement.schedule()
+
+    def _launch(self) -> None:
+        schema = self.metrics.offer()
+        words = [0.0] * 6
+        words[STOP] = float(self.signals.asked or self.beat.stop_asked)
+        words[SAVE] = float(self.saving.due_by_time())
+        words[SCHEMA], words[MINUS_SCHEMA] = schema, -schema
+        words[MINUS_BAD_STEP] = self.guard.advance()
+        self.beat.seconds_per_step = self.agreement.launch(words)
+
+    def _decide(self, agreed: list[float]) -> None:
+        self.guard.judge(agreed[MINUS_BAD_STEP])
+        self.metrics.advance(agreed[SCHEMA] == -agreed[MINUS_SCHEMA])
+        self._save_wanted |= bool(agreed[SAVE])
+        self.stopping |= bool(agreed[STOP])
+        self.saving.harvest()
+
+    # -- saving and leaving ----------------------------------------------------------------------------
+
+    def _save(self, step: int, *, wait: bool = False) -> None:
+        self._save_wanted = False
+        if self.saving.checkpoints is None:
+            return
+        if self.guard.on:
+            self.guard.look_now()
+        self._sync_buffers()
+        meta = {**self.meta, "metrics": dict(self.metrics.latest)}
+        self.saving.save(step, epoch=self.epoch, meta=meta, wait=wait)
+
+    def _leave(self, step: int) -> None:
+        saved = self.saving.last_step == step
+        if self.saving.rank == 0:
+            told = "saved" if saved else "nothing to save"
+            self.progress.close()
+            print(f"paceline: stopped at step {step}, {told}", file=sys.stderr, flush=True)
+        raise Stopped

@@ -1,0 +1,101 @@
+"""Losses that are not numbers, and memory that is not there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from paceline.errors import NonFinite, RunError
+from paceline.runtime.metrics import Deferred
+from paceline.runtime.stopping import NOTHING_BAD
+
+
+class LossGuard:
+    """Looks at every loss, but only after the fact: no step waits for the device.
+
+    On a CPU a loss is looked at when it comes. On a device losses are copied aside and looked at one agreement
+    later; a save looks at once, so that no checkpoint holds what a bad loss did.
+    """
+
+    def __init__(self, *, rank: int, on: bool) -> None:
+        self.rank = rank
+        self.on = on
+        self.bad: tuple[int, float] | None = None
+        self._steps: list[int] = []
+        self._losses: list[torch.Tensor] = []
+        self._coming: tuple[list[int], Deferred] | None = None
+
+    def see(self, step: int, loss: torch.Tensor) -> None:
+        if loss.device.type == "cpu":
+            value = loss.item()
+            if not math.isfinite(value) and self.bad is None:
+                self.bad = (step, value)
+        else:
+            self._steps.append(step)
+            self._losses.append(loss.detach().clone())
+
+    def advance(self) -> float:
+        """Look at what has arrived, send for the rest; this rank's word for the agreement."""
+        self._look()
+        if self._losses:
+            self._coming = (self._steps, Deferred(self._losses))
+            self._steps, self._losses = [], []
+        return NOTHING_BAD if self.bad is None else -float(self.bad[0])
+
+    def _look(self) -> None:
+        if self._coming is not None:
+            steps, deferred = self._coming
+            self._coming = None
+            for step, value in zip(steps, deferred.values(), strict=True):
+                if not math.isfinite(value) and self.bad is None:
+                    self.bad = (step, value)
+
+    def look_now(self) -> None:
+        """Before a save: wait for all losses, and raise if one is bad."""
+        self.advance()
+        self._look()
+        if self.bad is not None:
+            raise self._error(self.bad)
+
+    def judge(self, minus_first_bad: float) -> None:
+        """After an agreement: the rank where it began says so. The others hear of it by its end."""
+        if self.bad is not None and -self.bad[0] >= minus_first_bad:
+            raise self._error(self.bad)
+
+    def _error(self, bad: tuple[int, float]) -> NonFinite:
+        return NonFinite(
+            f"the loss of step {bad[0]} on rank {self.rank} is {bad[1]}",
+            hint="Lower the learning rate, clip gradients (run.update(opt, clip=1.0)), or use bf16 in place of fp16; "
+            'session(on_nonfinite="skip") leaves such steps out.',
+        )
+
+
+def explain_out_of_memory(
+    error: BaseException, *, step: int, batch: Any, device: torch.device
+) -> RunError | None:
+    """The error to raise in place of CUDA's own, with sizes and three ways out; None when it is another error."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return None
+    sizes = ""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        held, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+        sizes = (
+            f": {_gib(total)} in all, {_gib(free)} free, tensors hold {_gib(held)} (at most {_gib(most)}), "
+            f"{_gib(torch.cuda.memory_reserved(device) - held)} reserved beside them"
+        )
+    return RunError(
+        f"{device} is out of memory at step {step}{sizes}",
+        hint="1. A smaller slice per rank at the same global batch"
+        + (f" ({batch})" if batch else "")
+        + ": run.loader(..., accumulate=2), or more ranks.\n"
+        '  2. Less per sample: session(precision="bf16"), or torch.utils.checkpoint around the largest blocks.\n'
+        '  3. Shared parameters and optimizer state: run.wrap(model, mode="fsdp").\n'
+        f"  torch said: {str(error).splitlines()[0]}",
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,65 @@
+"""Which CPUs this rank may use, and binding it to those next to its GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def own_cpus() -> set[int]:
+    """The CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def as_ranges(cpus: Iterable[int]) -> str:
+    """`0-3,8` for 0, 1, 2, 3 and 8."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def from_ranges(text: str) -> set[int]:
+    """The reverse of `as_ranges`: what the kernel writes as a list of CPUs."""
+    found: set[int] = set()
+    for span in filter(None, text.strip().split(",")):
+        low, _, high = span.partition("-")
+        found.update(range(int(low), int(high or low) + 1))
+    return found
+
+
+def bind_near(device: torch.device) -> bool:
+    """Bind this process to its GPU's own CPUs, unless somebody (Slurm, taskset) has bound it already."""
+    if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+        return False
+    if len(own_cpus()) < (os.cpu_count() or 1):
+        return False
+    near = cpus_near(device)
+    if not near or near >= own_cpus():
+        return False
+    try:
+        os.sched_setaffinity(0, near & own_cpus())
+    except OSError:  # a container may forbid it; being bound is a favour, not a need
+        return False
+    return True
+
+
+def cpus_near(device: torch.device) -> set[int]:
+    """The CPUs of the GPU's NUMA node, as the kernel tells them; empty when it does not."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        address = (
+            f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        )
+        return from_ranges(Path(f"/sys/bus/pci/devices/{address}/local_cpulist").read_text())
+    except (AttributeError, OSError, ValueError):
+        return set()

@@ -1,0 +1,431 @@
+"""`Run`: what a training script holds. Plain torch objects go in and come out; the loop is the script's own."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+
+from paceline import contract
+from paceline.errors import RunError, UsageError
+from paceline.runtime import group as groups
+from paceline.runtime.boundary import Boundary
+from paceline.runtime.checkpoint import Checkpoints, Restored, rng
+from paceline.runtime.evaluation import evaluating
+from paceline.runtime.feeding import move
+from paceline.runtime.gradients import Gradients
+from paceline.runtime.identity import Identity
+from paceline.runtime.loader import Micro, make_loader
+from paceline.runtime.saving import warn
+from paceline.runtime.seeding import seed_everything
+from paceline.runtime.settings import Params, Settings
+from paceline.runtime.wrapping import Model, Replica, Wrapper
+
+
+class Run:
+    """A session, seen from the script. Every rank calls the same methods in the same order."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        device: torch.device,
+        group: groups.Group,
+        settings: Settings,
+        params: Params,
+        wrapper: Wrapper,
+        gradients: Gradients,
+        boundary: Boundary,
+        folder: contract.RunFolder | None,
+        attempt: int,
+    ) -> None:
+        self.identity = identity
+        self.device = device
+        self.settings = settings
+        self.params = params
+        self.folder = folder.path if folder else None
+        self.rank, self.world = identity.rank, identity.world
+        self.local_rank = identity.local_rank
+        self.step = 0  # steps done, over all epochs and attempts
+        self.epoch = 0
+        self.autocast = gradients.autocast
+        self.update = gradients.update
+        self._group = group
+        self._run_folder = folder
+        self._attempt = attempt
+        self._wrapper = wrapper
+        self._gradients = gradients
+        self._boundary = boundary
+        self._metrics = boundary.metrics
+        self._guard = boundary.guard if boundary.guard.on else None
+        self._micro: Micro | None = None  # while the loop's body runs
+        self._weighted = False  # whether its counts are known
+        self._begun = False
+        self._in_epochs = False
+        self._epoch_is_whole = True
+        self._restored: Restored | None = None
+        self._skip = 0  # batches of a plain iterable that a resume passes over
+        self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._loaders: list[Any] = []
+        self._evaluations: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
+        self._first_calls = 0
+
+    # -- models and data -------------------------------------------------------------------------------
+
+    @property
+    def is_rank_zero(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def group(self) -> Any:
+        """The process group of the gradients; None in a world of one."""
+        return self._group.main
+
+    def wrap(
+        self,
+        model: Model,
+        *,
+        mode: str = "auto",
+        compile: bool | dict[str, Any] = False,
+        layers: Any = None,
+        **options: Any,
+    ) -> Model:
+        """Move a model to the device and keep it equal on all ranks. Returns the same object.
+
+        mode: "auto" (DDP with several ranks), "ddp", "fsdp" (FSDP2) or "none". `options` go to
+        DistributedDataParallel or `fully_shard`; `compile` takes True or the options of `torch.compile`;
+        `layers` names the classes that FSDP2 gathers one at a time. Build optimizers after it.
+        """
+        return self._wrapper.wrap(model, mode=mode, compiling=compile, layers=layers, options=options)
+
+    def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Any:
+        """Batches for `steps`: `batch_size` is the global one, the order is the same at every world size.
+
+        Options: accumulate, shuffle, drop_last, num_workers, collate_fn, resident, ... (see `Loader`).
+        """
+        options.setdefault("seed", self.settings.seed or 0)
+        options.setdefault("device", self.device)
+        made = make_loader(
+            dataset, batch_size=batch_size, identity=self.identity, group=self._group.control, **options
+        )
+        self._loaders.append(made)
+        return made
+
+    def resume(self, *, folder: str | Path | None = None, **objects: Any) -> Restored | None:
+        """Load the newest complete checkpoint into these objects, or begin afresh; from now on they are saved.
+
+        Anything that has `state_dict` and `load_state_dict`. Checkpoints go to the run folder, or to `folder`;
+        with neither there are none.
+        """
+        place = (
+            Path(folder) if folder is not None else self._run_folder.checkpoints if self._run_folder else None
+        )
+        if place is None:
+            return None
+        if self._begun:
+            raise UsageError("run.resume after the first step", hint="Call it once, ahead of the loop.")
+        if self._gradients.scaler is not None:
+            objects.setdefault("scaler", self._gradients.scaler)
+        known = {id(thing) for thing in objects.values()}
+        for number, each in enumerate(loader for loader in self._loaders if id(loader) not in known):
+            objects.setdefault(f"loader_{number}", each)
+        saving = self._boundary.saving
+        checkpoints = Checkpoints(
+            place, rank=self.rank, world=self.world, group=self._group.control, attempt=self._attempt,
+            policy=saving.policy(), seed=self.settings.seed or 0, warn=warn,
+        )  # fmt: skip
+        self._restored = found = saving.resume(checkpoints, objects)
+        if found is not None:
+            self.step, self.epoch = found.step, found.epoch
+            self._skip = int(found.meta.get("plain_batches", 0))
+            self.print(f"paceline: resumed at step {found.step} from {found.folder}", file=sys.stderr)
+        return found
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs up to `count` in all; after a resume it goes on with the one that was interrupted."""
+        self._in_epochs = True
+        try:
+            while self.epoch < count and not self._at_limit():
+                self._epoch_is_whole = True
+                yield self.epoch
+                if not self._epoch_is_whole:
+                    return  # max_steps cut it short: a longer run would go on within it
+                self.epoch += 1
+        finally:
+            self._in_epochs = False
+
+    def _at_limit(self) -> bool:
+        limit = self.settings.max_steps
+        return limit is not None and self.step >= limit
+
+    def steps(self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1) -> Iterator[Any]:
+        """Batches of one epoch; between two of them lies the step boundary: beat, save when due, stop when asked.
+
+        Takes what `run.loader` made, or any iterable of batches (then every rank must have equally many, and
+        `accumulate` counts batches per update). `max_steps` limits this loop.
+        """
+        self._begin()
+        micros, total, done = self._micros(loader, accumulate)
+        boundary, gradients = self._boundary, self._gradients
+        limits = [
+            limit for limit in (self.settings.max_steps, self._limit_here(max_steps)) if limit is not None
+        ]
+        limit = min(limits, default=sys.maxsize)
+        boundary.epoch = self.epoch
+        boundary.meta = {"epoch_step": done}
+        if not self._weighted:
+            boundary.meta["plain_batches"] = done * accumulate
+        boundary.saving.release()
+        boundary.progress.begin(epoch=self.epoch, done=done, total=total)
+        boundary.agreement.start_of_loop()
+        try:
+            if self.step < limit:
+                yield from self._iterate(micros, limit, accumulate)
+            whole = total is not None and boundary.meta["epoch_step"] >= total
+            self._epoch_is_whole = whole or not self._at_limit()
+            boundary.saving.hold()
+        except GeneratorExit:
+            # The script left the loop by `break`: the step that it was in counts as done.
+            if self._micro is not None:
+                self.step += self._micro.last
+            boundary.saving.hold()
+            raise
+        finally:
+            self._micro = None
+            gradients.reset()
+            boundary.progress.end()
+
+    def _iterate(self, micros: Iterator[Micro], limit: int, accumulate: int) -> Iterator[Any]:
+        boundary, gradients, meta = self._boundary, self._gradients, self._boundary.meta
+        weighted = self._weighted
+        for micro in micros:
+            self._micro = micro
+            sum_scale, count = (micro.sum_scale, micro.count) if weighted else (None, None)
+            gradients.begin(micro.mean_scale, sum_scale, count, first=micro.index == 0, last=micro.last)
+            yield micro.data
+            self._micro = None
+            if micro.last:
+                gradients.end_step()
+                self.step += 1
+                meta["epoch_step"] += 1
+                if not weighted:
+                    meta["plain_batches"] += accumulate
+                boundary.after_step(self.step)
+                if self.step >= limit:
+                    return
+
+    def _limit_here(self, max_steps: int | None) -> int | None:
+        return None if max_steps is None else self.step + max_steps
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if self.settings.seed is not None and self.world > 1 and self._restored is None:
+            # Ranks began alike, so that they built the same model; from here on each draws its own dropout.
+            rng.derive(seed=self.settings.seed, step=self.step, rank=self.rank)
+        self._boundary.epoch = self.epoch
+        self._boundary.before_first(self.step)
+
+    def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[Micro], int | None, int]:
+        """Micro-steps of one epoch, how many steps it has, and how many of them lie behind."""
+        self._weighted = hasattr(loader, "micro_batches")
+        if not self._weighted:
+            skipped, self._skip = self._skip, 0
+            total = len(loader) // accumulate if hasattr(loader, "__len__") else None
+            return self._plain(loader, accumulate, skipped), total, skipped // accumulate
+        # Without `run.epochs` each pass over a loader is its next epoch.
+        own = self._passes[loader] + 1 if loader in self._passes else loader.epoch
+        epoch = self.epoch if self._in_epochs else own
+        self._passes[loader] = epoch
+        done = loader.step if loader.epoch == epoch else 0
+        return loader.micro_batches(epoch), loader.steps_per_epoch, done
+
+    def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[Micro]:
+        if skipped:
+            self.print(
+                f"paceline: passing over {skipped} batches that were trained on already", file=sys.stderr
+            )
+        iterator = iter(batches)
+        for _ in range(skipped):
+            next(iterator, None)
+        index, missing = 0, object()
+        upcoming = next(iterator, missing)
+        while upcoming is not missing:
+            data, upcoming = upcoming, next(iterator, missing) if accumulate > 1 else None
+            last = index == accumulate - 1 or upcoming is missing
+            yield Micro(move(data, self.device), 1, accumulate, index, last, 0, 1)
+            index = 0 if last else index + 1
+            if accumulate == 1:
+                upcoming = next(iterator, missing)
+
+    def backward(self, loss: torch.Tensor, *, weight: int | None = None) -> None:
+        """`loss.backward()` with scaler and accumulation. `loss` is the mean over this rank's slice.
+
+        A mean over a short slice is weighted by the samples in it. With `weight=n` the loss is a sum over n
+        samples, and is divided by the number of samples of the global batch.
+        """
+        if self._guard is not None:
+            self._guard.see(self.step + 1, loss)
+        self._gradients.backward(loss, weight)
+
+    def evaluating(
+        self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
+    ) -> Iterator[Any]:
+        """This rank's part of a data set: every sample once over all ranks, equally many forwards on each.
+
+        `batch_size` is global. Call `model.eval()` and `torch.no_grad()` around it as usual. All ranks call it.
+        """
+        key = (id(data), batch_size, num_workers)
+        if key not in self._evaluations:
+            made = evaluating(
+                data, batch_size=batch_size, identity=self.identity, device=self.device,
+                seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
+            )  # fmt: skip
+            self._evaluations[key] = (data, made)
+        self._wrapper.sync_buffers()
+        self._boundary.agreement.start_of_loop()
+        for batch in self._evaluations[key][1]:
+            yield batch
+            self._boundary.after_forward(self.step)
+
+    # -- numbers ---------------------------------------------------------------------------------------
+
+    def log(self, **values: Any) -> None:
+        """Numbers of this step, averaged over micro-steps and ranks (by samples, in the loop), written by rank 0.
+
+        Tensors stay on their device: nothing waits for them.
+        """
+        micro = self._micro
+        if micro is None:
+            self._metrics.log(self.step, epoch=self.epoch, samples=0, weight=1.0, values=values)
+        else:
+            known = self._weighted
+            self._metrics.log(
+                self.step + 1, epoch=self.epoch, samples=micro.global_count if known else 0,
+                weight=float(micro.count), values=values,
+            )  # fmt: skip
+
+    @overload
+    def sum(self, value: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def sum(self, value: int) -> int: ...
+    @overload
+    def sum(self, value: float) -> float: ...
+    def sum(self, value: torch.Tensor | float) -> torch.Tensor | float:
+        """The sum over all ranks, on all ranks. A tensor stays where it is; a number comes back as a number."""
+        if isinstance(value, torch.Tensor):
+            total = value.detach().clone()
+            if self.world > 1:
+                on_device = total.device.type == self.device.type
+                dist.all_reduce(total, group=self._group.main if on_device else self._group.control)
+            return total
+        if self.world == 1:
+            return value
+        number = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+        dist.all_reduce(number, group=self._group.control)
+        return number.item()
+
+    def mean(self, value: torch.Tensor | float) -> Any:
+        """The mean over all ranks, on all ranks."""
+        return self.sum(value) / self.world
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
+        if self.rank == 0:
+            builtins.print(*words, **{"flush": True, **options})
+
+    # -- together and apart ----------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """For hand-written loops: ask once per step, on all ranks; the answer is the same on all of them.
+
+        Inside `run.steps` it is not needed: the loop ends by itself.
+        """
+        if self._micro is None and not self._boundary.stopping:
+            self.step += 1
+        self._begun = True
+        return self._boundary.poll(self.step)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Save now, between steps. Called on all ranks."""
+        if self._micro is not None:
+            raise UsageError(
+                "run.save inside a step", hint="run.steps saves between steps; set save_every_steps."
+            )
+        self._boundary.epoch = self.epoch
+        self._boundary.save(self.step, wait=wait)
+
+    @contextlib.contextmanager
+    def rank_zero_first(self) -> Iterator[None]:
+        """Rank 0 runs the body first (a download, a cache), then all others at once."""
+        self._first_calls += 1
+        key = f"first/{self._first_calls}"
+        store = self._group.store
+        if store is None:
+            yield
+        elif self.rank == 0:
+            word = "failed"
+            try:
+                yield
+                word = "done"
+            finally:
+                store.set(key, word)
+        else:
+            while not store.check([key]):
+                with contextlib.suppress(dist.DistStoreError):  # patience: a download may take hours
+                    store.wait([key])
+            if store.get(key) != b"done":
+                raise RunError("rank 0 failed in rank_zero_first", hint="Its own error says why.")
+            yield
+
+    def join(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """For loops whose ranks have unequally many batches: ranks that are through shadow the others' reductions.
+
+        `run.steps` over `run.loader` does not need it. A no-op in a world of one.
+        """
+        replicas = [each for each in self._wrapper.wrapped if isinstance(each, Replica)]
+        asked: list[Any] = [
+            each.ddp for each in replicas if not models or any(each.model is model for model in models)
+        ]
+        if not asked:
+            return contextlib.nullcontext()
+        from torch.distributed.algorithms.join import Join
+
+        return Join(asked)
+
+    @staticmethod
+    def seed_everything(seed: int, deterministic: bool = False) -> None:
+        """Seed Python, NumPy and torch; `deterministic` also asks torch for repeatable kernels."""
+        seed_everything(seed, deterministic)
+
+    # -- the session's calls ---------------------------------------------------------------------------
+
+    def save_at_end(self) -> None:
+        """What a finished run leaves: its last state, unless that is saved already."""
+        if self._boundary.stopping and not self._begun:
+            return
+        saving = self._boundary.saving
+        if self.step > 0 and self.step != saving.last_step:
+            self._boundary.epoch = self.epoch
+            self._boundary.save(self.step, wait=True)
+
+    def batch_words(self) -> str:
+        micro = self._micro
+        return f"{micro.count} samples now" if micro is not None and self._weighted else ""
+
+    def close(self) -> None:
+        """End data-loader workers, and the profiler's window."""
+        self._boundary.profiler.close()
+        for made in [*self._loaders, *(made for _, made in self._evaluations.values())]:
+            made.close()

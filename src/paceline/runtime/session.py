@@ -1,0 +1,232 @@
+"""`paceline.session`: set up, hand over a `Run`, and leave cleanly whatever happens."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from paceline import contract
+from paceline.runtime import device as devices
+from paceline.runtime import group as groups
+from paceline.runtime import report
+from paceline.runtime.beating import Beat
+from paceline.runtime.boundary import Boundary
+from paceline.runtime.events import Events, Lines
+from paceline.runtime.gradients import LOW, Gradients
+from paceline.runtime.guards import LossGuard, explain_out_of_memory
+from paceline.runtime.identity import Identity, read_identity
+from paceline.runtime.metrics import Metrics
+from paceline.runtime.placement import bind_near
+from paceline.runtime.profiling import ProfilerWindow
+from paceline.runtime.progress import Progress
+from paceline.runtime.run import Run
+from paceline.runtime.saving import Saving
+from paceline.runtime.seeding import seed_everything
+from paceline.runtime.settings import Params, Settings, Surroundings
+from paceline.runtime.stopping import Stopped
+from paceline.runtime.wrapping import Wrapper
+
+_open = False  # one session at a time: signals, group and beat are the process's
+
+
+@dataclass
+class _Made:
+    """What set-up has made so far, so that leaving undoes exactly that."""
+
+    run: Run
+    group: groups.Group
+    boundary: Boundary
+    lines: Lines
+
+
+class session:
+    """Identity, device, process group and signals for the body of a `with`; a clean exit always.
+
+    When the ranks agree to stop (a time limit, a preemption), `run.steps` ends the body after the state is
+    saved: nothing after the loop runs, and the process exits with code 0. An error on one rank leaves at once,
+    without waiting for the others; their launcher ends them.
+
+    All arguments are fields of `Settings`; what the command line says (`paceline run --precision bf16`) wins.
+    `folder` is where metrics, events and checkpoints go when no launcher has made a run folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        deterministic: bool = False,
+        precision: str = "fp32",
+        backend: str | None = None,
+        cpu: bool = False,
+        timeout: float | None = None,
+        profile: str | None = None,
+        max_steps: int | None = None,
+        save_every_steps: int | None = None,
+        save_every_seconds: float | None = 300.0,
+        keep_last: int = 2,
+        keep_every: int | None = None,
+        best: str | None = None,
+        start_from: str | None = None,
+        on_nonfinite: str = "stop",
+        progress: bool = True,
+        report: bool = True,
+        folder: str | Path | None = None,
+    ) -> None:
+        self._surroundings = Surroundings.read()
+        given = Settings(
+            seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
+            profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
+            save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
+            start_from=start_from, on_nonfinite=on_nonfinite, progress=progress, report=report,
+        )  # fmt: skip
+        order = self._surroundings.order
+        self._settings = given.overridden(order.runtime if order else {}).checked()
+        self._folder = self._surroundings.folder
+        if self._folder is None and folder is not None:
+            self._folder = contract.RunFolder(Path(folder))
+        self._began = time.perf_counter()
+        self._made: _Made | None = None
+
+    def __enter__(self) -> Run:
+        global _open
+        if _open:
+            raise RuntimeError("a session is open already in this process: leave it before opening another")
+        _open = True
+        try:
+            self._made = self._make()
+            return self._made.run
+        except BaseException:
+            _open = False
+            raise
+
+    def _make(self) -> _Made:
+        settings, around = self._settings, self._surroundings
+        identity = read_identity()
+        report.check_world(identity, around.order.world_size if around.order else None)
+        beat = Beat(around.beat, identity.local_rank)
+        device = devices.choose_device(identity, cpu=settings.cpu)
+        if settings.bind and around.order is not None:
+            bind_near(device)
+        store = groups.meet(identity, timeout=settings.timeout)
+        posts = report.take_posts(store, report.own_post(identity, device))
+        if posts and settings.report:
+            report.print_posts(posts)
+        group = groups.form(identity, device, store=store, backend=settings.backend, timeout=settings.timeout)
+        if settings.seed is not None:
+            seed_everything(settings.seed, settings.deterministic)
+        return self._assemble(identity, device, group, beat)
+
+    def _assemble(self, identity: Identity, device: torch.device, group: groups.Group, beat: Beat) -> _Made:
+        settings, rank = self._settings, identity.rank
+        writes = self._folder if rank == 0 else None
+        events = Events(writes.events / "rank-0.jsonl" if writes else None)
+        lines = Lines(writes.metrics if writes else None)
+        low = torch.bfloat16 if settings.precision == "bf16" else None
+        wrapper = Wrapper(device, identity.world, low_precision=low)
+        assert settings.precision == "fp32" or settings.precision in LOW
+        boundary = Boundary(
+            group=group.control,
+            beat=beat,
+            events=events,
+            metrics=Metrics(lines, group=group.control, rank=rank),
+            guard=LossGuard(rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"),
+            saving=Saving(settings, rank=rank, events=events),
+            progress=Progress(settings.progress and rank == 0),
+            profiler=ProfilerWindow(
+                settings.profile, folder=self._folder.path if self._folder else None, rank=rank
+            ),
+            sync_buffers=wrapper.sync_buffers,
+        )
+        boundary.signals.install()
+        beat.become(max(beat.state, contract.READY))
+        run = Run(
+            identity=identity,
+            device=device,
+            group=group,
+            settings=settings,
+            params=Params(self._surroundings.order.params if self._surroundings.order else {}),
+            wrapper=wrapper,
+            gradients=Gradients(
+                wrapper, precision=settings.precision, world=identity.world,
+                skip_nonfinite=settings.on_nonfinite == "skip",
+            ),
+            boundary=boundary,
+            folder=self._folder,
+            attempt=self._surroundings.attempt,
+        )  # fmt: skip
+        return _Made(run, group, boundary, lines)
+
+    # -- leaving ---------------------------------------------------------------------------------------
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _open
+        made = self._made
+        assert made is not None
+        self._made = None
+        try:
+            if error is None or isinstance(error, Stopped):
+                self._leave_together(made, stopped=error is not None or made.boundary.stopping)
+            else:
+                self._leave_alone(made)
+        finally:
+            _open = False
+            made.boundary.signals.restore()
+        if isinstance(error, Stopped):
+            raise SystemExit(0) from None
+        if error is not None:
+            explained = explain_out_of_memory(
+                error, step=made.run.step + 1, batch=made.run.batch_words(), device=made.run.device
+            )
+            if explained is not None:
+                raise explained from error
+
+    def _leave_together(self, made: _Made, *, stopped: bool) -> None:
+        """All ranks are here: collectives are fine, and nothing is left under way."""
+        run, boundary = made.run, made.boundary
+        try:
+            boundary.finish()
+            run.save_at_end()
+            boundary.saving.close(wait=True)
+            run.close()
+        except BaseException:
+            self._leave_alone(made)
+            raise
+        self._tell_the_end(run, boundary, stopped)
+        made.lines.close()
+        boundary.events.close()
+        made.group.close()
+        boundary.beat.become(contract.SAVED_AND_STOPPED if stopped else contract.FINISHED)
+        boundary.beat.close()
+
+    def _leave_alone(self, made: _Made) -> None:
+        """This rank has failed. Nobody is waited for: no barrier, no collective, no destroying of groups."""
+        boundary = made.boundary
+        made.group.abandon()
+        boundary.progress.close()
+        boundary.metrics.finish_alone()
+        boundary.saving.close(wait=False)
+        made.run.close()
+        made.lines.close()
+        boundary.events.close()
+
+    def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
+        boundary.progress.close()
+        seconds = time.perf_counter() - self._began
+        if run.rank == 0 and self._settings.report and not stopped:
+            steps = f", {run.step} steps" if run.step else ""
+            print(f"paceline: done in {_duration(seconds)}{steps}", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min {rest:02d} s" if hours else f"{minutes} min {rest:02d} s"

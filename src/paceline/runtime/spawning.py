@@ -1,0 +1,130 @@
+"""`paceline.spawn`: ranks as children of this process, where nothing else has started any."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from paceline import contract
+from paceline.errors import LaunchError, UsageError
+from paceline.runtime.identity import SPAWNED
+from paceline.runtime.settings import Surroundings
+
+KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed
+
+
+def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None = None) -> None:
+    """Run `fn(*args)` on `nproc` new processes, each of which finds its place by `paceline.session`.
+
+    Under a launcher that has started the ranks already (torchrun, srun, `paceline run`), `fn` is called right
+    here. Guard the call with `if __name__ == "__main__":`. The first rank to fail ends the others, and is named.
+    """
+    if contract.RANK in os.environ and contract.WORLD_SIZE in os.environ:
+        fn(*args)
+        return
+    count = nproc or _asked_for()
+    if count < 1:
+        raise UsageError(f"nproc={nproc}: nothing to spawn", hint="At least 1; leave it out for one per GPU.")
+    context = multiprocessing.get_context("spawn")
+    environments = [rank_variables(local, count, os.environ) for local in range(count)]
+    port = _free_port()
+    processes = []
+    for variables in environments:
+        variables.setdefault(contract.MASTER_ADDR, "127.0.0.1")
+        variables.setdefault(contract.MASTER_PORT, str(port))
+        process = context.Process(target=_be_a_rank, args=(fn, args, variables, os.getpid()))
+        process.start()
+        processes.append(process)
+    _supervise(processes, [int(variables[contract.RANK]) for variables in environments])
+
+
+def rank_variables(local: int, count: int, environ: Any) -> dict[str, str]:
+    """torchrun's variables of one child; the node's place is told by a launcher, or there is one node."""
+    node, nodes = int(environ.get(contract.GROUP_RANK, 0)), int(environ.get(contract.GROUP_WORLD_SIZE, 1))
+    place = {name: environ[name] for name in (contract.MASTER_ADDR, contract.MASTER_PORT) if name in environ}
+    if nodes > 1 and len(place) < 2:
+        raise UsageError(
+            f"{nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set",
+            hint="Start it by paceline submit or run.",
+        )
+    return {
+        **place, SPAWNED: "1",
+        contract.RANK: str(node * count + local), contract.WORLD_SIZE: str(nodes * count),
+        contract.LOCAL_RANK: str(local), contract.LOCAL_WORLD_SIZE: str(count),
+        contract.GROUP_RANK: str(node), contract.GROUP_WORLD_SIZE: str(nodes),
+    }  # fmt: skip
+
+
+def _asked_for() -> int:
+    """As many as the order says; else one per GPU; else two, so that the distributed path is the one tried."""
+    order = Surroundings.read().order
+    if order is not None:
+        return order.nproc
+    import torch
+
+    return torch.cuda.device_count() or 2
+
+
+def _be_a_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], parent: int) -> None:
+    os.environ.update(variables)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent, however it ends
+        if os.getppid() != parent:
+            os._exit(1)
+    # Ctrl-C reaches the whole terminal group; the parent decides, so that there is one traceback and not many.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    fn(*args)
+
+
+def _supervise(processes: list[SpawnProcess], ranks: list[int]) -> None:
+    """Wait for all. On the first failure, or any way out of here, the rest is ended."""
+    left = dict(zip(processes, ranks, strict=True))
+    try:
+        while left:
+            ready = wait([process.sentinel for process in left])
+            for process in [each for each in left if each.sentinel in ready]:
+                process.join()
+                rank = left.pop(process)
+                if process.exitcode:
+                    raise LaunchError(
+                        f"rank {rank} of {len(ranks)} failed: {_in_words(process.exitcode)}",
+                        hint="Its traceback stands above.",
+                    )
+    finally:
+        _end(list(left))
+
+
+def _end(processes: list[SpawnProcess]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + KILL_AFTER
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
