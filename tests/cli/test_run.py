@@ -245,7 +245,8 @@ def test_code_that_is_too_large_is_said_and_the_run_goes_on(
 # -- signals -------------------------------------------------------------------------------------------
 
 SLEEP = """\
-import os, time
+import os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(75))
 open(f"ready-{os.environ['RANK']}", "w").write(str(os.getpid()))
 time.sleep(300)
 """
@@ -276,6 +277,16 @@ def test_ctrl_c_ends_everything(nodes: str, project: Path, scratch: Path) -> Non
     assert "interrupted" in said
     assert "Traceback" not in said
     # The guard of all tests now waits for every process that this one started.
+
+
+def test_a_request_to_stop_is_passed_on(project: Path, scratch: Path) -> None:
+    process = start(project, scratch, "--nproc", "2")
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    folder = only_run(scratch)
+    assert folder.attempt(1).verdict.read_text().strip() == "stopped"
+    assert f"paceline run --resume {folder.path.name}" in said
 
 
 def is_alive(pid: int) -> bool:
