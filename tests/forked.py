@@ -8,6 +8,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -44,6 +45,8 @@ class Ranks:
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
+        # Now, while no test is running: whatever a test starts is held to be its own.
+        forkserver.ensure_running()
 
     def __call__(
         self,
@@ -99,6 +102,4 @@ class Ranks:
 
     def close(self) -> None:
         """The server ends with its last pipe; tell it now, so that it ends before the session does."""
-        from multiprocessing import forkserver
-
         forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -21,6 +22,7 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 _PR_SET_PDEATHSIG = 1
+PATIENCE = 3.0  # seconds that workers have to end by themselves, all together
 _IGNORED = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
@@ -69,9 +71,13 @@ class Crew:
         """End the workers now: asked first, then killed."""
         iterator, self.iterator = self.iterator, None
         workers: list[BaseProcess] = getattr(iterator, "_workers", [])
-        if not workers:
+        if not any(worker.is_alive() for worker in workers):
             return
-        iterator._shutdown_workers()  # waits for each; does nothing while the interpreter exits
+        # torch would wait for one after the other, five seconds each, and at exit not tell them at all.
+        iterator._workers_done_event.set()
+        for queue in iterator._index_queues:
+            queue.put(None)
+        _wait_for_all(workers)
         alive = [worker for worker in workers if worker.is_alive()]
         if alive and getattr(iterator, "_worker_pids_set", False):
             # Otherwise torch takes the death of a worker for a failure, and raises wherever we are.
@@ -80,3 +86,10 @@ class Crew:
         for worker in alive:
             worker.kill()
             worker.join()
+        iterator._shutdown_workers()
+
+
+def _wait_for_all(workers: list[BaseProcess]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
