@@ -1,0 +1,278 @@
+"""The batch script on a real Slurm: what goes back into the queue, what does not, and never twice.
+
+The scripts are those that `paceline submit` writes; a small stand-in for the launcher says what happens in the job.
+All scenarios run at once, since a requeue waits for Slurm's clocks and hardly computes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.plan.site import Site
+from tests.golden.cases import plan
+from tests.slurm.harness import ENDED, Cluster
+
+PATIENCE = 240
+
+LAUNCHER = """
+import os, signal, sys, time
+from pathlib import Path
+
+run = Path(os.environ["PACELINE_RUN"])
+leg = run / "legs" / os.environ["PACELINE_LEG"]
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))  # a stop request, as for the real one
+
+
+def end(verdict):
+    (leg / "partial").write_text(verdict)
+    (leg / "partial").rename(leg / "verdict")
+    sys.exit(verdict == "failed")
+
+
+(leg / "host").write_text(os.environ["SLURMD_NODENAME"])
+while True:
+    if (run / "unfit").exists():
+        (run / "unfit").rename(leg / "unfit")
+        end("failed")
+    if (run / "done").exists():
+        end("done")
+    if (run / "crash").exists():
+        end("failed")
+    if asked or (leg / "stop").exists():
+        end("stopped")
+    time.sleep(0.05)
+"""
+
+
+class Trial:
+    """One run folder with a generated script in it, and the job that carries it out."""
+
+    def __init__(self, cluster: Cluster, scratch: Path, name: str) -> None:
+        self.cluster = cluster
+        self.site = Site(scratch, "trials", "requeue", name)
+        self.folder = self.site.folder.path
+        self.folder.mkdir(parents=True)
+        with zipfile.ZipFile(self.site.folder.runhalf, "w") as run_half:
+            run_half.writestr("paceline/__init__.py", "")
+            run_half.writestr("paceline/node/__init__.py", "")
+            run_half.writestr("paceline/node/__main__.py", LAUNCHER)
+        self.job = ""
+
+    def submit(self, *options: str, edit: Callable[[str], str] = str, **keys: Any) -> None:
+        """Plan a job of one node and one core, write its files, and submit its script."""
+        asked = {
+            "job.nodes": 1, "job.gpus_per_node": 0, "job.cpus_per_gpu": 1, "launch.nproc": 1, "job.time": "20m",
+        } | {key.replace("__", "."): value for key, value in keys.items()}  # fmt: skip
+        made = plan(asked, site=self.site, python=sys.executable)
+        self.site.folder.script.write_text(edit(made.script))
+        self.site.folder.environment.write_text(made.environment)
+        words = ["sbatch", "--parsable", *options, str(self.site.folder.script)]
+        self.job = self.cluster.run(words).stdout.strip()
+
+    def tell(self, word: str, text: str = "") -> None:
+        """`done`, `crash` or `unfit`: the launcher does it. Whole or absent: it looks often."""
+        (self.folder / "partial").write_text(text)
+        (self.folder / "partial").rename(self.folder / word)
+
+    def started(self, leg: int, *, job: str = "") -> str:
+        """Wait until the launcher of a leg runs; the node it runs on."""
+        host = self.folder / "legs" / f"{job or self.job}-{leg}" / "host"
+        self.until(lambda: host.exists() and bool(host.read_text()), f"leg {leg} does not start")
+        return host.read_text()
+
+    def verdict(self, leg: int) -> str:
+        return (self.folder / "legs" / f"{self.job}-{leg}" / "verdict").read_text()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            log = self.site.folder.slurm_log
+            told = log.read_text() if log.exists() else ""
+            assert time.monotonic() < deadline, (
+                f"{what}; job: {self.cluster.show(self.job)}; its log:\n{told}"
+            )
+            time.sleep(0.2)
+
+    def ends(self, state: str, *, restarts: int, job: str = "") -> None:
+        """A final state is final: a script that requeues does so before it ends."""
+        job = job or self.job
+        self.until(lambda: self.cluster.state(job) in ENDED, f"job {job} does not end")
+        log = self.site.folder.slurm_log.read_text()
+        assert (self.cluster.state(job), self.cluster.restarts(job)) == (state, restarts), log
+
+    def interrupt(self, job: str = "") -> None:
+        """USR1 to the batch shell alone, as Slurm sends it ahead of the time limit."""
+        self.cluster.run(["scancel", "--batch", "--signal=USR1", job or self.job])
+
+
+def stopped_goes_on(trial: Trial) -> None:
+    trial.submit()
+    trial.started(0)
+    trial.interrupt()
+    trial.started(1)
+    assert trial.verdict(0) == "stopped"
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=1)
+    log = trial.site.folder.slurm_log.read_text()
+    assert "stopped" in log, "the first leg's lines were overwritten"
+    assert "done" in log
+
+
+def time_limit(trial: Trial) -> None:
+    trial.submit(resume__grace="100s")
+    trial.started(0)
+    trial.cluster.run(["scontrol", "update", f"jobid={trial.job}", "endtime=now+105"])
+    trial.started(1)
+    assert trial.verdict(0) == "stopped"
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=1)
+
+
+def cancelled_by_scancel(trial: Trial) -> None:
+    trial.submit()
+    trial.started(0)
+    trial.cluster.run(["scancel", trial.job])
+    trial.ends("CANCELLED", restarts=0)
+
+
+def cancelled_run_is_not_resurrected(trial: Trial) -> None:
+    trial.submit()
+    trial.started(0)
+    trial.tell("cancelled")
+    trial.interrupt()
+    trial.ends("FAILED", restarts=0)
+    assert trial.verdict(0) == "stopped"
+    again = trial.cluster.run(["sbatch", "--parsable", str(trial.site.folder.script)]).stdout.strip()
+    trial.ends("FAILED", restarts=0, job=again)
+
+
+def crash(trial: Trial) -> None:
+    trial.submit()
+    trial.started(0)
+    trial.tell("crash")
+    trial.ends("FAILED", restarts=0)
+
+
+def requeued_by_hand(trial: Trial) -> None:
+    trial.submit()
+    trial.started(0)
+    trial.cluster.run(["scontrol", "requeue", trial.job])
+    trial.started(1)
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=1)
+
+
+def no_requeue_allowed(trial: Trial) -> None:
+    trial.submit("--no-requeue")
+    trial.started(0)
+    trial.interrupt()
+    trial.ends("FAILED", restarts=0)
+    following = (trial.folder / "job").read_text().strip()
+    assert following != trial.job
+    trial.started(0, job=following)
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=0, job=following)
+
+
+def unfit_node_is_left_out(trial: Trial) -> None:
+    trial.submit()
+    unfit = trial.started(0)
+    trial.tell("unfit", f"{unfit}\n")
+    assert trial.started(1) != unfit
+    assert trial.cluster.show(trial.job)["ExcNodeList"] == unfit
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=1)
+
+
+def last_task_of_an_array_goes_alone(trial: Trial) -> None:
+    # Each task of an array has a run folder of its own, below the array's.
+    for task in "01":
+        (trial.folder / task).mkdir()
+        shutil.copy(trial.site.folder.runhalf, trial.folder / task)
+        (trial.folder / task / "environment.sh").touch()
+    folder = str(trial.folder)
+    trial.submit(
+        "--array=0-1",
+        edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID "),
+    )
+    first, last = (f"{trial.job}_{task}" for task in "01")
+    legs = {task: trial.folder / task / "legs" / f"{trial.job}_{task}-0" / "host" for task in "01"}
+    trial.until(lambda: all(host.exists() for host in legs.values()), "the tasks do not start")
+    trial.interrupt(last)
+    again = trial.folder / "1" / "legs" / f"{last}-1" / "host"
+    trial.until(again.exists, "the last task does not start again")
+    assert (trial.cluster.state(first), trial.cluster.restarts(first)) == ("RUNNING", 0)
+    for task in "01":
+        (trial.folder / task / "done").touch()
+    trial.ends("COMPLETED", restarts=0, job=first)
+    trial.ends("COMPLETED", restarts=1, job=last)
+
+
+def _preempted(trial: Trial, partition: str, node: str) -> None:
+    trial.submit(job__partition=partition, job__nodelist=node)
+    trial.started(0)
+    urgent = trial.cluster.submit("sleep 600", "--partition=high", "--exclusive", f"--nodelist={node}")
+    trial.until(lambda: trial.cluster.state(urgent) == "RUNNING", "the urgent job does not start")
+    trial.until(lambda: trial.cluster.state(trial.job) == "PENDING", "the preempted job is not requeued")
+    trial.cluster.run(["scancel", urgent])
+    trial.started(1)
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=1)
+
+
+def preempted_at_once(trial: Trial) -> None:
+    _preempted(trial, "low", "node3")
+
+
+def preempted_after_a_grace(trial: Trial) -> None:
+    _preempted(trial, "grace", "node4")
+    assert trial.verdict(0) == "stopped"
+
+
+SCENARIOS = [
+    time_limit, stopped_goes_on, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
+    no_requeue_allowed, unfit_node_is_left_out, last_task_of_an_array_goes_alone, preempted_at_once,
+    preempted_after_a_grace,
+]  # fmt: skip
+Scenario = Callable[[Trial], None]
+
+
+@pytest.fixture(scope="module")
+def carry_out(sandbox: Cluster) -> Iterator[Callable[[Scenario], None]]:
+    """Wait for a scenario's end; all have been run by then. One that failed and is tried again runs alone."""
+    with tempfile.TemporaryDirectory(prefix="paceline-trials-", ignore_cleanup_errors=True) as scratch:
+        count = iter(range(1000))
+
+        def run(scenario: Scenario) -> None:
+            scenario(Trial(sandbox, Path(scratch), f"{scenario.__name__}-{next(count)}"))
+
+        with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+            outcomes: dict[Scenario, Future[None]] = {each: pool.submit(run, each) for each in SCENARIOS}
+
+        def outcome(scenario: Scenario) -> None:
+            future = outcomes.pop(scenario, None)
+            if future is None:
+                run(scenario)
+            else:
+                future.result()
+
+        sandbox.clear()
+        yield outcome
+        sandbox.clear()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: str(each.__name__))
+def test_requeue(scenario: Scenario, carry_out: Callable[[Scenario], None]) -> None:
+    carry_out(scenario)
