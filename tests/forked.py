@@ -12,7 +12,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "tests.forked"]
+PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "torch._dynamo", "tests.forked"]
 
 
 def free_port() -> int:
