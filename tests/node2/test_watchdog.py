@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paceline.contract import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
-from paceline.node.watchdog import Panorama, Beat, Watchdog, process_state, stragglers, summary
+from paceline.node.watchdog import Beat, Panorama, Watchdog, process_state, stragglers, summary
 
 # each rank's (state, step, age) against a timeout of 10 s -> the ranks that are named, or None
 TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
