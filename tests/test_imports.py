@@ -126,6 +126,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert "paceline run train.py" in done.stdout
 
 
+def test_the_public_surface_is_what_it_was() -> None:
+    assert paceline.__all__ == [
+        "Identity", "PacelineError", "Run", "ShardedIterable", "read_identity", "seed_everything", "session", "spawn",
+        "__version__",
+    ]  # fmt: skip
+    assert dir(paceline) == sorted(paceline.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        paceline.nothing  # noqa: B018
+
+
 def test_every_verb_is_there_and_has_help() -> None:
     from paceline.cli import VERBS
 

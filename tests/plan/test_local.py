@@ -113,6 +113,15 @@ def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
     assert {starter.argv for starter in launchers} == {("/usr/bin/python3", "-m", "paceline.node")}
 
 
+def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:
+    named = replace(SERVER, devices=("7", "5", "3", "1"))
+    for machine, expected in ((SERVER, ["0,1", "2,3"]), (named, ["7,5", "3,1"])):
+        launchers = plan(tmp_path, machine, (*NODES, 2)).launchers
+        assert [starter.variables["CUDA_VISIBLE_DEVICES"] for starter in launchers] == expected
+    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, SERVER).launchers[0].variables
+    assert plan(tmp_path, SERVER, CPU).order.variables == {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def test_a_run_that_goes_on_keeps_what_nobody_typed_again(tmp_path: Path) -> None:
     old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).order
     new = plan(tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old).order

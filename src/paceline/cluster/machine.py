@@ -21,7 +21,10 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
-    return Machine(cores=usable_cores(), gpus=usable_gpus(environ), system=platform.system())
+    gpus = usable_gpus(environ)
+    named = next((environ[name] for name in _VISIBLE if name in environ), "")
+    devices = tuple(item.strip() for item in named.split(",") if item.strip())[:gpus]
+    return Machine(cores=usable_cores(), gpus=gpus, system=platform.system(), devices=devices)
 
 
 def here() -> Path:

@@ -18,6 +18,7 @@ from paceline.plan.site import Site
 from paceline.spec import Job
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash after it
 
 
@@ -81,30 +82,33 @@ def plan_local(job: Job, *, site: Site, machine: Machine, python: str, old: Orde
     """All that a run on this machine needs. `old` is the order of a run that goes on."""
     shape = local_shape(job, machine)
     style, notes = choose_style(job, machine)
+    variables = dict(job.environment.variables)
+    if job.runtime.cpu and machine.gpus:
+        variables.setdefault(VISIBLE, "")  # for scripts that do not ask the runtime for their device
     order = make_order(
-        job, site=site, shape=shape, python=python, style=style, max_restarts=local_restarts(job)
-    )
+        job, site=site, shape=shape, python=python, style=style, variables=variables,
+        max_restarts=local_restarts(job),
+    )  # fmt: skip
     if old is not None:
         order = replace(carry_over(old, order, job), python=python)
         shape = Shape(order.nodes, order.nproc, order.gpus, order.threads)
-    return LocalPlan(site, shape, order, _starters(site, order, python=python), tuple(notes))
+    return LocalPlan(site, shape, order, _starters(site, order, machine=machine, python=python), tuple(notes))
 
 
-def _starters(site: Site, order: Order, *, python: str) -> tuple[Starter, ...]:
+def _starters(site: Site, order: Order, *, machine: Machine, python: str) -> tuple[Starter, ...]:
     argv = (python, "-m", "paceline.node")
-    is_ours = python == sys.executable  # another interpreter finds the run half in the run folder
     # The place is said even to a launcher that is alone: an allocation's variables may stand around it.
-    return tuple(
-        Starter(
-            argv,
-            {
-                contract.RUN: str(site.folder.path),
-                contract.LAUNCHER: f"{number}/{order.nodes}",
-                **({} if is_ours else {"PYTHONPATH": str(site.folder.runhalf)}),
-            },
-        )
-        for number in range(order.nodes)
-    )
+    common = {contract.RUN: str(site.folder.path)}
+    if python != sys.executable:
+        common["PYTHONPATH"] = str(site.folder.runhalf)  # another interpreter finds the run half there
+    starters = []
+    for number in range(order.nodes):
+        variables = {**common, contract.LAUNCHER: f"{number}/{order.nodes}"}
+        if order.nodes > 1 and order.gpus:  # each node here has GPUs of its own, as real nodes do
+            first = number * order.gpus
+            variables[VISIBLE] = ",".join(machine.device_names()[first : first + order.gpus])
+        starters.append(Starter(argv, variables))
+    return tuple(starters)
 
 
 def order_text(order: Order) -> str:

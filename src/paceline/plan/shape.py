@@ -17,6 +17,10 @@ class Machine:
     cores: int
     gpus: int
     system: str = "Linux"  # platform.system()
+    devices: tuple[str, ...] = ()  # the GPUs as CUDA_VISIBLE_DEVICES names them; empty means 0, 1, ...
+
+    def device_names(self) -> tuple[str, ...]:
+        return self.devices or tuple(str(number) for number in range(self.gpus))
 
 
 @dataclass(frozen=True)
