@@ -170,3 +170,9 @@ def cancel(folder: RunFolder, job: str) -> None:
         raise ClusterError(
             f"scancel: {told(done)}", hint="the run is marked as cancelled: it will not be requeued"
         )
+
+
+def ask_to_stop(folder: RunFolder, job: str) -> None:
+    """Mark the run, then have its ranks save and stop: the batch shell does not requeue a run that is marked."""
+    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    call(["scancel", "--batch", "--signal=USR1", job])

@@ -146,6 +146,7 @@ export PACELINE_TOKEN PACELINE_HEAD="$HOSTNAME:$port\"""".splitlines()
 def _launch(batch: Batch) -> list[str]:
     command = _mpirun(batch) if batch.mpirun else _srun(batch)
     return [
+        *_forwarding(batch),
         "# One launcher per rank."
         if batch.layout.tasks_per_node > 1
         else "# One launcher per node starts the ranks.",
@@ -179,9 +180,21 @@ def _mpirun(batch: Batch) -> list[str]:
     return [
         "SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
         f"mpirun -np {layout.tasks} --map-by ppr:{layout.tasks_per_node}:node --oversubscribe --bind-to none",
-        " ".join(f"-x {name}" for name in batch.forwarded),
+        '"${forward[@]}"',
         *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
         '"$python" -m paceline.node </dev/null &',
+    ]
+
+
+def _forwarding(batch: Batch) -> list[str]:
+    if not batch.mpirun:
+        return []
+    return [
+        "# mpirun carries to the other nodes what it is told to, by name; a name that is not set would be a warning.",
+        "forward=()",
+        f"for name in {' '.join(batch.forwarded)}; do",
+        '    [ -n "${!name+set}" ] && forward+=(-x "$name")',
+        "done",
     ]
 
 

@@ -1,0 +1,62 @@
+"""`paceline ps`: the runs, and how each is doing."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, runs
+from paceline.spec.amounts import show_seconds
+from paceline.watch.records import OVER, Record, find_runs, look
+
+COLOURS = {
+    "done": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "running": "name",
+    "queued": "dim",
+    "cancelled": "dim",
+}
+
+
+def command(
+    *,
+    count: Annotated[int, typer.Option("-n", "--count", help="The newest so many.")] = 20,
+    live: Annotated[bool, typer.Option("--live", help="Only those that wait or run.")] = False,
+) -> int:
+    """The runs of this scratch folder, newest first, here and on Slurm."""
+    scratch = runs.scratch_here()
+    records = look(find_runs(scratch, limit=count))
+    if live:
+        records = [record for record in records if not record.is_over]
+    if not records:
+        console.say_note(f"no runs in {scratch}")
+        return 0
+    console.console().print(_table(records))
+    return 0
+
+
+def _table(records: list[Record]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("RUN", "STATUS", "JOB", "RANKS", "ATTEMPT", "STEP", "AGE", "PROGRAM", "WHERE / WHY"):
+        table.add_column(name, no_wrap=name in ("RUN", "STATUS", "JOB"))
+    for record in records:
+        told = record.told
+        colour = COLOURS.get(record.status, "bad" if record.status in OVER else "name")
+        age = time.time() - float(told.get("created") or time.time())
+        table.add_row(
+            record.run_id,
+            f"[{colour}]{record.status}[/]",
+            record.job or "",
+            f"{told.get('nodes', '?')} x {told.get('nproc', '?')}",
+            str(record.attempts or ""),
+            "" if record.step is None else str(record.step),
+            show_seconds(age),
+            str(told.get("name") or told.get("program", "")),
+            record.detail,
+        )
+    return table

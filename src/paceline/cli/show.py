@@ -1,0 +1,77 @@
+"""`paceline show`: one run, and where its time went."""
+
+from __future__ import annotations
+
+import time
+
+from paceline.cli import console, runs
+from paceline.contract import AttemptFolder, read_verdict
+from paceline.plan.quote import command_line
+from paceline.spec.amounts import show_seconds
+from paceline.watch.goodput import SHARES, Goodput, goodput, read_events
+from paceline.watch.records import Record, look_at, read_json
+
+WIDTH = 60
+COLOURS = {
+    "queued": "grey50", "starting": "yellow", "training": "green", "saving": "cyan", "lost": "red", "idle": "grey30",
+}  # fmt: skip
+
+
+def command(run: runs.Run = "last") -> int:
+    """One run: what it is, its attempts, and the shares of its wall time."""
+    record = look_at(runs.named(run))
+    out = console.console()
+    for name, text in _facts(record):
+        out.print(f"[dim]{name:<10}[/] ", end="")
+        out.print(text, markup=False, soft_wrap=True)
+    for attempt in record.folder.attempts():
+        out.print(f"[dim]attempt {attempt.number:<2}[/] ", end="")
+        out.print(_attempt(attempt), markup=False, soft_wrap=True)
+    shares = goodput(read_events(record.folder.events), None if record.is_over else time.time())
+    if shares.total > 0:
+        out.print(bar(shares))
+        parts = [f"{name} {shares.share(name):.0%}" for name in SHARES if shares.seconds[name] > 0]
+        out.print(f"{' · '.join(parts)} of {show_seconds(shares.total)}", markup=False)
+    return 0
+
+
+def _facts(record: Record) -> list[tuple[str, str]]:
+    told = record.told
+    code = told.get("code") or {}
+    commit = str(code.get("commit") or "")[:10]
+    facts = [
+        ("run", record.run_id),
+        ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
+        ("job", record.job or ""),
+        (
+            "ranks",
+            f"{told.get('nodes', '?')} nodes x {told.get('nproc', '?')} ({told.get('style', '?')} style)",
+        ),
+        ("command", command_line(str(word) for word in told.get("command", []))),
+        ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
+        ("folder", str(record.folder.path)),
+        ("step", "" if record.step is None else str(record.step)),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def _attempt(attempt: AttemptFolder) -> str:
+    verdict = read_verdict(attempt.verdict) or "no verdict"
+    failure = read_json(attempt.failure)
+    if not failure:
+        return verdict
+    who = f"rank {failure['rank']}" if failure.get("rank") is not None else "launch"
+    what = ": ".join(str(failure[key]) for key in ("type", "message") if failure.get(key)) or failure.get(
+        "cause", ""
+    )
+    return f"{verdict}: {who} on {failure.get('host', '?')}: {what}"
+
+
+def bar(shares: Goodput) -> str:
+    """The shares as one coloured bar, in rich's markup."""
+    pieces = []
+    for name in SHARES:
+        length = round(WIDTH * shares.share(name))
+        if length:
+            pieces.append(f"[{COLOURS[name]}]{'█' * length}[/]")
+    return "".join(pieces)
