@@ -176,3 +176,13 @@ def ask_to_stop(folder: RunFolder, job: str) -> None:
     """Mark the run, then have its ranks save and stop: the batch shell does not requeue a run that is marked."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     call(["scancel", "--batch", "--signal=USR1", job])
+
+
+def attach(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Give the terminal to a command of Slurm's; its exit code."""
+    try:
+        return subprocess.run(list(argv), env=dict(environ)).returncode
+    except FileNotFoundError:
+        raise ClusterError(
+            f"there is no {argv[0]} here", hint="type this on a login node of the cluster"
+        ) from None

@@ -1,0 +1,75 @@
+"""`paceline shell`: a shell inside an allocation, with exactly a job's environment."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options, runs
+from paceline.cli.submit import Draft
+from paceline.cluster import slurm
+from paceline.contract import Order
+from paceline.errors import UsageError
+from paceline.plan.interactive import SETUP, allocate_argv, join_argv, setup_lines
+from paceline.plan.quote import command_line
+from paceline.spec import Flag, Program, load_job
+from paceline.watch.records import look_at
+
+
+def command(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run that is running; else a new allocation.")
+    ] = None,
+    *,
+    node: Annotated[str | None, typer.Option("--node", help="On which of its nodes; else the first.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Of a new allocation: how many nodes.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs on each node.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="The time limit.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="The partition.")] = None,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+    dry_run: options.DryRun = False,
+) -> int:
+    """A shell on a node, with exactly the environment that a job has: modules, venv, variables.
+
+    \b
+    paceline shell 1a2b          inside a running run, beside its ranks
+    paceline shell --gpus 1      in an allocation of its own, as paceline.toml says
+    """
+    if run is not None:
+        argv, setup, environ = _inside(run, node)
+    else:
+        flags = [
+            Flag("--nodes", "job.nodes", nodes),
+            Flag("--gpus", "job.gpus_per_node", gpus),
+            Flag("--time", "job.time", time),
+            Flag("--partition", "job.partition", partition),
+        ]
+        job = load_job(Program("shell"), flags=flags, config=config, profile=cluster_profile)
+        draft = Draft(job)
+        plan = draft.plan(draft.site)
+        # There is no run folder: the variables themselves stand where the script would read them from a file.
+        source = next(line for line in plan.script.splitlines() if line.startswith("source "))
+        script = plan.script.replace(source, plan.environment)
+        setup = setup_lines(script, run=str(draft.site.folder.path), cwd=str(job.cwd))
+        argv, environ = allocate_argv(plan), plan.submitter
+    if dry_run:
+        print(command_line(argv))
+        return 0
+    return slurm.attach(argv, environ={**environ, SETUP: setup})
+
+
+def _inside(run: str, node: str | None) -> tuple[list[str], str, dict[str, str]]:
+    folder = runs.named(run)
+    record = look_at(folder)
+    if record.job is None or record.status != "running":
+        raise UsageError(
+            f"{record.run_id} is {record.status}{'' if record.job else ' and no job of Slurm'}: it cannot be entered",
+            hint="leave the run out for an allocation of its own",
+        )
+    script = folder.script.read_text(encoding="utf-8")
+    order = Order.from_json(folder.order.read_text(encoding="utf-8"))
+    setup = setup_lines(script, run=str(folder.path), cwd=order.cwd)
+    return join_argv(record.job, node=node), setup, dict(os.environ)
