@@ -297,12 +297,23 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_killed_command_leaves_nothing_running(project: Path, scratch: Path) -> None:
+@pytest.mark.parametrize("victim", ["command", "launcher"])
+def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scratch: Path) -> None:
     process = start(project, scratch, "--nproc", "2")
     started = [int((project / f"ready-{rank}").read_text()) for rank in (0, 1)]
-    process.kill()
+    if victim == "command":
+        process.kill()
+    else:
+        launchers = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if child.cmdline()[-1] == "paceline.node"
+        ]
+        assert len(launchers) == 1
+        launchers[0].kill()
     process.communicate(timeout=60)
+    assert process.returncode == {"command": -9, "launcher": 137}[victim]
     deadline = time.monotonic() + 60
     while any(is_alive(pid) for pid in started):
-        assert time.monotonic() < deadline, "ranks live on without their command"
+        assert time.monotonic() < deadline, f"ranks live on without their {victim}"
         time.sleep(0.1)

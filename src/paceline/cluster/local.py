@@ -39,8 +39,14 @@ def run_launchers(plan: LocalPlan, *, headstart: int | None = None) -> int:
             for starter in plan.launchers:
                 taken = headstart if len(plan.launchers) == 1 else None
                 processes.append(_start(starter, shared, headstart=taken))
+            if headstart is not None:
+                os.close(
+                    headstart
+                )  # the launcher alone holds it now: its end, however it comes, ends the zygote
             code = processes[0].wait()
             _await_others(processes[1:])
+            if headstart is not None:
+                _collect_children()
         except BaseException:
             _end(processes)
             raise
@@ -139,6 +145,17 @@ def _await_others(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             _end([process])
+
+
+def _collect_children() -> None:
+    """The zygote is a child of this process, and ends right after its launcher: wait, so that nothing outlives us."""
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
+    except ChildProcessError:
+        pass
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
