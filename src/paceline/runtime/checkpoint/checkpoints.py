@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,7 @@ class Checkpoints:
                     f"{name!r} is no name for an object of a checkpoint", hint="leave the slash out"
                 )
             self._objects[name] = _unwrapped(thing)
-        self._collect()
+        self._collect()[2].check()
 
     def _collect(self) -> tuple[dict[str, Any], dict[str, str], Taken, dict[str, Any]]:
         """The trees of the replicated objects, every object's kind, all tensors, and this rank's own trees."""
@@ -142,7 +144,8 @@ class Checkpoints:
         began = time.perf_counter()
         if step != self._last:
             self._land()
-            self._take_off(step, epoch, meta)
+            with _no_collection():
+                self._take_off(step, epoch, meta)
         if wait:
             self._land(committed=True)
         return time.perf_counter() - began
@@ -154,7 +157,7 @@ class Checkpoints:
         self._count += 1
         job = Job(
             folder=self.folder, step=step, epoch=epoch, meta=tree.encode(dict(meta or {}), "meta", tree.inline),
-            save=f"{self.attempt}-{self._count}", rank=self.rank, world=self.world, image=image,
+            attempt=self.attempt, number=self._count, rank=self.rank, world=self.world, image=image,
             objects=trees if self.rank == 0 else None, kinds=kinds,
             state={"rng": tree.encode(rng.capture(), "rng", tree.inline), "objects": own},
             ready=ready, device=torch.cuda.current_device() if ready else None, patience=self.patience,
@@ -240,6 +243,7 @@ class Checkpoints:
         if self._image is None or self._signature != wanted:
             if self._image is not None:
                 self._image.close()
+            taken.check()
             self._image = Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
             self._signature = wanted
         return self._image
@@ -251,8 +255,9 @@ class Checkpoints:
 
         A damaged or half-written one is skipped by name. All ranks take the same one, or none.
         """
+        self._land()
         if self.rank == 0:
-            retention.sweep(self.folder)
+            retention.sweep(self.folder, attempt=self.attempt)
         peers = Peers(self.rank, self.world, self.group)
         own = peers.from_first(lambda: marker.checkpoints(self.folder))
         for folder in own:
@@ -290,6 +295,18 @@ class Checkpoints:
         self._flight = self._image = self._preparing = None
         finished, self._finished = self._finished, []
         return finished
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A walk over thousands of tensors makes the garbage collector run, and finds it nothing to do."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _signature(taken: Taken) -> Any:

@@ -167,12 +167,10 @@ class _Sharded:
         tree.encode(state, name, take)
         self._now[name] = taken
 
-        def note(entry: dict[str, Any]) -> None:
+        for entry in tree.references(saved):
             key = entry.get("$sharded")
             if key is not None:
                 self.filled[key] = sharded.target(entry, self.like(key, thing, taken))
-
-        tree.decode(saved, note)
 
     def like(self, key: str, thing: Any, now: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """The tensor that a saved one is cut like: itself, or for an optimizer's state the parameter it is of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,14 +93,21 @@ def discard(path: Path, *, attempt: int) -> None:
     shutil.rmtree(away, ignore_errors=True)
 
 
-def sweep(folder: Path, *, spare: str = "") -> None:
-    """Remove what earlier attempts and failed saves left half-written."""
+def sweep(folder: Path, *, attempt: int, before: int | None = None) -> None:
+    """Remove what earlier attempts and failed saves left half-written.
+
+    `before`: of this attempt only saves with a lower number. Another rank may have begun the next one already.
+    """
     try:
         names = os.listdir(folder)
     except OSError:
         return
     for name in names:
-        if (PARTIAL not in name and REMOVED not in name) or (spare and name.startswith(spare)):
+        match = re.fullmatch(r"step-\d+\.(tmp|removed)-(\d+)(?:-(\d+))?(\.failed)?", name)
+        if match is None:
+            continue
+        is_mine = int(match[2]) == attempt and match[1] == "tmp"
+        if is_mine and before is not None and int(match[3] or 0) >= before:
             continue
         path = folder / name
         if path.is_dir():

@@ -9,7 +9,7 @@ import base64
 import collections
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,36 +24,51 @@ TORCH_DTYPES = {short: getattr(torch, long) for long, short in DTYPES.items() if
 DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
 
 
+def dtensor_class() -> Any:
+    """The DTensor class, if anybody has imported it: else there are none, and its import costs half a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return getattr(module, "DTensor", None)
+
+
+def _is_same(known: torch.Tensor | None, value: torch.Tensor) -> bool:
+    """Two tensors that begin at the same address: are they one?"""
+    return known is not None and (known.shape, known.stride(), known.dtype) == (
+        value.shape,
+        value.stride(),
+        value.dtype,
+    )
+
+
 @dataclass
 class Taken:
     """The tensors of a tree, by name: what every rank holds alike, and what is cut over a device mesh."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, Any] = field(default_factory=dict)
-    _at: dict[int, str] = field(default_factory=dict)
+    _at: dict[int, str] = field(default_factory=dict)  # where a tensor begins in memory -> its first name
+    _dtensor: Any = field(default_factory=dtensor_class)
 
     def take(self, path: str, value: torch.Tensor) -> dict[str, Any]:
-        dtensor = dtensor_class()
-        if dtensor is not None and isinstance(value, dtensor):
+        # This runs for every tensor at every save: what can be checked when the layout changes is checked then.
+        if self._dtensor is not None and isinstance(value, self._dtensor):
             return self._take_sharded(path, value)
-        return {"$tensor": self._take_plain(path, value)}
-
-    def _take_plain(self, path: str, value: torch.Tensor) -> str:
-        if value.layout != torch.strided or value.dtype not in DTYPE_NAMES or value.device.type == "meta":
-            raise CheckpointError(
-                f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}: no checkpoint holds that",
-                hint="return a plain dense tensor from state_dict()",
-            )
         # Tied parameters are one tensor under two names: saved once. Views that differ in shape are not tied.
-        pointer = value.data_ptr()
+        pointer = value.data_ptr() if value.layout is torch.strided else 0
         first = self._at.setdefault(pointer, path) if pointer else path
-        if first != path and first in self.tensors:
-            known = self.tensors[first]
-            if (known.shape, known.stride(), known.dtype) == (value.shape, value.stride(), value.dtype):
-                return first
-        name = self._free(path)
+        if first is not path and _is_same(self.tensors.get(first), value):
+            return {"$tensor": first}
+        name = path if path not in self.tensors else self._free(path)
         self.tensors[name] = value
-        return name
+        return {"$tensor": name}
+
+    def check(self) -> None:
+        """Every tensor is one that a file can hold, or an error names the one that is not."""
+        for path, value in {**self.tensors, **self.sharded}.items():
+            if value.layout != torch.strided or value.dtype not in DTYPE_NAMES or value.device.type == "meta":
+                raise CheckpointError(
+                    f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}: no checkpoint holds that",
+                    hint="return a plain dense tensor from state_dict()",
+                )
 
     def _take_sharded(self, path: str, value: Any) -> dict[str, Any]:
         name = self._free(path)
@@ -73,15 +88,11 @@ class Taken:
         return path
 
 
-def dtensor_class() -> Any:
-    """The DTensor class, if anybody has imported it: else there are none, and its import costs half a second."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return getattr(module, "DTensor", None)
-
-
 def encode(value: Any, path: str, take: Callable[[str, torch.Tensor], dict[str, Any]]) -> Any:
     """A tree as JSON, its tensors handed to `take`, which says what stands in their place."""
     kind = type(value)
+    if kind is torch.Tensor:
+        return take(path, value.detach() if value.requires_grad else value)
     if kind in PLAIN:
         return value
     if isinstance(value, torch.Tensor):
@@ -114,7 +125,10 @@ def encode(value: Any, path: str, take: Callable[[str, torch.Tensor], dict[str, 
 def _encode_dict(
     value: dict[Any, Any], path: str, take: Callable[[str, torch.Tensor], dict[str, Any]]
 ) -> Any:
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    for key in value:
+        if type(key) is not str or key[:1] == "$":
+            break
+    else:
         return {key: encode(each, f"{path}/{key}", take) for key, each in value.items()}
     return {
         "$dict": [
@@ -148,6 +162,18 @@ def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
         return fetch(value)
     body = value[tag]
     return DECODERS[tag](body, lambda each: decode(each, fetch))
+
+
+def references(value: Any) -> Iterator[dict[str, Any]]:
+    """What stands in the place of tensors, in the order of the tree."""
+    if type(value) is list:
+        for each in value:
+            yield from references(each)
+    elif type(value) is dict:
+        if "$tensor" in value or "$sharded" in value:
+            yield value
+        else:
+            yield from references(list(value.values()))
 
 
 def _number(body: Any, _: Callable[[Any], Any]) -> Any:

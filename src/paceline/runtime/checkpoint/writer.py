@@ -35,7 +35,8 @@ class Job:
     step: int
     epoch: int
     meta: Any
-    save: str
+    attempt: int
+    number: int  # of this attempt's saves, from 1
     rank: int
     world: int
     image: Image
@@ -50,6 +51,10 @@ class Job:
     after: Callable[[], None] | None = None  # rank 0: retention
     error: str | None = None
     seconds: float = 0.0
+
+    @property
+    def save(self) -> str:
+        return f"{self.attempt}-{self.number}"
 
     @property
     def final(self) -> Path:
@@ -91,7 +96,7 @@ def _await_copies(job: Job) -> None:
 
 def _write_files(job: Job) -> dict[str, Whole]:
     if job.rank == 0:
-        retention.sweep(job.folder, spare=job.partial.name)
+        retention.sweep(job.folder, attempt=job.attempt, before=job.number)
     files: dict[str, Whole] = {}
     if job.sharded:
         # First, and whatever else fails: all writers meet in it, and it tells them all of a failure.
@@ -205,7 +210,7 @@ def _commit(job: Job, reports: dict[int, dict[str, Any]]) -> None:
     for folder in {(job.partial / name).parent for name in files}:
         _sync_folder(folder)
     if job.final.exists():  # a damaged one, from which nobody could resume: this step was reached again
-        retention.discard(job.final, attempt=int(job.save.split("-")[0]))
+        retention.discard(job.final, attempt=job.attempt)
     os.rename(job.partial, job.final)
     _sync_folder(job.folder)
 

@@ -1,0 +1,125 @@
+"""What the tests' ranks do: they make a small training, save it, load it, and say what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.runtime.checkpoint import Checkpoints, Policy
+
+
+class Net(nn.Module):
+    """Big enough to be cut between four ranks; tied weights, buffers, an empty tensor, another dtype."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(width * 4, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, width * 4, bias=False)
+        self.head.weight = self.embed.weight
+        self.rough = nn.Parameter(torch.randn(width, 3).bfloat16())
+        self.register_buffer("empty", torch.empty(0, 5))
+        self.register_buffer("mask", torch.arange(width) % 3 == 0)
+        self.register_buffer("slanted", torch.randn(width, 33).t())
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(tokens)) * self.mask + self.rough.float().sum(1)
+        out: torch.Tensor = self.head(hidden)
+        return out
+
+
+class Loader:
+    """A loader's state is each rank's own."""
+
+    def __init__(self, rank: int) -> None:
+        self.position, self.rank = 0, rank
+        self.noise = torch.zeros(4, dtype=torch.uint8)
+
+    def micro_batches(self) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "rank": self.rank, "noise": self.noise, "marks": [(0, 1, None)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position, self.rank, self.noise = state["position"], state["rank"], state["noise"]
+
+
+class World:
+    """One rank's training: model, optimizer, scheduler, loader and their checkpoints."""
+
+    def __init__(self, folder: Path, *, seed: int = 0, **options: Any) -> None:
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if self.world > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
+        torch.manual_seed(seed)
+        random.seed(seed)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 3, 3])
+        self.loader = Loader(self.rank)
+        self.warnings: list[str] = []
+        group = dist.group.WORLD if self.world > 1 else None
+        self.checkpoints = Checkpoints(
+            folder, rank=self.rank, world=self.world, group=group, warn=self.warnings.append, **options
+        )
+        self.checkpoints.register(
+            model=self.model, opt=self.optimizer, sched=self.scheduler, loader=self.loader
+        )
+
+    def step(self, number: int) -> None:
+        """The same on every rank, and dependent on every bit of the state."""
+        generator = torch.Generator().manual_seed(number)
+        tokens = torch.randint(0, 1024, (16,), generator=generator)
+        self.model(tokens).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.loader.position = number
+        self.loader.noise += self.rank + 1
+
+    def digest(self) -> str:
+        """All that is replicated, in 16 letters."""
+        whole = hashlib.blake2b(digest_size=8)
+        for key, value in self.model.state_dict().items():
+            whole.update(key.encode())
+            whole.update(bytes_of(value))
+        for index, state in sorted(self.optimizer.state_dict()["state"].items()):
+            for key, value in sorted(state.items()):
+                whole.update(f"{index} {key}".encode())
+                whole.update(bytes_of(value))
+        whole.update(repr(self.optimizer.param_groups[0]["lr"]).encode())
+        whole.update(repr(sorted(self.scheduler.state_dict().items())).encode())
+        return whole.hexdigest()
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def draws() -> tuple[float, float]:
+    """What the generators give next."""
+    return random.random(), torch.rand(1).item()
+
+
+def make(folder: Path, *steps: int, keep_last: int = 9) -> None:
+    """Checkpoints of one rank, for tests that look at the folder."""
+    world = World(folder, policy=Policy(keep_last=keep_last))
+    for number in range(1, max(steps) + 1):
+        world.step(number)
+        if number in steps:
+            world.checkpoints.save(number, wait=True)
+    assert all(saved.complete for saved in world.checkpoints.harvest())
+    world.close()
