@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -20,17 +21,26 @@ def answer(kind: str, **fields: Any) -> None:
     print(json.dumps({"answer": kind, **fields}), flush=True)
 
 
+stopped = False
+
+
+def stop(*_: object) -> None:
+    global stopped
+    stopped = True
+
+
 def main(index: int, count: int, silence: float = 60.0, patience: float = 60.0) -> None:
     order = Order(run_id="r", program="x", args=[], nodes=count)
+    signal.signal(signal.SIGTERM, stop)
+    answer("started")
     place = find_place(order, {**os.environ, "PACELINE_LAUNCHER": f"{index}/{count}"})
     try:
         joined = meeting.join(
             place,
             os.environ,
             {"host": f"host{index}", "pid": os.getpid()},
-            silence=silence,
-            patience=patience,
-        )
+            silence=silence, patience=patience, give_up=lambda: stopped,
+        )  # fmt: skip
     except LaunchError as error:
         answer("refused", message=str(error), hosts=getattr(error, "hosts", []))
         return

@@ -33,22 +33,30 @@ class Member:
     def __init__(self, index: int, count: int, *limits: float, **environ: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.node2.member", str(index), str(count), *map(str, limits)],
-            cwd=ROOT, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
+        self.unread = b""
+
+    def started(self) -> Member:
+        """Once its signal handler stands."""
+        assert self.hear() == {"answer": "started"}
+        return self
 
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], WITHIN)
-        assert ready, "it said nothing"
-        line = self.process.stdout.readline()
-        assert line, "it ended without a word"
+        while b"\n" not in self.unread:
+            ready, _, _ = select.select([self.process.stdout], [], [], WITHIN)
+            assert ready, "it said nothing"
+            piece = os.read(self.process.stdout.fileno(), 1 << 16)
+            assert piece, "it ended without a word"
+            self.unread += piece
+        line, _, self.unread = self.unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(line.encode() + b"\n")
 
     def ask(self, line: str) -> dict[str, Any]:
         self.tell(line)
@@ -73,10 +81,7 @@ class Member:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            try:
-                stream.close()
-            except BrokenPipeError:
-                pass
+            stream.close()
 
 
 Start = Callable[..., Member]
@@ -98,7 +103,7 @@ def start(environ: dict[str, str]) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start_one(index: int, count: int, *limits: float, **more: str) -> Member:
-            return stack.enter_context(Member(index, count, *limits, **{**environ, **more}))
+            return stack.enter_context(Member(index, count, *limits, **{**environ, **more})).started()
 
         yield start_one
 
@@ -256,6 +261,20 @@ def test_a_node_that_cannot_resolve_the_head_is_named_by_both(start: Start, leg:
     assert told["hosts"] == ["b"]
     leg.verdict.write_text("failed\n")  # as the head's launcher does: the member waits for it, then ends
     assert "cannot resolve" in member.hear()["message"]
+
+
+def test_waiting_can_be_interrupted(start: Start) -> None:
+    """At every point: a head that waits, a member that was let in, one that finds nobody, a collective."""
+    head, member = start(0, 3), start(1, 3)
+    stray = start(1, 2, PACELINE_LEG="nowhere", PACELINE_HEAD="127.0.0.1:1")
+    for each in (stray, member, head):
+        each.process.terminate()
+        assert "interrupted while waiting" in each.hear()["message"]
+    head, member = (start(index, 2, PACELINE_LEG="another") for index in (0, 1))
+    assert head.hear()["answer"] == member.hear()["answer"] == "joined"
+    member.tell("prepare 1")
+    member.process.terminate()
+    assert "interrupted while preparing" in member.hear()["message"]
 
 
 def test_no_token_no_meeting(environ: dict[str, str]) -> None:

@@ -6,25 +6,28 @@ import ipaddress
 import json
 import os
 import secrets
+import select
 import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline import contract
+from paceline.contract import LegFolder
 from paceline.errors import LaunchError
 from paceline.node import network
 from paceline.node.link import encode, prove, read_line, same
 from paceline.node.network import LOOPBACK
-from paceline.node.place import Absent, Place, host_of_node, leg_folder
+from paceline.node.place import Absent, Interrupted, Place, host_of_node, leg_folder
 
 Facts = dict[str, Any]
 
 RESOLVE_WITHIN = 10.0  # name services hiccup; longer than this is a node that cannot see the head
 HANDSHAKE_WITHIN = 5.0  # for one connection: a port scanner must not keep the others waiting for long
+WAITING = "interrupted while waiting for the other launchers"
 VERDICT_WITHIN = 15.0  # how long a member that could not join waits for the head to end the run
 
 
@@ -55,10 +58,13 @@ def _host_and_port(text: str) -> tuple[str, int]:
 class Host:
     """The head while it gathers the others."""
 
-    def __init__(self, place: Place, environ: Mapping[str, str], token: str) -> None:
+    def __init__(
+        self, place: Place, environ: Mapping[str, str], *, token: str, give_up: Callable[[], bool]
+    ) -> None:
         self.place = place
         self.environ = environ
         self.token = token
+        self.give_up = give_up
         self.leg = leg_folder(environ)
         self.members: dict[int, socket.socket] = {}
         self.facts: dict[int, Facts] = {}
@@ -70,6 +76,8 @@ class Host:
             with self._listen() as listener:
                 listener.settimeout(0.5)
                 while len(self.facts) < self.place.count:
+                    if self.give_up():
+                        raise Interrupted(WAITING)
                     self._heed_complaints()
                     if time.monotonic() > deadline:
                         raise self._missing(patience)
@@ -191,10 +199,13 @@ def _ways(members: dict[int, socket.socket]) -> tuple[str, str]:
 class Visitor:
     """A member while it tries to be let in."""
 
-    def __init__(self, place: Place, environ: Mapping[str, str], token: str) -> None:
+    def __init__(
+        self, place: Place, environ: Mapping[str, str], *, token: str, give_up: Callable[[], bool]
+    ) -> None:
         self.place = place
         self.environ = environ
         self.token = token
+        self.give_up = give_up
         self.leg = leg_folder(environ)
         self.name = f"launcher {place.index + 1} of {place.count} on node {place.host}"
         self.unresolved_since: float | None = None
@@ -204,6 +215,8 @@ class Visitor:
         deadline = time.monotonic() + patience
         last, tried = "nobody has said where the head is", "?"
         while time.monotonic() < deadline:
+            if self.give_up():
+                raise Interrupted(WAITING)
             for tried in self._candidates():
                 try:
                     return self._enter(tried, facts, patience)
@@ -263,16 +276,24 @@ class Visitor:
             raise Dismissed(f"the head turned {self.name} away: {welcome['why']}")
         if not same(str(welcome["proof"]), prove(self.token, nonce, 0)):
             raise PermissionError("it does not know the token: another run's head")
-        # From here the head counts the time: it knows who is missing.
-        told = read_line(sock, time.monotonic() + patience + HANDSHAKE_WITHIN)
+        told = self._await_roster(sock, time.monotonic() + patience + HANDSHAKE_WITHIN)
         if told.get("kind") == "refused":
             raise Dismissed(str(told["why"]))
         return told
 
+    def _await_roster(self, sock: socket.socket, deadline: float) -> dict[str, Any]:
+        """From here the head counts the time: it knows who is missing."""
+        while not select.select([sock], [], [], 0.5)[0]:
+            if self.give_up():
+                raise Interrupted(WAITING)
+            if time.monotonic() > deadline:
+                raise TimeoutError("the head did not say who is here")
+        return read_line(sock, deadline)
+
     def complain(self, error: LaunchError) -> None:
         """Tell the head by file what could not be told by wire, and give it time to end the run with a verdict: a
         launcher that exits at once may have its whole step ended by the scheduler first."""
-        if self.leg is None:
+        if self.leg is None or isinstance(error, Interrupted):
             return
         if not isinstance(error, Dismissed):
             message = {"host": self.place.host, "message": error.message, "hint": error.hint}
@@ -282,6 +303,11 @@ class Visitor:
             except OSError as problem:
                 print(f"paceline: {self.leg.path} cannot be written: {problem.strerror}", file=sys.stderr)
                 return
-        until = time.monotonic() + VERDICT_WITHIN
-        while time.monotonic() < until and not os.path.exists(self.leg.verdict):
-            time.sleep(0.2)
+        await_verdict(self.leg, self.give_up)
+
+
+def await_verdict(leg: LegFolder, give_up: Callable[[], bool] = lambda: False) -> None:
+    """What a member does before it exits with an error of its own: the head is to end the run in writing first."""
+    until = time.monotonic() + VERDICT_WITHIN
+    while time.monotonic() < until and not os.path.exists(leg.verdict) and not give_up():
+        time.sleep(0.2)

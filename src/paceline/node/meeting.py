@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline import contract
 from paceline.errors import LaunchError
 from paceline.node.network import LOOPBACK
-from paceline.node.place import Absent, Place, leg_folder
+from paceline.node.place import Absent, Interrupted, Place, leg_folder
 
 if TYPE_CHECKING:  # a launcher that is alone needs neither, and is to start fast
     from paceline.node.link import Link
 
-__all__ = ["Absent", "Facts", "Master", "Meeting", "join", "leg_folder"]
+__all__ = ["Absent", "Facts", "Interrupted", "Master", "Meeting", "join", "leg_folder"]
 
 Facts = dict[str, Any]
 Message = dict[str, Any]
 
 SILENCE = 12.0  # seconds without a word before another launcher counts as lost
 PATIENCE = 120.0  # seconds within which all launchers must have joined
+SLOWEST_IMPORT = (
+    900.0  # seconds that a node may take to import torch from a slow file system; a lost one is told sooner
+)
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,21 @@ class Meeting:
     """All launchers of a run, joined. With one launcher there is nobody to talk to, and no socket."""
 
     def __init__(
-        self, place: Place, roster: list[Facts], *, link: Link | None = None, addr: str = LOOPBACK, peer: str = LOOPBACK
-    ) -> None:  # fmt: skip
+        self,
+        place: Place,
+        roster: list[Facts],
+        *,
+        link: Link | None = None,
+        addr: str = LOOPBACK,
+        peer: str = LOOPBACK,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.place = place
         self.roster = roster
         self.addr = addr  # of the head, as the members reach it
         self.peer = peer  # an address on another node: the way there is the interface to train over
         self._link = link
+        self._give_up = give_up
         self._arrived: list[Message] = []  # for the launcher
         self._preparing: list[Message] = []  # for `prepare`; another launcher may be there first
         self._reserved: socket.socket | None = None
@@ -53,7 +64,7 @@ class Meeting:
         host = self.roster[index].get("host", "?") if index < len(self.roster) else "?"
         return f"node {host} (launcher {index + 1} of {self.place.count})"
 
-    def prepare(self, attempt: int, *, within: float = PATIENCE) -> Master:
+    def prepare(self, attempt: int, *, within: float = SLOWEST_IMPORT) -> Master:
         """Collective: when all launchers are ready for an attempt, the head says where its ranks meet."""
         if self._link is None:
             return Master(self.addr, self._reserve())
@@ -127,6 +138,8 @@ class Meeting:
                 gone |= {message["index"] for message in self._arrived if message.get("kind") == "lost"}
             if gone:
                 raise self._absent(gone, f"was lost before attempt {attempt} began")
+            if self._give_up():
+                raise Interrupted(f"interrupted while preparing attempt {attempt}")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._absent(
@@ -146,8 +159,12 @@ def join(
     *,
     patience: float = PATIENCE,
     silence: float = SILENCE,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Meeting:
-    """Meet the other launchers, in whatever order they start, or say who never came (`Absent`, on the head)."""
+    """Meet the other launchers, in whatever order they start, or say who never came (`Absent`, on the head).
+
+    `give_up` is asked again and again while this waits, here and in `prepare`: true ends it (`Interrupted`).
+    """
     if place.count == 1:
         return Meeting(place, [facts])
     from paceline.node.joining import Host, Visitor
@@ -160,13 +177,13 @@ def join(
             hint="whoever starts the launchers gives all of them the same secret",
         )
     if place.is_head:
-        joined = Host(place, environ, token).gather(facts, patience)
+        joined = Host(place, environ, token=token, give_up=give_up).gather(facts, patience)
     else:
-        visitor = Visitor(place, environ, token)
+        visitor = Visitor(place, environ, token=token, give_up=give_up)
         try:
             joined = visitor.visit(facts, patience)
         except LaunchError as error:
             visitor.complain(error)
             raise
     link = Link(place.index, joined.sockets, silence=silence)
-    return Meeting(place, joined.roster, link=link, addr=joined.addr, peer=joined.peer)
+    return Meeting(place, joined.roster, link=link, addr=joined.addr, peer=joined.peer, give_up=give_up)

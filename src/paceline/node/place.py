@@ -51,6 +51,10 @@ class Absent(LaunchError):
         self.hosts = hosts or []
 
 
+class Interrupted(LaunchError):
+    """Somebody wants it to end before it has begun."""
+
+
 @dataclass(frozen=True)
 class Numbering:
     """Variables by which a starter of processes numbers them. A node launcher's node is its own number unless told."""
