@@ -33,6 +33,11 @@ BRIDGES = {
     ("node", "paceline.runtime.identity"),  # one table of environments, for launchers and for ranks
     ("__main__", "paceline.node.headstart"),  # the zygote that `paceline run` starts ahead of itself
     ("__main__", "paceline.cli"),
+    (
+        "cli",
+        "paceline.runtime.checkpoint.layout",
+    ),  # `paceline export` reads files that ranks wrote, without torch
+    ("cli", "paceline.runtime.checkpoint.marker"),
 }
 
 CALLS_SUBPROCESS = {"cluster", "sandbox", "node"}
@@ -103,7 +108,7 @@ def test_node_needs_the_standard_library_only() -> None:
     [
         "import paceline",
         "import paceline.cli",
-        "import paceline.cli.run",
+        "import importlib, paceline.cli\nfor module, _ in paceline.cli.VERBS.values(): importlib.import_module(module)",
         "import sys; sys.argv = ['paceline', '--help']; from paceline.__main__ import main\n"
         "try: main()\nexcept SystemExit as end: assert not end.code",
         "import paceline.node",
