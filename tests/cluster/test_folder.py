@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cluster import folder as folders
 from paceline.cluster.machine import usable_gpus
-from paceline.cluster.prepare import place_in_copy
+from paceline.cluster.prepare import keep_code, place_in_copy
 from paceline.cluster.runhalf import put_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.site import Site, new_run_id
@@ -111,6 +111,20 @@ def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
         folders.find_run("bbb", tmp_path)
     with pytest.raises(UsageError, match="no run 'zzz'"):
         folders.find_run("zzz", tmp_path)
+
+
+@pytest.mark.parametrize("scratch", [".", "..", "runs", "../elsewhere"])
+def test_runs_are_kept_out_of_the_copy_wherever_they_lie(scratch: str, tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p")
+    (tmp_path / "p" / "train.py").touch()
+    site = Site((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
+    for _ in range(2):  # the second time, the first one's files are there too
+        site = site.renamed()
+        with folders.new_folder(site):
+            (site.folder.path / "log").touch()
+            kept = keep_code(job, site)
+        assert {path.name for path in kept.path.iterdir()} == {"paceline.toml", "train.py"}
+        assert (site.folder.code / "train.py").is_file()
 
 
 def test_a_path_in_the_copy_of_the_code(tmp_path: Path) -> None:

@@ -87,10 +87,17 @@ def keep_code(job: Job, site: Site) -> Snapshot:
         store=site.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
-        keep_out=[site.scratch] if site.scratch != job.folder else [site.store.parent],
+        keep_out=_run_places(job, site),
     )
     os.symlink(os.path.relpath(snapshot.path, site.folder.path), site.folder.code)
     return snapshot
+
+
+def _run_places(job: Job, site: Site) -> list[Path]:
+    """Folders of runs, which may lie in the project; a scratch that the project itself lies in is none of them."""
+    project = job.folder.resolve()
+    places = (site.scratch, site.store.parent, site.store, site.folder.path.parent)
+    return [place for place in places if not project.is_relative_to(place.resolve())]
 
 
 def place_in_copy(path: Path, *, job: Job, site: Site) -> Path:
