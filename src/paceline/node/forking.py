@@ -175,6 +175,8 @@ class ForkedRanks:
     def close(self) -> None:
         """The zygote ends, with all that is left below it, when its socket closes."""
         self._wire.close()
+        if not self._ready:
+            processes.send(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
         with suppress(ChildProcessError):  # with a head start it is the command's child, not ours
             os.waitpid(self._pid, 0)
 

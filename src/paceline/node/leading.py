@@ -17,7 +17,7 @@ from paceline.node.beats import Beats
 from paceline.node.ending import Failure
 from paceline.node.events import Events
 from paceline.node.forking import ForkedRanks, Interrupted, Unsafe
-from paceline.node.meeting import Meeting, join
+from paceline.node.meeting import Absent, Meeting, await_verdict, join
 from paceline.node.place import Place, find_place
 from paceline.node.signals import Requests
 from paceline.node.starting import FreshRanks, Launch, Starter
@@ -72,7 +72,7 @@ class Launcher:
         self.events = Events(self.run.events, f"launcher-{place.index}")
         facts = preflight.gather(place, folder=self.run.path, environ=self.environ)
         facts["attempt"] = len(self.run.attempts()) and self.run.attempts()[-1].number
-        self.meeting = join(place, self.environ, facts)
+        self.meeting = join(place, self.environ, facts, give_up=lambda: self.requests.end_now)
         self.number = self.meeting.roster[0]["attempt"]
         self.beats = Beats(place.local_world_size)
         self.events.write("started", leg=self.leg_name, host=place.host, pid=os.getpid(), index=place.index)
@@ -94,8 +94,13 @@ class Launcher:
             failure = Failure(relaunch.ERROR, host, message=problem.message, time=time.time())
             self.meeting.say({"kind": "failed", "failure": vars(failure)})
         self.events.write("failed", why=problem.message)
+        if isinstance(problem, Absent):
+            self._quietly(lambda: preflight.mark_unfit(self.leg, problem.hosts))
         if self.place is None or self.place.is_head:
             self._write_verdict(FAILED)
+        elif self.meeting is not None:
+            # A scheduler may end the whole step when one launcher fails: the head is to write the verdict first.
+            await_verdict(self.leg, lambda: self.requests.end_now)
 
     def close(self) -> None:
         for each in {id(part): part for part in (self.starter, self.zygote, self.meeting)}.values():

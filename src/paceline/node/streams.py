@@ -144,11 +144,14 @@ class Streams:
     def start(self) -> None:
         self._thread.start()
 
-    def tail(self, rank: int) -> str:
-        """The last lines that a rank printed."""
+    def last_words(self, rank: int, patience: float = 2.0) -> str:
+        """The last lines that a rank printed before it ended; they may still be on their way."""
+        deadline = time.monotonic() + patience
+        while not self._ended(rank) and time.monotonic() < deadline:
+            time.sleep(0.005)
         return bytes(self._tails.get(rank, b"")).decode("utf-8", "replace")
 
-    def ended(self, rank: int) -> bool:
+    def _ended(self, rank: int) -> bool:
         """Whether all that a rank printed has been read."""
         open_ranks = [
             key.data.rank for key in list(self._selector.get_map().values()) if key.data is not None

@@ -171,11 +171,15 @@ class Supervision:
         rank = self.rank_of[each.local_rank]
         beat = self.beats.read(each.local_rank)
         failure = None
+        if each.code < 0 and self.ending.begun and self.attempt.error(rank).exists():
+            # It had failed by itself, and was slow to leave.
+            each = Exit(each.local_rank, 1, each.time)
         if self._is_failure(each, explained=explained):
+            self.ending.begin()
             failure = ending.failure_of(
                 self.attempt, rank=rank, host=self.place.host, code=each.code, when=each.time,
                 step=beat.step if beat.state >= RUNNING else None, log=self.launch.log(rank),
-                tail=self.streams.tail(rank),
+                tail=self.streams.last_words(rank),
             )  # fmt: skip
         self.ends.append(RankEnd(rank, each.code, each.time, beat.state, beat.step, failure))
         if failure is not None:
@@ -189,7 +193,7 @@ class Supervision:
         if each.code == -signal.SIGUSR1 and self.stop_asked:
             return False
         # While we end the others, only what we did not do ourselves counts: it may be what came first.
-        return each.local_rank not in self.ending.killed
+        return each.code > 0 or each.local_rank not in self.ending.killed
 
     def _fail(self, failure: Failure) -> None:
         """Something is wrong: tell all launchers, end the ranks here."""

@@ -124,17 +124,9 @@ class TorchrunRanks:
             return [Exit(local_rank, 0, now) for local_rank in self._local_ranks()]
         assert self._streams is not None
         sweep_here()  # so that its last words are all there
-        told = self._last_words()
+        told = self._streams.last_words(AGENT)
         failed = {int(local_rank): int(its) for local_rank, its in FAILED.findall(told)}
         ends = [Exit(local_rank, its, now) for local_rank, its in failed.items()]
         ends = ends[-1:] + ends[:-1]
         rest = code if not failed else -signal.SIGTERM
         return ends + [Exit(each, rest, now) for each in self._local_ranks() if each not in failed]
-
-    def _last_words(self) -> str:
-        """torchrun's output so far; it is read by another thread, so give that a moment to catch up."""
-        assert self._streams is not None
-        deadline = time.monotonic() + 5
-        while not self._streams.ended(AGENT) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self._streams.tail(AGENT)
