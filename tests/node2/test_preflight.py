@@ -36,14 +36,19 @@ def facts(host: str, **more: Any) -> dict[str, Any]:
 # what is wrong with node b -> whether it is fatal, and the words
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
     "Slurm granted fewer": ({"slurm_gpus": 1}, {}, True, "granted 1 of the 2"),
-    "fewer are visible": ({"visible_gpus": 0, "slurm_gpus": None}, {}, True, "0 GPUs are visible, 2"),
-    "nothing is said and there are none": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "0 GPUs"),
+    "fewer are visible": ({"visible_gpus": 0, "slurm_gpus": None}, {}, True, "it sees 0 of the 2 GPUs"),
+    "nothing is said and there are none": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "sees 0 of"),
     "another torch": ({"torch": "2.6.0"}, {}, True, "torch is 2.6.0, on the other nodes it is 2.13.0"),
     "no torch": ({"torch": None}, {}, True, "torch is absent"),
     "another python": ({"python": "3.10.1"}, {}, False, "python is 3.10.1"),
     "a full disk": ({"run_free": 3 << 20}, {}, False, "only 3 MB of disk is left in the run folder"),
     "little memory": ({"memory_free": 1 << 20}, {}, False, "only 1 MB of memory"),
-    "a rank's launcher sees no GPU": ({"ranks": [1], "visible_gpus": 0}, {"style": "srun"}, True, "0 GPUs"),
+    "a rank's launcher sees no GPU": (
+        {"ranks": [1], "visible_gpus": 0},
+        {"style": "srun"},
+        True,
+        "sees 0 of",
+    ),
 }
 
 

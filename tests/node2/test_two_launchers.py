@@ -34,15 +34,18 @@ LEAVE = "\ndist.destroy_process_group()\n"
 class Pair:
     """A run of two launchers."""
 
-    def __init__(self, folder: Path, script: str, **more: Any) -> None:
+    def __init__(
+        self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), **more: Any
+    ) -> None:
+        self.gpus_seen = gpus_seen
         self.run = RunFolder(folder)
         self.leg = self.run.leg("leg")
         folder.mkdir()
         program = folder / "train.py"
         program.write_text(script)
         order = Order(
-            run_id="pair", program=str(program), args=[], python=sys.executable, cwd=str(folder), nodes=2,
-            kill_after=2.0, **more,
+            run_id="pair", program=str(program), args=[], python=sys.executable, cwd=str(folder),
+            **{"nodes": 2, "kill_after": 2.0, **more},
         )  # fmt: skip
         self.run.order.write_text(order.to_json())
         self.processes = [self._start(index) for index in (0, 1)]
@@ -51,6 +54,7 @@ class Pair:
         environ = {
             **os.environ, "PACELINE_RUN": str(self.run.path), "PACELINE_LEG": "leg", "PACELINE_TOKEN": "s3cret",
             "PACELINE_LAUNCHER": f"{index}/2", "SLURMD_NODENAME": "ab"[index],
+            "CUDA_VISIBLE_DEVICES": self.gpus_seen[index],
             "PACELINE_HEAD": "127.0.0.1:0",  # the head takes a free port, and says which in the leg's folder
         }  # fmt: skip
         with (self.run.path / f"console-{index}").open("w") as console:
@@ -109,6 +113,17 @@ def test_one_world_over_two_launchers(pair: Callable[..., Pair]) -> None:
     assert read_verdict(run.run.attempt(1).verdict) == DONE
     assert read_verdict(run.leg.verdict) == DONE
     assert "s3cret" not in run.console(0) + run.console(1)
+
+
+def test_one_launcher_per_rank(pair: Callable[..., Pair]) -> None:
+    """As a scheduler starts them: two launchers on one node, each with one rank of it."""
+    ranks = "\nprint('local', os.environ['LOCAL_RANK'], 'of', os.environ['LOCAL_WORLD_SIZE'], flush=True)\n"
+    run = pair(MEET + ranks + LEAVE, style="srun", nodes=1, nproc=2)
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    for rank in range(2):
+        assert "sum 1 of 2 node 0" in run.log(rank)
+        assert f"local {rank} of 2" in run.log(rank)
+    assert read_verdict(run.leg.verdict) == DONE
 
 
 def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[..., Pair]) -> None:
@@ -183,3 +198,13 @@ def test_a_hang_names_the_rank_and_its_node(pair: Callable[..., Pair]) -> None:
     assert (failure["cause"], failure["rank"], failure["host"]) == ("hang", 1, "b")
     assert "rank 1 on b lags" in run.console(0)
     assert "all_reduce" in run.run.attempt(1).stacks(0).read_text()  # rank 0 waits for it
+
+
+def test_an_unfit_node_ends_both_before_any_rank_starts(pair: Callable[..., Pair]) -> None:
+    """Node b sees one GPU fewer than was asked for: it is named, marked, and no attempt is made."""
+    run = pair("print('never')", gpus=2, gpus_seen=("0,1", "0"))
+    assert run.codes() == [1, 1]
+    assert "node b: it sees 1 of the 2 GPUs" in run.console(0)
+    assert run.leg.unfit.read_text() == "b\n"
+    assert read_verdict(run.leg.verdict) == FAILED
+    assert not run.log(0)

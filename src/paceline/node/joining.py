@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import secrets
 import select
 import socket
@@ -16,19 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import contract
-from paceline.contract import LegFolder
 from paceline.errors import LaunchError
 from paceline.node import network
 from paceline.node.link import encode, prove, read_line, same
 from paceline.node.network import LOOPBACK
-from paceline.node.place import Absent, Interrupted, Place, host_of_node, leg_folder
+from paceline.node.place import Absent, Interrupted, Place, await_verdict, host_of_node, leg_folder
 
 Facts = dict[str, Any]
 
 RESOLVE_WITHIN = 10.0  # name services hiccup; longer than this is a node that cannot see the head
 HANDSHAKE_WITHIN = 5.0  # for one connection: a port scanner must not keep the others waiting for long
 WAITING = "interrupted while waiting for the other launchers"
-VERDICT_WITHIN = 15.0  # how long a member that could not join waits for the head to end the run
 
 
 @dataclass(frozen=True)
@@ -304,10 +301,3 @@ class Visitor:
                 print(f"paceline: {self.leg.path} cannot be written: {problem.strerror}", file=sys.stderr)
                 return
         await_verdict(self.leg, self.give_up)
-
-
-def await_verdict(leg: LegFolder, give_up: Callable[[], bool] = lambda: False) -> None:
-    """What a member does before it exits with an error of its own: the head is to end the run in writing first."""
-    until = time.monotonic() + VERDICT_WITHIN
-    while time.monotonic() < until and not os.path.exists(leg.verdict) and not give_up():
-        time.sleep(0.2)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from paceline import contract
 from paceline.errors import LaunchError
 from paceline.node.network import LOOPBACK
-from paceline.node.place import Absent, Interrupted, Place, leg_folder
+from paceline.node.place import Absent, Interrupted, Place, await_verdict, leg_folder
 
 if TYPE_CHECKING:  # a launcher that is alone needs neither, and is to start fast
     from paceline.node.link import Link
 
-__all__ = ["Absent", "Facts", "Interrupted", "Master", "Meeting", "join", "leg_folder"]
+__all__ = ["Absent", "Facts", "Interrupted", "Master", "Meeting", "await_verdict", "join", "leg_folder"]
 
 Facts = dict[str, Any]
 Message = dict[str, Any]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +92,8 @@ NUMBERINGS = (
     _slurm("SLURM_STEP_NUM_TASKS"),
     _slurm("SLURM_NTASKS"),
 )  # fmt: skip
+
+VERDICT_WITHIN = 15.0  # seconds that a member which cannot go on waits for the head to end the run
 
 # Steps that are no steps: the batch script, the allocation's interactive shell, the external one.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -186,6 +189,13 @@ def leg_folder(environ: Mapping[str, str]) -> LegFolder | None:
     if contract.RUN in environ and contract.LEG in environ:
         return RunFolder(Path(environ[contract.RUN])).leg(environ[contract.LEG])
     return None
+
+
+def await_verdict(leg: LegFolder, give_up: Callable[[], bool] = lambda: False) -> None:
+    """What a member does before it exits with an error of its own: the head is to end the run in writing first."""
+    until = time.monotonic() + VERDICT_WITHIN
+    while time.monotonic() < until and not leg.verdict.exists() and not give_up():
+        time.sleep(0.2)
 
 
 def host_of_node(node: int, environ: Mapping[str, str]) -> str:

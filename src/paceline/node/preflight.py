@@ -155,13 +155,14 @@ def _gpu_problems(order: Order, facts: Facts, roster: Sequence[Facts]) -> list[P
     expected = 1 if alone else asked
     seen = visible if visible is not None else granted if granted is not None else devices
     if seen < expected:
-        return [Problem(host, f"{seen} GPUs are visible, {expected} were asked for")]
+        return [Problem(host, f"it sees {seen} of the {expected} GPUs that were asked for")]
     # Where devices can be counted at all: fewer of them than promised have fallen off the bus.
     countable = any(each["gpu_devices"] for each in roster)
     if countable and devices < expected:
         return [
             Problem(
-                host, f"{devices} GPU devices are there, {expected} were asked for: is the driver loaded?"
+                host,
+                f"it has {devices} of the {expected} GPU devices that were asked for: is the driver loaded?",
             )
         ]
     return []
