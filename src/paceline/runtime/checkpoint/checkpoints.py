@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline import contract
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint import marker, restoring, retention, rng, sharded, shares, tree, writer
 from paceline.runtime.checkpoint.finding import Peers, is_sound, sound_one_at
@@ -161,7 +163,7 @@ class Checkpoints:
             objects=trees if self.rank == 0 else None, kinds=kinds,
             state={"rng": tree.encode(rng.capture(), "rng", tree.inline), "objects": own},
             ready=ready, device=torch.cuda.current_device() if ready else None, patience=self.patience,
-            after=self._tidy,
+            after=partial(self._tidy, step),
         )  # fmt: skip
         if taken.sharded:
             job.sharded = sharded.staged(image, taken.sharded)
@@ -171,8 +173,10 @@ class Checkpoints:
         self._last = step
         thread.start()
 
-    def _tidy(self) -> None:
-        damaged, self._damaged = self._damaged, []
+    def _tidy(self, step: int) -> None:
+        # A damaged one of this very step has just been replaced by a sound one.
+        damaged = [path for path in self._damaged if contract.checkpoint_step(path.name) != step]
+        self._damaged = []
         retention.tidy(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
 
     def _writers_group(self) -> Any:

@@ -24,6 +24,7 @@ from paceline.runtime.checkpoint.image import Image
 from paceline.runtime.checkpoint.layout import BLOCK
 from paceline.runtime.checkpoint.marker import Marker, Whole
 
+GIVEN_UP = "rank 0 gave the save up"
 WRITE = 16 << 20  # bytes per write: long enough for any file system, short enough to notice a full one
 
 
@@ -78,6 +79,8 @@ def work(job: Job) -> None:
         _report(job, {"digest": job.image.share.digest, "files": {n: asdict(w) for n, w in files.items()}})
         if job.rank == 0:
             _commit(job, _reports(job))
+        elif job.tombstone.exists():
+            raise CheckpointError(GIVEN_UP)
     except Exception as error:
         job.error = _in_words(error)
         _give_up(job)
@@ -229,14 +232,17 @@ def _give_up(job: Job) -> None:
     """Leave nothing behind that takes space, and tell the others as far as the file system lets us."""
     try:
         if job.rank == 0:
-            shutil.rmtree(job.partial, ignore_errors=True)
             job.tombstone.touch()
-        else:
-            for path in job.partial.glob(f"*-{job.rank + 1:05d}-of-*"):
-                path.unlink(missing_ok=True)
-            _report(job, {"error": job.error})
+            shutil.rmtree(job.partial, ignore_errors=True)
+            return
+        for path in job.partial.glob(f"*-{job.rank + 1:05d}-of-*"):
+            path.unlink(missing_ok=True)
+        _report(job, {"error": job.error})
     except OSError:
         pass
+    # Rank 0 leaves the tombstone before it removes the folder: either it has removed this too, or we see it here.
+    if job.tombstone.exists():
+        shutil.rmtree(job.partial, ignore_errors=True)
 
 
 def _in_words(error: Exception) -> str:
@@ -253,13 +259,13 @@ def await_commit(job: Job) -> None:
         if job.final.name in names and _is_this(job):
             return
         if job.tombstone.name in names:
-            job.error = "rank 0 gave the save up"
+            job.error = GIVEN_UP
         elif job.partial.name in names:
             gone_since = None
         elif gone_since is None:
             gone_since = time.monotonic()
         elif time.monotonic() - gone_since > 2:  # neither there nor renamed: a listing may miss a rename once
-            job.error = "rank 0 gave the save up"
+            job.error = GIVEN_UP
         if time.monotonic() > deadline:
             job.error = f"rank 0 did not commit within {job.patience:.0f} s"
         time.sleep(pause)
