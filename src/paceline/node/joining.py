@@ -1,15 +1,15 @@
-"""How launchers find each other: the head lets in who knows the token, a member tries until it is let in."""
+"""How a launcher joins: it tries until the head lets it in, or says where the head can read it that it cannot."""
 
 from __future__ import annotations
 
-import ipaddress
+import base64
 import json
 import secrets
 import select
 import socket
 import sys
 import time
-from collections import Counter
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,7 @@ from paceline import contract
 from paceline.errors import LaunchError
 from paceline.node import network
 from paceline.node.link import encode, prove, read_line, same
-from paceline.node.network import LOOPBACK
-from paceline.node.place import Absent, Interrupted, Place, await_verdict, host_of_node, leg_folder
+from paceline.node.place import Interrupted, Place, await_verdict, leg_folder
 
 Facts = dict[str, Any]
 
@@ -42,155 +41,21 @@ class Dismissed(LaunchError):
     """The head turned this launcher away, and so knows about it."""
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit():
         raise LaunchError(f'the head is said to be at "{text}"; expected "host:port"')
     return host.strip("[]"), int(port)
 
 
-# -- the head ------------------------------------------------------------------------------------------
+def pack(roster: list[Facts]) -> str:
+    """Everybody gets everybody's facts: thousands of nodes that are much alike make a small packet."""
+    return base64.b64encode(zlib.compress(json.dumps(roster).encode(), 6)).decode()
 
 
-class Host:
-    """The head while it gathers the others."""
-
-    def __init__(
-        self, place: Place, environ: Mapping[str, str], *, token: str, give_up: Callable[[], bool]
-    ) -> None:
-        self.place = place
-        self.environ = environ
-        self.token = token
-        self.give_up = give_up
-        self.leg = leg_folder(environ)
-        self.members: dict[int, socket.socket] = {}
-        self.facts: dict[int, Facts] = {}
-
-    def gather(self, facts: Facts, patience: float) -> Joined:
-        self.facts[0] = facts
-        deadline = time.monotonic() + patience
-        try:
-            with self._listen() as listener:
-                listener.settimeout(0.5)
-                while len(self.facts) < self.place.count:
-                    if self.give_up():
-                        raise Interrupted(WAITING)
-                    self._heed_complaints()
-                    if time.monotonic() > deadline:
-                        raise self._missing(patience)
-                    try:
-                        sock, _ = listener.accept()
-                    except TimeoutError:
-                        continue
-                    self._admit(sock)
-        except BaseException as error:
-            self._dismiss(str(error))
-            raise
-        roster = [self.facts[index] for index in range(self.place.count)]
-        addr, peer = _ways(self.members)
-        for sock in self.members.values():
-            try:
-                sock.settimeout(HANDSHAKE_WITHIN)
-                sock.sendall(encode({"kind": "roster", "roster": roster, "addr": addr}))
-            except OSError:  # the link will find that it is lost
-                continue
-        return Joined(self.members, roster, addr, peer)
-
-    def _listen(self) -> socket.socket:
-        """On the port that was announced; if somebody took it since, on another, told through the leg's folder."""
-        announced = self.environ.get(contract.HEAD)
-        host, port = _host_and_port(announced) if announced else (self.place.host, 0)
-        if self.leg is None and not announced:
-            raise LaunchError(f"neither {contract.HEAD} nor {contract.LEG} is set: the launchers cannot meet")
-        try:
-            listener = socket.create_server(("", port), backlog=1024)
-        except OSError as error:
-            if self.leg is None:
-                raise LaunchError(f"port {port} on {self.place.host} is taken: {error.strerror}") from None
-            listener = socket.create_server(("", 0), backlog=1024)
-        if self.leg is not None:
-            self.leg.path.mkdir(parents=True, exist_ok=True)
-            contract.write_atomically(self.leg.head, f"{host}:{listener.getsockname()[1]}\n")
-        return listener
-
-    def _admit(self, sock: socket.socket) -> None:
-        """Let one in that knows the token; anybody else is turned away and changes nothing."""
-        nonce = secrets.token_hex(16)
-        try:
-            sock.settimeout(HANDSHAKE_WITHIN)
-            sock.sendall(encode({"paceline": 1, "nonce": nonce}))
-            answer = read_line(sock, time.monotonic() + HANDSHAKE_WITHIN)
-            index, facts = int(answer["index"]), dict(answer["facts"])
-            if not same(str(answer["proof"]), prove(self.token, nonce, index)):
-                raise PermissionError("wrong token")
-            if not 0 < index < self.place.count or answer["count"] != self.place.count:
-                why = f"it is number {index} of {answer['count']}, but the head expects {self.place.count} launchers"
-                sock.sendall(encode({"kind": "refused", "why": why}))
-                raise PermissionError(why)
-            sock.sendall(encode({"kind": "welcome", "proof": prove(self.token, str(answer["nonce"]), 0)}))
-        except (OSError, ValueError, KeyError, TypeError):
-            sock.close()
-            return
-        if index in self.members:  # it lost its first connection and came again
-            self.members[index].close()
-        self.members[index] = sock
-        self.facts[index] = facts
-
-    def _heed_complaints(self) -> None:
-        """A member that cannot get here says so in the leg's folder, so that the head need not wait for it."""
-        if self.leg is None:
-            return
-        for path in sorted(self.leg.path.glob("trouble-*")):
-            try:
-                told = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            raise Absent(told["message"], hint=told["hint"], hosts=[told["host"]])
-
-    def _missing(self, patience: float) -> Absent:
-        count, nodes = self.place.count, self.place.nodes
-        words, hosts = [], []
-        for index in range(1, count):
-            if index not in self.facts:
-                node = index * nodes // count
-                host = host_of_node(node, self.environ)
-                hosts += [host] if host and host not in hosts else []
-                words.append(f"node {host or node} (launcher {index + 1} of {count})")
-        named = ", ".join(words[:8]) + (f" and {len(words) - 8} more" if len(words) > 8 else "")
-        return Absent(
-            f"{named} never joined within {patience:g} s",
-            hint="the node did not start, or cannot reach the head: look at its lines in the job's log",
-            hosts=hosts,
-        )
-
-    def _dismiss(self, why: str) -> None:
-        for sock in self.members.values():
-            try:
-                sock.settimeout(HANDSHAKE_WITHIN)
-                sock.sendall(encode({"kind": "refused", "why": why}))
-            except OSError:
-                pass
-            sock.close()
-
-
-def _ways(members: dict[int, socket.socket]) -> tuple[str, str]:
-    """The head's address as most members reached it, and the address of one that stands on another machine."""
-    elsewhere = []
-    for sock in members.values():
-        try:
-            mine, theirs = sock.getsockname()[0], sock.getpeername()[0]
-        except OSError:  # it is gone already: the link will find out
-            continue
-        # A host that resolves its own name to 127.0.1.1 must not tell the others to meet there.
-        if mine != theirs and not ipaddress.ip_address(mine).is_loopback:
-            elsewhere.append((mine, theirs))
-    if not elsewhere:
-        return LOOPBACK, LOOPBACK
-    addr = Counter(mine for mine, _ in elsewhere).most_common(1)[0][0]
-    return addr, next(theirs for mine, theirs in elsewhere if mine == addr)
-
-
-# -- a member ------------------------------------------------------------------------------------------
+def unpack(packet: str) -> list[Facts]:
+    roster: list[Facts] = json.loads(zlib.decompress(base64.b64decode(packet)))
+    return roster
 
 
 class Visitor:
@@ -208,6 +73,14 @@ class Visitor:
         self.unresolved_since: float | None = None
 
     def visit(self, facts: Facts, patience: float) -> Joined:
+        """Be let in, or complain where the head can read it."""
+        try:
+            return self._knock(facts, patience)
+        except LaunchError as error:
+            self._complain(error)
+            raise
+
+    def _knock(self, facts: Facts, patience: float) -> Joined:
         """Try the announced address, and the one in the leg's folder, until the head lets this launcher in."""
         deadline = time.monotonic() + patience
         last, tried = "nobody has said where the head is", "?"
@@ -237,7 +110,7 @@ class Visitor:
         return [where for where in found if where]
 
     def _enter(self, where: str, facts: Facts, patience: float) -> Joined:
-        host, port = _host_and_port(where)
+        host, port = host_and_port(where)
         address = self._resolve(host, min(RESOLVE_WITHIN, patience / 2))
         sock = socket.create_connection((address, port), timeout=HANDSHAKE_WITHIN)
         try:
@@ -245,7 +118,7 @@ class Visitor:
         except BaseException:
             sock.close()
             raise
-        return Joined({0: sock}, told["roster"], told["addr"], sock.getpeername()[0])
+        return Joined({0: sock}, unpack(told["roster"]), told["addr"], sock.getpeername()[0])
 
     def _resolve(self, host: str, within: float) -> str:
         try:
@@ -287,7 +160,7 @@ class Visitor:
                 raise TimeoutError("the head did not say who is here")
         return read_line(sock, deadline)
 
-    def complain(self, error: LaunchError) -> None:
+    def _complain(self, error: LaunchError) -> None:
         """Tell the head by file what could not be told by wire, and give it time to end the run with a verdict: a
         launcher that exits at once may have its whole step ended by the scheduler first."""
         if self.leg is None or isinstance(error, Interrupted):

@@ -73,7 +73,10 @@ class _Peer:
 class Link:
     """Joined peers. `say` and `poll` never block; a lost peer arrives as {"kind": "lost", "index": i}."""
 
-    def __init__(self, me: int, peers: dict[int, socket.socket], *, silence: float) -> None:
+    def __init__(
+        self, me: int, peers: dict[int, socket.socket], *, silence: float, bell: tuple[int, int] | None = None
+    ) -> None:
+        """`bell` is the pipe behind `fileno`, where the caller wants to have made it (and so numbered it) itself."""
         self.me = me
         self.silence = silence
         self._peers = {index: _Peer(index, sock) for index, sock in peers.items()}
@@ -82,7 +85,7 @@ class Link:
         self._outbox: deque[tuple[int | None, bytes]] = deque()
         self._closing = threading.Event()
         self._flush_until = 0.0
-        self._inbox_read, self._inbox_write = os.pipe()
+        self._inbox_read, self._inbox_write = bell or os.pipe()
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -142,9 +145,10 @@ class Link:
         self._closing.set()
         self._poke(self._wake_write)
         self._thread.join(flush_within + 5)
-        self._selector.close()
-        for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
-            os.close(end)
+        if not self._thread.is_alive():  # else it still uses them; it is a daemon, and ends with the process
+            self._selector.close()
+            for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
+                os.close(end)
 
     # -- the carrying thread ---------------------------------------------------------------------------
 
@@ -258,9 +262,10 @@ class Link:
         self._present.discard(peer.index)
         message = {"kind": "lost", "index": peer.index, "why": why}
         self._deliver(message)
-        if self.is_head:
+        if self.is_head and not self._closing.is_set():
+            line = encode(message)
             for other in self._peers.values():
-                other.unsent += encode(message)
+                other.unsent += line
 
     def _drop(self, peer: _Peer) -> None:
         if self._peers.pop(peer.index, None) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -167,7 +168,8 @@ def join(
     """
     if place.count == 1:
         return Meeting(place, [facts])
-    from paceline.node.joining import Host, Visitor
+    from paceline.node.hosting import Host
+    from paceline.node.joining import Visitor
     from paceline.node.link import Link
 
     token = environ.get(contract.TOKEN, "")
@@ -176,14 +178,15 @@ def join(
             f"{place.count} launchers are to meet, but {contract.TOKEN} is not set",
             hint="whoever starts the launchers gives all of them the same secret",
         )
-    if place.is_head:
-        joined = Host(place, environ, token=token, give_up=give_up).gather(facts, patience)
-    else:
-        visitor = Visitor(place, environ, token=token, give_up=give_up)
-        try:
-            joined = visitor.visit(facts, patience)
-        except LaunchError as error:
-            visitor.complain(error)
-            raise
-    link = Link(place.index, joined.sockets, silence=silence)
+    bell = os.pipe()  # made ahead of the sockets: `select` takes no descriptor beyond 1023
+    try:
+        if place.is_head:
+            joined = Host(place, environ, token=token, give_up=give_up).gather(facts, patience)
+        else:
+            joined = Visitor(place, environ, token=token, give_up=give_up).visit(facts, patience)
+    except BaseException:
+        os.close(bell[0])
+        os.close(bell[1])
+        raise
+    link = Link(place.index, joined.sockets, silence=silence, bell=bell)
     return Meeting(place, joined.roster, link=link, addr=joined.addr, peer=joined.peer, give_up=give_up)
