@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ def set_num_threads(count): pass
 class Launched:
     """A running launcher, and what it leaves."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, folder: Path, console: Path, process: subprocess.Popen[bytes]) -> None:
         self.run = RunFolder(folder)
         self.leg = self.run.leg("here")
+        self.console = console
         self.process = process
 
     def wait(self) -> int:
@@ -49,10 +51,10 @@ class Launched:
         return self.attempt(attempt).log(rank).read_text()
 
     def out(self) -> str:
-        return (self.run.path / "out").read_text()
+        return (self.console / "out").read_text()
 
     def err(self) -> str:
-        return (self.run.path / "err").read_text()
+        return (self.console / "err").read_text()
 
     def verdicts(self) -> tuple[str | None, str | None]:
         """Of the first attempt, and of the leg."""
@@ -117,17 +119,17 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 "run_id": "test", "program": str(program), "args": [], "python": sys.executable, "nproc": 2,
                 "cwd": str(folder), "kill_after": 2.0, "check": False, **order,
             }  # fmt: skip
-            (folder / "launch.json").write_text(Order(**fields).to_json())
+            (folder / "launch.json").write_text(json.dumps(asdict(Order(**fields))))
             variables = {**os.environ, "PACELINE_RUN": str(folder), "PACELINE_LEG": "here", **(env or {})}
             if light:
                 variables["PYTHONPATH"] = str(stand_in.parent)
-            with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "paceline.node"], env=variables, stdin=subprocess.DEVNULL,
                     stdout=stdout or out, stderr=err, pass_fds=pass_fds, cwd=tmp_path,
                 )  # fmt: skip
             cleanup.callback(_end, process)
-            return Launched(folder, process)
+            return Launched(folder, tmp_path, process)
 
         yield start
 

@@ -87,9 +87,9 @@ class ForkedRanks:
             if interrupted():
                 raise Interrupted
             try:
-                if not select.select([self._wire], [], [], 0.2)[0]:
-                    continue
                 messages = self._wire.waiting()
+                if not messages:
+                    select.select([self._wire], [], [], 0.2)
             except Closed:
                 raise LaunchError(
                     "the process that imports torch ended before it was done",

@@ -1,0 +1,97 @@
+"""The zygote that is started ahead of its launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.node.headstart import guess
+from paceline.node.opening import Opening, open_zygote
+from tests.node.conftest import Launch, is_alive, until
+
+
+@pytest.mark.parametrize(
+    ("words", "threads", "preload"),
+    [
+        (["t.py"], 4, []),
+        (["--nproc", "4", "t.py", "--nproc", "1", "--dry-run"], 2, []),
+        (["--nproc=8", "--cpu", "--preload", "a", "--preload=b", "t.py"], 1, ["a", "b"]),
+        (["--nproc", "99", "--env", "A=1", "--style", "fork", "t.py"], 1, []),
+        (["--no-snapshot", "--nproc", "1", "t.py"], 8, []),
+        (["-m", "some.module"], 4, []),
+    ],
+)
+def test_a_guess(
+    words: list[str], threads: int, preload: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    opening = guess(words, cores=8, environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert opening is not None
+    assert (opening.threads, opening.preload) == (threads, preload)
+    assert Opening.read(opening.words()).words() == opening.words()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["--help"], ["--dry-run", "t.py"], ["--style", "torchrun", "t.py"], ["--style=spawn", "t.py"],
+        ["--nodes", "2", "t.py"], ["--resume", "last"], ["missing.py"], ["--nproc", "0", "t.py"],
+        ["--env", "OMP_NUM_THREADS=3", "t.py"], ["sets.py"], ["--nproc"],
+    ],
+)  # fmt: skip
+def test_no_guess(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    (tmp_path / "sets.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
+    assert guess(words, cores=8, environ={}) is None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_is_adopted_only_when_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
+    launch("", nproc=1).wait()  # makes the stand-in for torch
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")}
+    opening = Opening("train.py", is_module=False, threads=threads, preload=[])
+    ours, pid = open_zygote(sys.executable, opening, environ)
+    with ours:
+        started = launch(
+            "import os; print(os.getppid())", nproc=1, threads=1, env={"PACELINE_HEADSTART": str(ours.fileno())},
+            pass_fds=(ours.fileno(),),
+        )  # fmt: skip
+        assert started.wait() == 0, started.err()
+        assert (int(started.out()) == pid) is (threads == 1)
+        if threads != 1:
+            until(lambda: not is_alive(pid), "the end of the zygote that was sent away")
+    os.waitpid(pid, 0)
+
+
+STARTS_ONE = """
+import os, sys, time
+from paceline.node import headstart
+headstart.begin(["paceline", "run", "t.py"])
+assert headstart.descriptor() is not None
+print("begun", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_it_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """Also in the middle of an import."""
+    (tmp_path / "t.py").touch()
+    (tmp_path / "torch.py").write_text(
+        "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(3600)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS_ONE], cwd=tmp_path, env=environ, stdout=subprocess.PIPE
+    )
+    importing = tmp_path / "importing"
+    until(lambda: importing.exists() and importing.read_text(), "the import")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until(lambda: not is_alive(int(importing.read_text())), "the end of the zygote")
