@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ def sweep() -> None:
     for record in Path(tempfile.gettempdir()).glob("paceline-slurm-*/sandbox.json"):
         if os.access(record, os.W_OK) and orphaned(record.parent):
             Sandbox(record.parent).down()
+            shutil.rmtree(record.parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,9 @@ while True:
 class Trial:
     """One run folder with a generated script in it, and the job that carries it out."""
 
-    def __init__(self, cluster: Cluster, scratch: Path, name: str) -> None:
+    def __init__(self, cluster: Cluster, scratch: Path, name: str, *, abandoned: threading.Event) -> None:
         self.cluster = cluster
+        self.abandoned = abandoned
         self.site = Site(scratch, "trials", "requeue", name)
         self.folder = self.site.folder.path
         self.folder.mkdir(parents=True)
@@ -99,6 +101,7 @@ class Trial:
         while not condition():
             log = self.site.folder.slurm_log
             told = log.read_text() if log.exists() else ""
+            assert not self.abandoned.is_set(), "the tests were interrupted"
             assert time.monotonic() < deadline, (
                 f"{what}; job: {self.cluster.show(self.job)}; its log:\n{told}"
             )
@@ -253,12 +256,21 @@ def carry_out(sandbox: Cluster) -> Iterator[Callable[[Scenario], None]]:
     """Wait for a scenario's end; all have been run by then. One that failed and is tried again runs alone."""
     with tempfile.TemporaryDirectory(prefix="paceline-trials-", ignore_cleanup_errors=True) as scratch:
         count = iter(range(1000))
+        abandoned = threading.Event()
 
         def run(scenario: Scenario) -> None:
-            scenario(Trial(sandbox, Path(scratch), f"{scenario.__name__}-{next(count)}"))
+            name = f"{scenario.__name__}-{next(count)}"
+            scenario(Trial(sandbox, Path(scratch), name, abandoned=abandoned))
 
-        with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+        pool = ThreadPoolExecutor(len(SCENARIOS))
+        try:
             outcomes: dict[Scenario, Future[None]] = {each: pool.submit(run, each) for each in SCENARIOS}
+            wait(outcomes.values())
+        except BaseException:
+            abandoned.set()
+            raise
+        finally:
+            pool.shutdown()
 
         def outcome(scenario: Scenario) -> None:
             future = outcomes.pop(scenario, None)

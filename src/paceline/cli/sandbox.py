@@ -13,7 +13,7 @@ from rich.table import Table
 
 from paceline.errors import UsageError
 from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
-from paceline.sandbox.cluster import take_down
+from paceline.sandbox.lifecycle import take_down
 from paceline.sandbox.settings import Layout
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

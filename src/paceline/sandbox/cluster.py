@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.errors import ClusterError, PacelineError, UsageError
-from paceline.sandbox import daemons, network, places
+from paceline.errors import ClusterError, UsageError
+from paceline.sandbox import daemons, network
+from paceline.sandbox.lifecycle import power_off, start_all, take_down
 from paceline.sandbox.packages import program, require, search_path
-from paceline.sandbox.processes import Process, kill_all, of_node
+from paceline.sandbox.processes import Process
 from paceline.sandbox.settings import NAMESPACES, PLAIN, Layout, Record, Settings
 
 READY = ("idle", "mixed", "allocated")
@@ -81,7 +80,7 @@ class Sandbox:
             raise UsageError(f"a sandbox is up in {layout.folder} already", hint="paceline sandbox down")
         layout.folder.mkdir(parents=True, exist_ok=True)
         try:
-            _start_all(layout, settings, owner=owner)
+            start_all(layout, settings, owner=owner)
             sandbox = cls(layout.folder)
             sandbox.wait_ready(timeout=timeout)
         except BaseException:
@@ -198,7 +197,7 @@ class Sandbox:
         Slurm notices by itself after `SlurmdTimeout`; with `tell` it is told now.
         """
         name = self.name(node)
-        _power_off(self.layout, self.record, name)
+        power_off(self.layout, self.record, name)
         self.record.save(self.layout)
         if tell:
             self.run(["scontrol", "update", f"nodename={name}", "state=down", "reason=power cut"])
@@ -265,59 +264,3 @@ def orphaned(folder: Path) -> bool:
     """Whether a sandbox is up there for a process that has ended."""
     record = Record.load(Layout(folder))
     return record is not None and record.owner is not None and not record.owner.alive()
-
-
-def _start_all(layout: Layout, settings: Settings, *, owner: int | None) -> None:
-    with places.one_at_a_time():
-        named = ["slurmctld", "slurmdbd", *settings.names]
-        apart = settings.network == NAMESPACES
-        record = Record(
-            settings=settings,
-            ports=dict(zip(named, places.free_ports(layout.folder, len(named)), strict=True)),
-            subnet=places.free_subnet(layout.folder) if apart else "",
-            bridge=places.bridge_name(layout.folder) if apart else "",
-            owner=Process.of(owner) if owner else None,
-        )
-        record.save(layout)
-        daemons.write_files(layout, record)
-        if apart:
-            network.make_bridge(record)
-        daemons.start_munged(layout, record)
-        if settings.accounting:
-            daemons.start_accounting(layout, record)
-        daemons.start_controller(layout, record)
-        for node in settings.names:
-            daemons.start_node(layout, record, node)
-
-
-def take_down(layout: Layout) -> bool:
-    """Whether there was anything to take down."""
-    record = Record.load(layout)
-    if record is None:
-        return False
-    for node in record.settings.names:
-        _power_off(layout, record, node)
-    for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
-        if process := record.processes.get(name):
-            process.end()
-    network.remove(record)
-    for folder in layout.made:
-        shutil.rmtree(folder, ignore_errors=True)
-    layout.record.unlink(missing_ok=True)
-    return True
-
-
-def _power_off(layout: Layout, record: Record, name: str) -> None:
-    process = record.processes.pop(name, None)
-    if record.settings.network == NAMESPACES:
-        if process is not None:
-            # The kernel ends all that lives in a process namespace together with its first process.
-            kill_all([*process.children(), process])
-        return
-    if process is not None:
-        process.signal(signal.SIGKILL)  # first, so that it starts nothing more
-    log = layout.log(f"slurmd-{name}")
-    while found := of_node(node=name, log=log, slurm_conf=layout.slurm_conf):
-        kill_all(found)
-    if process is not None and not process.gone_within(30.0):
-        raise PacelineError(f"{name} cannot be ended: process {process.pid}")

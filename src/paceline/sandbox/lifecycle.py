@@ -1,0 +1,73 @@
+"""The beginning and the end of a sandbox: what is started in which order, and how all of it is taken down again."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+from paceline.errors import PacelineError
+from paceline.sandbox import daemons, network, places
+from paceline.sandbox.processes import Process, kill_all, of_node
+from paceline.sandbox.settings import NAMESPACES, Layout, Record, Settings
+
+
+def start_all(layout: Layout, settings: Settings, *, owner: int | None) -> None:
+    """Choose a place, write the files, start the daemons; each is written down as soon as it runs."""
+    with places.one_at_a_time():
+        named = ["slurmctld", "slurmdbd", *settings.names]
+        apart = settings.network == NAMESPACES
+        record = Record(
+            settings=settings,
+            ports=dict(zip(named, places.free_ports(layout.folder, len(named)), strict=True)),
+            subnet=places.free_subnet(layout.folder) if apart else "",
+            bridge=places.bridge_name(layout.folder) if apart else "",
+            owner=Process.of(owner) if owner else None,
+        )
+        record.save(layout)
+        daemons.write_files(layout, record)
+        if apart:
+            network.make_bridge(record)
+        daemons.start_munged(layout, record)
+        if settings.accounting:
+            daemons.start_accounting(layout, record)
+        daemons.start_controller(layout, record)
+        for node in settings.names:
+            daemons.start_node(layout, record, node)
+
+
+def take_down(layout: Layout) -> bool:
+    """End all that is written down; whether there was anything. What cannot be ended stays written down."""
+    record = Record.load(layout)
+    if record is None:
+        return False
+    for node in record.settings.names:
+        power_off(layout, record, node)
+    for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
+        if process := record.processes.get(name):
+            process.end()
+    network.remove(record)
+    for folder in layout.made:
+        shutil.rmtree(folder, ignore_errors=True)
+    layout.record.unlink(missing_ok=True)
+    return True
+
+
+def power_off(layout: Layout, record: Record, name: str) -> None:
+    process = record.processes.pop(name, None)
+    if record.settings.network == NAMESPACES:
+        if process is not None:
+            # The kernel ends all that lives in a process namespace together with its first process.
+            kill_all([*process.children(), process])
+        return
+    if process is not None:
+        process.signal(signal.SIGKILL)  # first, so that it starts nothing more
+    log = layout.log(f"slurmd-{name}")
+    for _ in range(10):  # what is ended may just have started another
+        found = of_node(node=name, log=log, slurm_conf=layout.slurm_conf)
+        if not found:
+            break
+        kill_all(found)
+    else:
+        raise PacelineError(f"{name} cannot be ended: processes {[each.pid for each in found]}")
+    if process is not None:
+        process.gone_within(30.0)
