@@ -222,7 +222,7 @@ class Launcher:
         if not follows.relaunch:
             self._write_verdict(leg_verdict)
         told = {} if failure is None else {"rank": failure.rank, "host": failure.host, "how": failure.error}
-        self.events.write(outcome.verdict, attempt=self.number, **told)
+        self.events.write(outcome.verdict, attempt=self.number, step=_step_of(outcome), **told)
         if follows.relaunch:
             self.events.write("relaunched", attempt=self.number + 1, wait=follows.wait)
         self.meeting.say({
@@ -246,16 +246,17 @@ class Launcher:
         source = hazards.source_of(
             self.order.program, is_module=self.order.is_module, import_path=self.order.import_path
         )
-        stepped = [end.step for end in outcome.ends if end.state >= contract.RUNNING]
-        step = failure.step if failure.step is not None else max(stepped, default=None)
+        stepped = any(end.state >= contract.RUNNING for end in outcome.ends)
         summary = relaunch.AttemptSummary(
-            number=attempt.number, cause=failure.cause, error=failure.error, step=step,
+            number=attempt.number, cause=failure.cause, error=failure.error, step=_step_of(outcome),
             resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
-            beats=bool(stepped) or "paceline" in source, leg=self.leg_name,
+            beats=stepped or "paceline" in source, leg=self.leg_name,
         )  # fmt: skip
         self._quietly(lambda: relaunch.remember(attempt, summary))
         earlier = [each for each in relaunch.recall(self.run) if each.number != attempt.number]
-        return relaunch.decide([*earlier, summary], self.order.max_restarts)
+        return relaunch.decide(
+            [*earlier, summary], self.order.max_restarts, elsewhere="SLURM_JOB_ID" in self.environ
+        )
 
     def _rest(self, seconds: float) -> bool:
         """Back off before a relaunch; False when told to end, or to stop, meanwhile."""
@@ -282,6 +283,13 @@ class Launcher:
             action()
         except OSError as problem:
             self.say(f"warning: cannot write {problem.filename or self.run.path}: {problem.strerror}")
+
+
+def _step_of(outcome: Outcome) -> int | None:
+    """The step that was done last, as the rank that failed saw it, else the one furthest on."""
+    if outcome.failure is not None and outcome.failure.step is not None:
+        return outcome.failure.step
+    return max((end.step for end in outcome.ends if end.state >= contract.RUNNING), default=None)
 
 
 def newest_checkpoint(run: RunFolder) -> int:

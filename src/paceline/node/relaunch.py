@@ -2,7 +2,8 @@
 
 The rules, in the order in which they are asked:
 
-1. a node was lost, did not pass preflight, or has killed ranks twice: not here; elsewhere, without it.
+1. a node was lost, did not pass preflight, or has killed ranks twice: not here; elsewhere, without it, where there
+   is an elsewhere.
 2. nobody asked for relaunches: no.
 3. the program failed by its own doing before its first step: no. What ends a rank from outside is tried once more.
 4. the same error at the same step, twice: no.
@@ -68,11 +69,14 @@ class Decision:
     exclude: list[str] = field(default_factory=list)
 
 
-def decide(history: Sequence[AttemptSummary], max_restarts: int) -> Decision:
-    """What to do after the last of these attempts, oldest first. Stopped and finished attempts are not among them."""
+def decide(history: Sequence[AttemptSummary], max_restarts: int, *, elsewhere: bool = True) -> Decision:
+    """What to do after the last of these attempts, oldest first. Stopped and finished attempts are not among them.
+
+    `elsewhere` says whether there are other nodes to go to: on the only machine there is, no node is left out.
+    """
     assert history, "an attempt has failed, or there is nothing to decide"
     last = history[-1]
-    exclude = unfit_hosts(history)
+    exclude = unfit_hosts(history) if elsewhere else []
     if last.cause in (LOST, PREFLIGHT) or set(last.hosts) & set(exclude):
         names = ", ".join(exclude) or "a node"
         return Decision(

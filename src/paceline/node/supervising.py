@@ -279,6 +279,7 @@ class Supervision:
         asked = []
         for local_rank, pid in self.starter.pids().items():
             if self.beats.read(local_rank).state >= READY and processes.send(pid, signal.SIGUSR2):
+                processes.send(pid, signal.SIGCONT)  # one that somebody has stopped could not write
                 asked.append(self.attempt.stacks(self.rank_of[local_rank]))
         deadline = time.monotonic() + STACKS_WITHIN
         while time.monotonic() < deadline and not all(_has_text(path) for path in asked):
