@@ -55,16 +55,10 @@ def is_sound(folder: Path, peers: Peers, *, warn: Callable[[str], None]) -> bool
 
 def sound_one_at(path: Path, peers: Peers, *, warn: Callable[[str], None]) -> Path:
     """The newest sound checkpoint of another run: of its folder, of its checkpoints folder, or that very one."""
-    for folder in peers.from_first(lambda: _checkpoints_at(path)):
+    for folder in peers.from_first(lambda: marker.checkpoints_at(path)):
         if is_sound(folder, peers, warn=warn):
             return folder
     raise CheckpointError(
         f"there is no complete checkpoint at {path}",
         hint="give a run folder, its checkpoints folder, or one checkpoint (step-...)",
     )
-
-
-def _checkpoints_at(path: Path) -> list[Path]:
-    if marker.is_complete(path):
-        return [path]
-    return marker.checkpoints(path / "checkpoints") or marker.checkpoints(path)

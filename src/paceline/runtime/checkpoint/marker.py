@@ -74,6 +74,13 @@ def checkpoints(folder: Path) -> list[Path]:
     return [folder / name for _, name in sorted(found, reverse=True)]
 
 
+def checkpoints_at(path: Path) -> list[Path]:
+    """Those of a run folder or of a checkpoints folder, newest first; or this very one, if it is one."""
+    if is_complete(path):
+        return [path]
+    return checkpoints(path / "checkpoints") or checkpoints(path)
+
+
 def is_complete(folder: Path) -> bool:
     return (folder / contract.CHECKPOINT_MARKER).is_file()
 
