@@ -27,6 +27,10 @@ class Beat:
                 self._map = mapped
 
     @property
+    def is_on(self) -> bool:
+        return self._map is not None
+
+    @property
     def ending(self) -> bool:
         """Whether the launcher is ending its ranks: a TERM now means just that."""
         return self._map is not None and bool(contract.BEAT_HEADER.unpack_from(self._map, 0)[0])

@@ -54,9 +54,25 @@ class Boundary:
         self.profiler = profiler
         self.stopping = False  # agreed: all ranks know
         self.epoch = 0
-        self.meta: dict[str, Any] = {}
+        self.epoch_step = 0  # steps done within this epoch
+        self.plain_batches = 0  # batches per step of an iterable that keeps no position of its own
         self._sync_buffers = sync_buffers
         self._save_wanted = False  # agreed, and waits for a training boundary
+        self._beating = beat.is_on
+        self._busy = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a boundary has to look further than the agreement."""
+        return self._save_wanted or self.saving.counts_steps or self.profiler.wanted or self.progress.shown
+
+    def begin_loop(self, *, epoch: int, done: int, total: int | None, plain_batches: int) -> None:
+        """A loop begins with `done` of its `total` steps behind it."""
+        self.epoch, self.epoch_step, self.plain_batches = epoch, done, plain_batches
+        self.saving.release()
+        self.progress.begin(epoch=epoch, done=done, total=total)
+        self.agreement.start_of_loop()
+        self._busy = self.is_busy
 
     # -- the loop's calls ------------------------------------------------------------------------------
 
@@ -65,26 +81,35 @@ class Boundary:
         self.beat.state = contract.RUNNING
         self.beat(step)
         self.events.write("training", step=step)
+        if self.profiler.wanted:
+            self.profiler.boundary(step)
         self._meet()
         if self.stopping:
             self._leave(step)
 
     def after_step(self, step: int) -> None:
         """The boundary after a training step. Raises `Stopped` when the ranks have agreed to."""
-        self.beat(step)
+        if self._beating:
+            self.beat(step)
         agreement = self.agreement
-        agreement.tick += 1
-        if agreement.tick >= agreement.due:
+        agreement.tick = tick = agreement.tick + 1
+        if tick >= agreement.due:
             self._meet()
             if self.stopping:
                 self._save(step, wait=True)
                 self._leave(step)
+        if self._busy:
+            self._attend(step)
+
+    def _attend(self, step: int) -> None:
+        """What most runs do not want at most boundaries."""
         if self._save_wanted or self.saving.due_by_step(step):
             self._save(step)
         if self.profiler.wanted:
             self.profiler.boundary(step)
         if time.perf_counter() >= self.progress.due:
-            self.progress.update(self.meta.get("epoch_step", step), self.metrics.latest)
+            self.progress.update(self.epoch_step, self.metrics.latest)
+        self._busy = self.is_busy
 
     def after_forward(self, step: int) -> None:
         """The boundary after a batch of evaluation: no state of its own, so a stop saves the last training one."""
@@ -113,11 +138,15 @@ class Boundary:
 
     def finish(self) -> None:
         """At a clean end, on all ranks: nothing stays under way, and every logged number is written."""
+        self._write_numbers()
+
+    def _write_numbers(self) -> None:
         if self.agreement.under_way:
             self._decide(self.agreement.harvest())
         self._launch()
         self._decide(self.agreement.harvest())
         self.metrics.advance(True)
+        self.agreement.schedule()
 
     # -- meeting ---------------------------------------------------------------------------------------
 
@@ -143,20 +172,28 @@ class Boundary:
     def _decide(self, agreed: list[float]) -> None:
         self.guard.judge(agreed[MINUS_BAD_STEP])
         self.metrics.advance(agreed[SCHEMA] == -agreed[MINUS_SCHEMA])
-        self._save_wanted |= bool(agreed[SAVE])
+        if agreed[SAVE]:
+            self._save_wanted = self._busy = True
         self.stopping |= bool(agreed[STOP])
         self.saving.harvest()
 
     # -- saving and leaving ----------------------------------------------------------------------------
 
     def _save(self, step: int, *, wait: bool = False) -> None:
-        self._save_wanted = False
         if self.saving.checkpoints is None:
+            self._save_wanted = False
             return
         if self.guard.on:
             self.guard.look_now()
+        # Numbers that led to a checkpoint are written ahead of it: no later attempt would log them again.
+        self._write_numbers()
+        self._save_wanted = False
         self._sync_buffers()
-        meta = {**self.meta, "metrics": dict(self.metrics.latest)}
+        meta = {
+            "epoch_step": self.epoch_step,
+            "plain_batches": self.plain_batches * self.epoch_step,
+            "metrics": dict(self.metrics.latest),
+        }
         self.saving.save(step, epoch=self.epoch, meta=meta, wait=wait)
 
     def _leave(self, step: int) -> None:

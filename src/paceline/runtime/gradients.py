@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.runtime.guards import LossGuard
 from paceline.runtime.wrapping import Sharded, Wrapped, Wrapper
 
+_NOTHING = contextlib.nullcontext()
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,6 +35,8 @@ class Gradients:
         self.wrapper = wrapper
         self.world = world
         self.device = wrapper.device
+        self.guard: LossGuard | None = None
+        self.ends_steps = precision == "fp16" or world > 1
         self.scaler: Any = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         self.skipped = 0
         self._dtype = LOW.get(precision)
@@ -79,11 +83,19 @@ class Gradients:
     # -- called by the script --------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of the forward: the session's precision."""
         if self._dtype is None:
-            return contextlib.nullcontext()
+            return _NOTHING
         return torch.autocast(self.device.type, dtype=self._dtype)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(self, loss: torch.Tensor, *, weight: int | None = None) -> None:
+        """`loss.backward()` with scaler and accumulation. `loss` is the mean over this rank's slice.
+
+        A mean over a short slice is weighted by the samples in it. With `weight=n` the loss is a sum over n
+        samples, and is divided by the number of samples of the global batch.
+        """
+        if self.guard is not None:
+            self.guard.see(loss)
         if self._stale and self._single:
             self._clear_stale()
         scale = self._mean_scale if weight is None else self._weighted(weight)
@@ -112,6 +124,7 @@ class Gradients:
         return self._sum_scale
 
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> bool:
+        """Unscale, clip, step, clear the gradients; one call per optimizer. False on micro-steps that only add up."""
         known = self._known.get(id(optimizer))
         if known is None or known[0] is not optimizer:
             known = self._learn(optimizer)

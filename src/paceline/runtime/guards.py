@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from paceline.errors import NonFinite, RunError
 from paceline.runtime.metrics import Deferred
 from paceline.runtime.stopping import NOTHING_BAD
+
+
+class Clock(Protocol):
+    """Whoever counts the steps."""
+
+    step: int
+
+
+class _Stopped:
+    step = 0
 
 
 class LossGuard:
@@ -22,18 +32,19 @@ class LossGuard:
     def __init__(self, *, rank: int, on: bool) -> None:
         self.rank = rank
         self.on = on
+        self.clock: Clock = _Stopped()
         self.bad: tuple[int, float] | None = None
         self._steps: list[int] = []
         self._losses: list[torch.Tensor] = []
         self._coming: tuple[list[int], Deferred] | None = None
 
-    def see(self, step: int, loss: torch.Tensor) -> None:
-        if loss.device.type == "cpu":
+    def see(self, loss: torch.Tensor) -> None:
+        if loss.is_cpu:
             value = loss.item()
-            if not math.isfinite(value) and self.bad is None:
-                self.bad = (step, value)
+            if value - value != 0 and self.bad is None:  # true of NaN and of infinities alone
+                self.bad = (self.clock.step + 1, value)
         else:
-            self._steps.append(step)
+            self._steps.append(self.clock.step + 1)
             self._losses.append(loss.detach().clone())
 
     def advance(self) -> float:

@@ -11,8 +11,10 @@ rank 0's own numbers are written.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import sys
 import time
 import zlib
 from typing import Any
@@ -22,6 +24,9 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.runtime.events import Lines
+
+# What one call of `log` leaves: step, epoch, samples of the step, weight of these values, time, the values.
+Entry = tuple[int, int, int, float, float, dict[str, Any]]
 
 
 class Deferred:
@@ -47,63 +52,75 @@ class Deferred:
 
 
 class _Row:
-    """What one step logged: sums of value x weight, and of weights."""
+    """What one step logged: sums of value x weight, and of weights; text as it is."""
 
-    __slots__ = ("epoch", "order", "samples", "sums", "texts", "time", "weights")
+    __slots__ = ("epoch", "samples", "sums", "texts", "time", "weights")
 
-    def __init__(self, epoch: int, samples: int, time: float, order: int) -> None:
-        self.epoch, self.samples, self.time, self.order = epoch, samples, time, order
+    def __init__(self, epoch: int, samples: int) -> None:
+        self.epoch, self.samples = epoch, samples
+        self.time = 0.0
         self.sums: dict[str, float] = {}
         self.weights: dict[str, float] = {}
-        self.texts: dict[str, str] = {}
+        self.texts: dict[str, str] | None = None
 
 
 class _Batch:
     """Rows that travel together."""
 
-    def __init__(self, entries: list[tuple[int, int, int, float, float, dict[str, Any]]]) -> None:
+    def __init__(self, entries: list[Entry], *, alone: bool) -> None:
         self.entries = entries
         tensors = [
-            value for *_, values in entries for value in values.values() if isinstance(value, torch.Tensor)
+            value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)
         ]
         self._coming = Deferred(tensors) if tensors else None
         self.rows: dict[int, _Row] = {}
-        self.numbers = torch.empty(0)
+        self._reduced = torch.empty(0)
         self.work: Any = None
         # Which steps and names: what ranks must have in common for their numbers to be added up.
-        words = "\n".join(f"{step} {' '.join(values)}" for step, *_, values in entries)
-        self.schema = zlib.crc32(words.encode()) * 65536 + len(entries) % 65536
+        self.schema = 0
+        if not alone:
+            words = "\n".join([f"{entry[0]} {' '.join(entry[5])}" for entry in entries])
+            self.schema = zlib.crc32(words.encode()) * 65536 + len(entries) % 65536
 
     def fold(self) -> None:
         """Rows from entries, once the device's numbers are here."""
         arrived = iter(self._coming.values() if self._coming else ())
+        rows = self.rows
         for step, epoch, samples, weight, when, values in self.entries:
-            row = self.rows.get(step)
+            row = rows.get(step)
             if row is None:
-                row = self.rows[step] = _Row(epoch, samples, when, step)
+                row = rows[step] = _Row(epoch, samples)
             row.time = when
+            sums, weights = row.sums, row.weights
             for name, value in values.items():
-                if isinstance(value, str):
-                    row.texts[name] = value
+                kind = type(value)
+                if kind is str:
+                    row.texts = {**(row.texts or {}), name: value}
                     continue
-                number = next(arrived) if isinstance(value, torch.Tensor) else value
+                number = value if kind is float or kind is int else next(arrived)
                 # A slice that only keeps step weighs nothing, whatever its loss is.
-                row.sums[name] = row.sums.get(name, 0.0) + (number * weight if weight else 0.0)
-                row.weights[name] = row.weights.get(name, 0.0) + weight
+                share = number * weight if weight else 0.0
+                if name in sums:
+                    sums[name] += share
+                    weights[name] += weight
+                else:
+                    sums[name], weights[name] = share, weight
         self.entries = []
 
     def reduce(self, group: Any) -> None:
         flat = [
             number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())
         ]
-        self.numbers = torch.tensor(flat, dtype=torch.float64)
-        if group is not None and flat:
-            self.work = dist.all_reduce(self.numbers, group=group, async_op=True)
+        if flat:
+            self._reduced = torch.tensor(flat, dtype=torch.float64)
+            self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
 
     def take(self) -> None:
-        if self.work is not None:
-            self.work.wait()
-        numbers = iter(self.numbers.tolist())
+        """Put the reduced numbers into their rows."""
+        if self.work is None:
+            return
+        self.work.wait()
+        numbers = iter(self._reduced.tolist())
         for row in self.rows.values():
             row.sums = {name: next(numbers) for name in row.sums}
             row.weights = {name: next(numbers) for name in row.weights}
@@ -117,18 +134,19 @@ class Metrics:
         self._lines = lines
         self._group = group
         self._rank = rank
-        self._entries: list[tuple[int, int, int, float, float, dict[str, Any]]] = []
+        self._entries: list[Entry] = []
         self._offered: _Batch | None = None  # its schema is being agreed on
         self._reducing: _Batch | None = None
         self._previous: tuple[int, float] | None = None
         self._told_apart = False
 
-    def log(self, step: int, *, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
+    def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
         for name, value in values.items():
             kind = type(value)
-            if kind is float or kind is int or kind is str:
-                continue
-            values[name] = _kept(name, value)
+            if kind is torch.Tensor and value.is_cpu and value.dim() == 0:  # the usual case, short
+                values[name] = value.item()
+            elif kind is not float and kind is not int and kind is not str:
+                values[name] = _kept(name, value)
         self._entries.append((step, epoch, samples, weight, time.time(), values))
 
     # -- one stage on, at each agreement ---------------------------------------------------------------
@@ -136,7 +154,7 @@ class Metrics:
     def offer(self) -> float:
         """Close the batch at hand, and name its schema for the agreement that is launched now."""
         assert self._offered is None
-        self._offered = _Batch(self._entries)
+        self._offered = _Batch(self._entries, alone=self._group is None)
         self._entries = []
         return float(self._offered.schema)
 
@@ -149,23 +167,22 @@ class Metrics:
         if batch is None or not batch.entries:
             return
         batch.fold()
-        batch.reduce(self._group if same else None)
+        if same and self._group is not None:
+            batch.reduce(self._group)
+            self._reducing = batch
+            return
         if not same and not self._told_apart and self._rank == 0:
             self._told_apart = True
-            print(
-                "paceline: ranks log different names or steps; rank 0's own numbers are written", flush=True
-            )
-        self._reducing = batch
-        if batch.work is None:
-            self.advance(True)
+            text = "paceline: ranks log different names or steps; rank 0's own numbers are written"
+            print(text, file=sys.stderr, flush=True)
+        self._write(batch)
 
     def finish_alone(self) -> None:
         """After an error: what rank 0 has of its own, with no word from the others."""
         self._reducing = None
-        for batch in (self._offered, _Batch(self._entries)):
+        for batch in (self._offered, _Batch(self._entries, alone=True)):
             if batch is not None and batch.entries:
                 batch.fold()
-                batch.reduce(None)
                 self._write(batch)
         self._offered, self._entries = None, []
 
@@ -173,29 +190,38 @@ class Metrics:
         batch.take()
         lines = []
         for step, row in batch.rows.items():
-            values = {
-                name: total / row.weights[name] if row.weights[name] else math.nan
-                for name, total in row.sums.items()
-            }
-            self.latest.update(values)
+            sums, weights = row.sums, row.weights
+            for name, weight in weights.items():
+                if weight != 1:
+                    sums[name] = sums[name] / weight if weight else math.nan
+            self.latest.update(sums)
             if self._rank == 0:
-                lines.append(self._line(step, row, values))
+                lines.append(self._line(step, row))
         if lines:
             self._lines.append("".join(lines))
 
-    def _line(self, step: int, row: _Row, values: dict[str, float]) -> str:
-        record: dict[str, Any] = {"step": step, "epoch": row.epoch, "time": row.time}
-        if self._previous is not None and step > self._previous[0]:
-            seconds = (row.time - self._previous[1]) / (step - self._previous[0])
-            record["seconds"] = round(seconds, 6)
-            if row.samples and seconds > 0:
-                record["samples_per_second"] = round(row.samples / seconds, 1)
-        if self._previous is None or step > self._previous[0]:
+    def _line(self, step: int, row: _Row) -> str:
+        """One line of JSON, put together by hand: at thousands of steps a second `json.dumps` would show."""
+        line = f'{{"step": {step}, "epoch": {row.epoch}, "time": {row.time:.6f}'
+        previous = self._previous
+        if previous is None or step > previous[0]:
             self._previous = (step, row.time)
-        # NaN and infinities are not JSON: a reader must be able to trust every line.
-        record.update((name, value if math.isfinite(value) else str(value)) for name, value in values.items())
-        record.update(row.texts)
-        return json.dumps(record) + "\n"
+            if previous is not None:
+                seconds = (row.time - previous[1]) / (step - previous[0])
+                line += f', "seconds": {seconds:.6f}'
+                if row.samples and seconds > 0:
+                    line += f', "samples_per_second": {row.samples / seconds:.1f}'
+        for name, value in row.sums.items():
+            # NaN and infinities are not JSON: a reader must be able to trust every line.
+            line += f", {_quoted(name)}: {value}" if value - value == 0 else f', {_quoted(name)}: "{value}"'
+        for name, text in (row.texts or {}).items():
+            line += f", {_quoted(name)}: {json.dumps(text)}"
+        return line + "}\n"
+
+
+@functools.lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return json.dumps(name)
 
 
 def _kept(name: str, value: Any) -> Any:
@@ -206,9 +232,9 @@ def _kept(name: str, value: Any) -> Any:
                 f"log({name}=...) got a tensor of shape {tuple(value.shape)}",
                 hint="Log numbers: take the mean or the sum first.",
             )
-        if hasattr(value, "full_tensor"):
+        if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
             value = value.full_tensor()
-        return value.item() if value.device.type == "cpu" else value.detach().clone()
+        return value.item() if value.is_cpu else value.detach().clone()
     if isinstance(value, bool):
         return int(value)
     if hasattr(value, "item"):

@@ -18,6 +18,10 @@ class Progress:
         self._task: Any = None
         self._on = on and sys.stderr.isatty()
 
+    @property
+    def shown(self) -> bool:
+        return self._bar is not None
+
     def begin(self, *, epoch: int, done: int, total: int | None) -> None:
         """A loop over `total` steps begins, `done` of them lie behind."""
         if not self._on:

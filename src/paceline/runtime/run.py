@@ -5,8 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,12 +16,12 @@ from paceline import contract
 from paceline.errors import RunError, UsageError
 from paceline.runtime import group as groups
 from paceline.runtime.boundary import Boundary
-from paceline.runtime.checkpoint import Checkpoints, Restored, rng
+from paceline.runtime.checkpoint import Checkpoints, Restored
 from paceline.runtime.evaluation import evaluating
-from paceline.runtime.feeding import move
 from paceline.runtime.gradients import Gradients
 from paceline.runtime.identity import Identity
-from paceline.runtime.loader import Micro, make_loader
+from paceline.runtime.loader import make_loader
+from paceline.runtime.loop import Loop
 from paceline.runtime.saving import warn
 from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings
@@ -53,9 +52,8 @@ class Run:
         self.folder = folder.path if folder else None
         self.rank, self.world = identity.rank, identity.world
         self.local_rank = identity.local_rank
-        self.step = 0  # steps done, over all epochs and attempts
-        self.epoch = 0
         self.autocast = gradients.autocast
+        self.backward = gradients.backward
         self.update = gradients.update
         self._group = group
         self._run_folder = folder
@@ -64,15 +62,10 @@ class Run:
         self._gradients = gradients
         self._boundary = boundary
         self._metrics = boundary.metrics
-        self._guard = boundary.guard if boundary.guard.on else None
-        self._micro: Micro | None = None  # while the loop's body runs
-        self._weighted = False  # whether its counts are known
-        self._begun = False
-        self._in_epochs = False
-        self._epoch_is_whole = True
+        self._loop = Loop(boundary, gradients, device=device, rank=self.rank, max_steps=settings.max_steps)
+        boundary.guard.clock = self._loop
+        gradients.guard = boundary.guard if boundary.guard.on else None
         self._restored: Restored | None = None
-        self._skip = 0  # batches of a plain iterable that a resume passes over
-        self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._loaders: list[Any] = []
         self._evaluations: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
@@ -129,7 +122,7 @@ class Run:
         )
         if place is None:
             return None
-        if self._begun:
+        if self._loop.begun:
             raise UsageError("run.resume after the first step", hint="Call it once, ahead of the loop.")
         if self._gradients.scaler is not None:
             objects.setdefault("scaler", self._gradients.scaler)
@@ -143,29 +136,25 @@ class Run:
         )  # fmt: skip
         self._restored = found = saving.resume(checkpoints, objects)
         if found is not None:
-            self.step, self.epoch = found.step, found.epoch
-            self._skip = int(found.meta.get("plain_batches", 0))
+            self._loop.step, self._loop.epoch = found.step, found.epoch
+            self._loop.skip = int(found.meta.get("plain_batches", 0))
             self.print(f"paceline: resumed at step {found.step} from {found.folder}", file=sys.stderr)
         return found
 
     # -- the loop --------------------------------------------------------------------------------------
 
+    @property
+    def step(self) -> int:
+        """Steps done, over all epochs and attempts."""
+        return self._loop.step
+
+    @property
+    def epoch(self) -> int:
+        return self._loop.epoch
+
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs up to `count` in all; after a resume it goes on with the one that was interrupted."""
-        self._in_epochs = True
-        try:
-            while self.epoch < count and not self._at_limit():
-                self._epoch_is_whole = True
-                yield self.epoch
-                if not self._epoch_is_whole:
-                    return  # max_steps cut it short: a longer run would go on within it
-                self.epoch += 1
-        finally:
-            self._in_epochs = False
-
-    def _at_limit(self) -> bool:
-        limit = self.settings.max_steps
-        return limit is not None and self.step >= limit
+        return self._loop.epochs(count)
 
     def steps(self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1) -> Iterator[Any]:
         """Batches of one epoch; between two of them lies the step boundary: beat, save when due, stop when asked.
@@ -173,110 +162,9 @@ class Run:
         Takes what `run.loader` made, or any iterable of batches (then every rank must have equally many, and
         `accumulate` counts batches per update). `max_steps` limits this loop.
         """
-        self._begin()
-        micros, total, done = self._micros(loader, accumulate)
-        boundary, gradients = self._boundary, self._gradients
-        limits = [
-            limit for limit in (self.settings.max_steps, self._limit_here(max_steps)) if limit is not None
-        ]
-        limit = min(limits, default=sys.maxsize)
-        boundary.epoch = self.epoch
-        boundary.meta = {"epoch_step": done}
-        if not self._weighted:
-            boundary.meta["plain_batches"] = done * accumulate
-        boundary.saving.release()
-        boundary.progress.begin(epoch=self.epoch, done=done, total=total)
-        boundary.agreement.start_of_loop()
-        try:
-            if self.step < limit:
-                yield from self._iterate(micros, limit, accumulate)
-            whole = total is not None and boundary.meta["epoch_step"] >= total
-            self._epoch_is_whole = whole or not self._at_limit()
-            boundary.saving.hold()
-        except GeneratorExit:
-            # The script left the loop by `break`: the step that it was in counts as done.
-            if self._micro is not None:
-                self.step += self._micro.last
-            boundary.saving.hold()
-            raise
-        finally:
-            self._micro = None
-            gradients.reset()
-            boundary.progress.end()
-
-    def _iterate(self, micros: Iterator[Micro], limit: int, accumulate: int) -> Iterator[Any]:
-        boundary, gradients, meta = self._boundary, self._gradients, self._boundary.meta
-        weighted = self._weighted
-        for micro in micros:
-            self._micro = micro
-            sum_scale, count = (micro.sum_scale, micro.count) if weighted else (None, None)
-            gradients.begin(micro.mean_scale, sum_scale, count, first=micro.index == 0, last=micro.last)
-            yield micro.data
-            self._micro = None
-            if micro.last:
-                gradients.end_step()
-                self.step += 1
-                meta["epoch_step"] += 1
-                if not weighted:
-                    meta["plain_batches"] += accumulate
-                boundary.after_step(self.step)
-                if self.step >= limit:
-                    return
-
-    def _limit_here(self, max_steps: int | None) -> int | None:
-        return None if max_steps is None else self.step + max_steps
-
-    def _begin(self) -> None:
-        if self._begun:
-            return
-        self._begun = True
-        if self.settings.seed is not None and self.world > 1 and self._restored is None:
-            # Ranks began alike, so that they built the same model; from here on each draws its own dropout.
-            rng.derive(seed=self.settings.seed, step=self.step, rank=self.rank)
-        self._boundary.epoch = self.epoch
-        self._boundary.before_first(self.step)
-
-    def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[Micro], int | None, int]:
-        """Micro-steps of one epoch, how many steps it has, and how many of them lie behind."""
-        self._weighted = hasattr(loader, "micro_batches")
-        if not self._weighted:
-            skipped, self._skip = self._skip, 0
-            total = len(loader) // accumulate if hasattr(loader, "__len__") else None
-            return self._plain(loader, accumulate, skipped), total, skipped // accumulate
-        # Without `run.epochs` each pass over a loader is its next epoch.
-        own = self._passes[loader] + 1 if loader in self._passes else loader.epoch
-        epoch = self.epoch if self._in_epochs else own
-        self._passes[loader] = epoch
-        done = loader.step if loader.epoch == epoch else 0
-        return loader.micro_batches(epoch), loader.steps_per_epoch, done
-
-    def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[Micro]:
-        if skipped:
-            self.print(
-                f"paceline: passing over {skipped} batches that were trained on already", file=sys.stderr
-            )
-        iterator = iter(batches)
-        for _ in range(skipped):
-            next(iterator, None)
-        index, missing = 0, object()
-        upcoming = next(iterator, missing)
-        while upcoming is not missing:
-            data, upcoming = upcoming, next(iterator, missing) if accumulate > 1 else None
-            last = index == accumulate - 1 or upcoming is missing
-            yield Micro(move(data, self.device), 1, accumulate, index, last, 0, 1)
-            index = 0 if last else index + 1
-            if accumulate == 1:
-                upcoming = next(iterator, missing)
-
-    def backward(self, loss: torch.Tensor, *, weight: int | None = None) -> None:
-        """`loss.backward()` with scaler and accumulation. `loss` is the mean over this rank's slice.
-
-        A mean over a short slice is weighted by the samples in it. With `weight=n` the loss is a sum over n
-        samples, and is divided by the number of samples of the global batch.
-        """
-        if self._guard is not None:
-            self._guard.see(self.step + 1, loss)
-        self._gradients.backward(loss, weight)
+        apart = self.settings.seed if self.world > 1 and self._restored is None else None
+        self._loop.begin(seed=apart)
+        return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
     def evaluating(
         self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
@@ -305,15 +193,13 @@ class Run:
 
         Tensors stay on their device: nothing waits for them.
         """
-        micro = self._micro
+        loop = self._loop
+        micro = loop.micro
         if micro is None:
-            self._metrics.log(self.step, epoch=self.epoch, samples=0, weight=1.0, values=values)
+            self._metrics.log(loop.step, loop.epoch, 0, 1.0, values)
         else:
-            known = self._weighted
-            self._metrics.log(
-                self.step + 1, epoch=self.epoch, samples=micro.global_count if known else 0,
-                weight=float(micro.count), values=values,
-            )  # fmt: skip
+            samples = micro.global_count if loop.weighted else 0
+            self._metrics.log(loop.step + 1, loop.epoch, samples, micro.count, values)
 
     @overload
     def sum(self, value: torch.Tensor) -> torch.Tensor: ...
@@ -352,14 +238,14 @@ class Run:
 
         Inside `run.steps` it is not needed: the loop ends by itself.
         """
-        if self._micro is None and not self._boundary.stopping:
-            self.step += 1
-        self._begun = True
+        if self._loop.micro is None and not self._boundary.stopping:
+            self._loop.step += 1
+        self._loop.begun = True
         return self._boundary.poll(self.step)
 
     def save(self, *, wait: bool = False) -> None:
         """Save now, between steps. Called on all ranks."""
-        if self._micro is not None:
+        if self._loop.micro is not None:
             raise UsageError(
                 "run.save inside a step", hint="run.steps saves between steps; set save_every_steps."
             )
@@ -413,16 +299,14 @@ class Run:
 
     def save_at_end(self) -> None:
         """What a finished run leaves: its last state, unless that is saved already."""
-        if self._boundary.stopping and not self._begun:
-            return
         saving = self._boundary.saving
         if self.step > 0 and self.step != saving.last_step:
             self._boundary.epoch = self.epoch
             self._boundary.save(self.step, wait=True)
 
     def batch_words(self) -> str:
-        micro = self._micro
-        return f"{micro.count} samples now" if micro is not None and self._weighted else ""
+        micro = self._loop.micro
+        return f"{micro.count} samples now" if micro is not None and self._loop.weighted else ""
 
     def close(self) -> None:
         """End data-loader workers, and the profiler's window."""

@@ -55,6 +55,10 @@ class Saving:
 
     # -- when ------------------------------------------------------------------------------------------
 
+    @property
+    def counts_steps(self) -> bool:
+        return self.settings.save_every_steps is not None and self.checkpoints is not None
+
     def due_by_step(self, step: int) -> bool:
         every = self.settings.save_every_steps
         return every is not None and self.checkpoints is not None and step % every == 0

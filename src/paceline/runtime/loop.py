@@ -1,0 +1,147 @@
+"""The training loop's two iterators: `epochs` and `steps`. Between two batches of `steps` lies the step boundary."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from paceline.runtime.boundary import Boundary
+from paceline.runtime.checkpoint import rng
+from paceline.runtime.feeding import move
+from paceline.runtime.gradients import Gradients
+from paceline.runtime.loader import Micro
+
+
+class Loop:
+    """Where training stands: step and epoch, and the micro-step whose body the script is in."""
+
+    def __init__(
+        self,
+        boundary: Boundary,
+        gradients: Gradients,
+        *,
+        device: torch.device,
+        rank: int,
+        max_steps: int | None,
+    ) -> None:
+        self.step = 0  # steps done, over all epochs and attempts
+        self.epoch = 0
+        self.begun = False
+        self.micro: Micro | None = None  # while the loop's body runs
+        self.weighted = False  # whether the loader knows the samples of each slice
+        self.skip = 0  # batches of a plain iterable that a resume passes over
+        self._boundary = boundary
+        self._gradients = gradients
+        self._device = device
+        self._rank = rank
+        self._max_steps = sys.maxsize if max_steps is None else max_steps
+        self._in_epochs = False
+        self._epoch_is_whole = True
+        self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def begin(self, *, seed: int | None) -> None:
+        """Ahead of the first step of this process."""
+        if self.begun:
+            return
+        self.begun = True
+        if seed is not None:
+            # Ranks began alike, so that they built the same model; from here on each draws its own dropout.
+            rng.derive(seed=seed, step=self.step, rank=self._rank)
+        self._boundary.epoch = self.epoch
+        self._boundary.before_first(self.step)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        self._in_epochs = True
+        try:
+            while self.epoch < count and self.step < self._max_steps:
+                self._epoch_is_whole = True
+                yield self.epoch
+                if not self._epoch_is_whole:
+                    return  # max_steps cut it short: a longer run would go on within it
+                self.epoch += 1
+        finally:
+            self._in_epochs = False
+
+    def steps(self, loader: Any, *, max_steps: int | None, accumulate: int) -> Iterator[Any]:
+        micros, total, done = self._micros(loader, accumulate)
+        boundary = self._boundary
+        limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max_steps)
+        plain_batches = 0 if self.weighted else accumulate
+        boundary.begin_loop(epoch=self.epoch, done=done, total=total, plain_batches=plain_batches)
+        try:
+            if self.step < limit:
+                uniform = not self.weighted and accumulate == 1
+                yield from self._iterate(micros, limit, uniform)
+            whole = total is not None and boundary.epoch_step >= total
+            self._epoch_is_whole = whole or self.step < self._max_steps
+            boundary.saving.hold()
+        except GeneratorExit:
+            # The script left the loop by `break`: the step that it was in counts as done.
+            if self.micro is not None:
+                self.step += self.micro.last
+            boundary.saving.hold()
+            raise
+        finally:
+            self.micro = None
+            self._gradients.reset()
+            boundary.progress.end()
+
+    def _iterate(self, micros: Iterator[Micro], limit: int, uniform: bool) -> Iterator[Any]:
+        gradients, boundary, weighted = self._gradients, self._boundary, self.weighted
+        begin, after_step = gradients.begin, boundary.after_step
+        for micro in micros:
+            self.micro = micro
+            last = micro.last
+            if weighted:
+                begin(micro.mean_scale, micro.sum_scale, micro.count, first=micro.index == 0, last=last)
+            elif not uniform:
+                begin(micro.mean_scale, first=micro.index == 0, last=last)
+            yield micro.data
+            self.micro = None
+            if last:
+                if gradients.ends_steps:
+                    gradients.end_step()
+                self.step = step = self.step + 1
+                boundary.epoch_step += 1
+                after_step(step)
+                if step >= limit:
+                    return
+
+    def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[Micro], int | None, int]:
+        """Micro-steps of one epoch, how many steps it has, and how many of them lie behind."""
+        self.weighted = hasattr(loader, "micro_batches")
+        if not self.weighted:
+            skipped, self.skip = self.skip, 0
+            total = -(-len(loader) // accumulate) if hasattr(loader, "__len__") else None
+            return self._plain(loader, accumulate, skipped), total, skipped // accumulate
+        # Without `run.epochs` each pass over a loader is its next epoch.
+        own = self._passes[loader] + 1 if loader in self._passes else loader.epoch
+        epoch = self.epoch if self._in_epochs else own
+        self._passes[loader] = epoch
+        done = loader.step if loader.epoch == epoch else 0
+        return loader.micro_batches(epoch), loader.steps_per_epoch, done
+
+    def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[Micro]:
+        """Any iterable: every batch weighs the same, and its data is moved to the device."""
+        iterator = iter(batches)
+        if skipped and self._rank == 0:
+            text = f"paceline: passing over {skipped} batches that were trained on already"
+            print(text, file=sys.stderr, flush=True)
+        for _ in range(skipped):
+            next(iterator, None)
+        if self._device.type != "cpu":
+            iterator = (move(data, self._device) for data in iterator)
+        if accumulate == 1:
+            yield from (Micro(data, 1, 1, 0, True, 0, 1) for data in iterator)
+            return
+        index, missing = 0, object()
+        upcoming = next(iterator, missing)
+        while upcoming is not missing:
+            data, upcoming = upcoming, next(iterator, missing)
+            last = index == accumulate - 1 or upcoming is missing
+            yield Micro(data, 1, accumulate, index, last, 0, 1)
+            index = 0 if last else index + 1
