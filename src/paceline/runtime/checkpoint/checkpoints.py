@@ -27,6 +27,9 @@ from paceline.runtime.checkpoint.writer import Job
 
 log = logging.getLogger("paceline")
 
+# Harvests at which the memory for the next save is made beside the training: optimizers have made their state by
+# then, at the latest by the second time.
+PREPARE_AT = (2, 8)
 PATIENCE = 600.0  # seconds for the slowest rank to write its share
 
 
@@ -187,8 +190,7 @@ class Checkpoints:
     def harvest(self) -> list[Saved]:
         """Saves that have ended since the last call. Nothing in flight: two comparisons."""
         self._boundaries += 1
-        if self._boundaries == 2:
-            # The second boundary: optimizers have made their state. Make the memory for it beside the training.
+        if self._boundaries in PREPARE_AT:
             self.prepare()
         if self._flight is not None and not self._flight.thread.is_alive():
             self._land()
@@ -222,10 +224,17 @@ class Checkpoints:
 
     def prepare(self) -> None:
         """Make and touch the buffers of the next save in a thread, so that the first one costs what others cost."""
-        if self._image is not None or self._preparing is not None or not self._objects:
+        if self._preparing is not None and not self._preparing.is_alive():
+            self._preparing = None
+        if self._flight is not None or self._preparing is not None or not self._objects:
             return
-        _, _, taken, _ = self._collect()
-        self._signature = _signature(taken)
+        with _no_collection():
+            _, _, taken, _ = self._collect()
+        wanted = _signature(taken)
+        if self._image is not None and self._signature == wanted:
+            return
+        self._discard_image()
+        self._signature = wanted
         device = next((each.device for each in taken.tensors.values() if each.is_cuda), None)
 
         def make() -> None:
@@ -245,12 +254,16 @@ class Checkpoints:
             self._preparing = None
         wanted = _signature(taken)
         if self._image is None or self._signature != wanted:
-            if self._image is not None:
-                self._image.close()
+            self._discard_image()
             taken.check()
             self._image = Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
             self._signature = wanted
         return self._image
+
+    def _discard_image(self) -> None:
+        if self._image is not None:
+            self._image.close()
+            self._image = None
 
     # -- restoring -------------------------------------------------------------------------------------
 
