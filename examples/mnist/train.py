@@ -75,9 +75,8 @@ def main() -> None:
     args = arguments()
     folder = args.data_dir or (Path("mnist-data") if args.download else digits.SUBSET)
     with paceline.session(
-        seed=args.seed, cpu=args.cpu, backend=args.backend, precision=args.precision,
-        checkpoints=args.checkpoint_dir,
-    ) as run:  # fmt: skip
+        seed=args.seed, cpu=args.cpu, backend=args.backend, precision=args.precision
+    ) as run:
         if args.download:
             with run.rank_zero_first():
                 digits.download(folder)
@@ -87,9 +86,10 @@ def main() -> None:
         optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
         loader = run.loader(train_set, batch_size=args.batch_size)
-        run.resume(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
+        state = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+        run.resume(folder=args.checkpoint_dir, **state)
 
-        accuracy = 0.0
+        accuracy = None
         for epoch in run.epochs(1 if args.dry_run else args.epochs):
             for images, labels in run.steps(loader, max_steps=1 if args.dry_run else None):
                 with run.autocast():
@@ -101,6 +101,8 @@ def main() -> None:
             accuracy = test(run, model, test_set, args.test_batch_size)
             run.log(accuracy=accuracy)
             run.print(f"epoch {epoch + 1}: test accuracy {accuracy:.2%}")
+        if accuracy is None:  # resumed when all was done
+            accuracy = test(run, model, test_set, args.test_batch_size)
         run.print(f"final test accuracy: {accuracy:.2%} of {len(test_set)} images")
 
 
