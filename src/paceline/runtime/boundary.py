@@ -12,6 +12,7 @@ from paceline.runtime.beating import Beat
 from paceline.runtime.events import Events
 from paceline.runtime.guards import LossGuard
 from paceline.runtime.metrics import Metrics
+from paceline.runtime.pacing import Pace
 from paceline.runtime.profiling import ProfilerWindow
 from paceline.runtime.progress import Progress
 from paceline.runtime.saving import Saving
@@ -20,6 +21,7 @@ from paceline.runtime.stopping import (
     MINUS_SCHEMA,
     SAVE,
     SCHEMA,
+    SIZE,
     STOP,
     Agreement,
     Stopped,
@@ -40,6 +42,7 @@ class Boundary:
         guard: LossGuard,
         saving: Saving,
         progress: Progress,
+        pace: Pace,
         profiler: ProfilerWindow,
         sync_buffers: Callable[[], None],
     ) -> None:
@@ -51,6 +54,7 @@ class Boundary:
         self.guard = guard
         self.saving = saving
         self.progress = progress
+        self.pace = pace
         self.profiler = profiler
         self.stopping = False  # agreed: all ranks know
         self.epoch = 0
@@ -72,6 +76,7 @@ class Boundary:
         self.saving.release()
         self.progress.begin(epoch=epoch, done=done, total=total)
         self.agreement.start_of_loop()
+        self.pace.forget()
         self._busy = self.is_busy
 
     # -- the loop's calls ------------------------------------------------------------------------------
@@ -98,6 +103,8 @@ class Boundary:
             if self.stopping:
                 self._save(step, wait=True)
                 self._leave(step)
+            if self.pace.on:
+                self.pace.begin()
         if self._busy:
             self._attend(step)
 
@@ -162,7 +169,9 @@ class Boundary:
 
     def _launch(self) -> None:
         schema = self.metrics.offer()
-        words = [0.0] * 6
+        words = [0.0] * (SIZE + self.pace.words)
+        if self.pace.on:
+            words[SIZE + self.saving.rank] = self.pace.own()
         words[STOP] = float(self.signals.asked or self.beat.stop_asked)
         words[SAVE] = float(self.saving.due_by_time())
         words[SCHEMA], words[MINUS_SCHEMA] = schema, -schema
@@ -175,6 +184,9 @@ class Boundary:
         if agreed[SAVE]:
             self._save_wanted = self._busy = True
         self.stopping |= bool(agreed[STOP])
+        if self.pace.on:
+            seconds = self.agreement.seconds
+            self.pace.judge(agreed[SIZE:], step=self.beat.step, epoch=self.epoch, seconds_per_step=seconds)
         self.saving.harvest()
 
     # -- saving and leaving ----------------------------------------------------------------------------
@@ -185,6 +197,7 @@ class Boundary:
             return
         if self.guard.on:
             self.guard.look_now()
+        self.pace.forget()  # a step with a save in it is not a usual one
         # Numbers that led to a checkpoint are written ahead of it: no later attempt would log them again.
         self._write_numbers()
         self._save_wanted = False

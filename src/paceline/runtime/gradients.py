@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.runtime.guards import LossGuard
+from paceline.runtime.pacing import Pace
 from paceline.runtime.wrapping import Sharded, Wrapped, Wrapper
 
 _NOTHING = contextlib.nullcontext()
@@ -36,6 +37,7 @@ class Gradients:
         self.world = world
         self.device = wrapper.device
         self.guard: LossGuard | None = None
+        self.pace: Pace | None = None
         self.ends_steps = precision == "fp16" or world > 1
         self.scaler: Any = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         self.skipped = 0
@@ -94,6 +96,8 @@ class Gradients:
         A mean over a short slice is weighted by the samples in it. With `weight=n` the loss is a sum over n
         samples, and is divided by the number of samples of the global batch.
         """
+        if self.pace is not None:
+            self.pace.reached_backward()
         if self.guard is not None:
             self.guard.see(loss)
         if self._stale and self._single:

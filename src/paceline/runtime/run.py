@@ -65,6 +65,7 @@ class Run:
         self._loop = Loop(boundary, gradients, device=device, rank=self.rank, max_steps=settings.max_steps)
         boundary.guard.clock = self._loop
         gradients.guard = boundary.guard if boundary.guard.on else None
+        gradients.pace = boundary.pace if boundary.pace.on else None
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
         self._evaluations: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}

@@ -21,6 +21,7 @@ from paceline.runtime.gradients import LOW, Gradients
 from paceline.runtime.guards import LossGuard, explain_out_of_memory
 from paceline.runtime.identity import Identity, read_identity
 from paceline.runtime.metrics import Metrics
+from paceline.runtime.pacing import Pace
 from paceline.runtime.placement import bind_near
 from paceline.runtime.profiling import ProfilerWindow
 from paceline.runtime.progress import Progress
@@ -73,6 +74,7 @@ class session:
         best: str | None = None,
         start_from: str | None = None,
         on_nonfinite: str = "stop",
+        straggler_factor: float = 1.5,
         progress: bool = True,
         report: bool = True,
         folder: str | Path | None = None,
@@ -82,7 +84,8 @@ class session:
             seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
             profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
             save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
-            start_from=start_from, on_nonfinite=on_nonfinite, progress=progress, report=report,
+            start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor, progress=progress,
+            report=report,
         )  # fmt: skip
         order = self._surroundings.order
         self._settings = given.overridden(order.runtime if order else {}).checked()
@@ -119,9 +122,11 @@ class session:
         group = groups.form(identity, device, store=store, backend=settings.backend, timeout=settings.timeout)
         if settings.seed is not None:
             seed_everything(settings.seed, settings.deterministic)
-        return self._assemble(identity, device, group, beat)
+        return self._assemble(identity, device, group, beat, hosts=[post.host for post in posts])
 
-    def _assemble(self, identity: Identity, device: torch.device, group: groups.Group, beat: Beat) -> _Made:
+    def _assemble(
+        self, identity: Identity, device: torch.device, group: groups.Group, beat: Beat, *, hosts: list[str]
+    ) -> _Made:
         settings, rank = self._settings, identity.rank
         writes = self._folder if rank == 0 else None
         events = Events(writes.events / "rank-0.jsonl" if writes else None)
@@ -137,6 +142,14 @@ class session:
             guard=LossGuard(rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"),
             saving=Saving(settings, rank=rank, events=events),
             progress=Progress(settings.progress and rank == 0),
+            pace=Pace(
+                lines,
+                rank=rank,
+                hosts=hosts,
+                world=identity.world,
+                factor=settings.straggler_factor,
+                device=device,
+            ),
             profiler=ProfilerWindow(
                 settings.profile, folder=self._folder.path if self._folder else None, rank=rank
             ),

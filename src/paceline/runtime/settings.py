@@ -41,6 +41,8 @@ class Settings:
     """Another run's folder, or a checkpoint, whose state a fresh run begins with."""
     on_nonfinite: str = "stop"
     """A loss that is not a number: 'stop' the run, 'skip' the step (one device sync per update), or 'ignore'."""
+    straggler_factor: float = 1.5
+    """A rank whose own part of a step takes this many times the median is named. 0: none is."""
     debug: bool = False
     progress: bool = True
     report: bool = True
