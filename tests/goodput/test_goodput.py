@@ -75,6 +75,29 @@ def test_a_clean_stop_loses_nothing_and_the_queue_counts_again() -> None:
     assert result.total == 100
 
 
+def test_a_job_that_slurm_requeued_was_queued_since_its_last_word() -> None:
+    result = goodput(
+        [
+            at(0, "started", leg="7-0"),
+            at(0, "ranks"),
+            at(1, "training", step=0),
+            at(30, "saving", step=30, blocked=0),
+            at(31, "saved", step=30),  # then the node is gone, without a word
+            at(91, "started", leg="7-1"),
+            at(92, "ranks"),
+            at(93, "training", step=30),
+            at(100, "stopped"),
+            at(160, "started", leg="7-2"),
+            at(160, "started", leg="7-2"),  # another launcher
+            at(161, "ranks"),
+            at(162, "training", step=40),
+            at(170, "done"),
+        ]
+    )
+    assert result.seconds["queued"] == 120
+    assert result.total == 170
+
+
 def test_a_run_that_still_trains_is_counted_until_now() -> None:
     result = goodput([at(0, "started"), at(2, "training", step=0)], now=12)
     assert result.seconds["training"] == 10

@@ -7,6 +7,8 @@
     lost      steps that were done again, and the wait until somebody noticed that ranks had failed or hung
     idle      the rest: waiting before a relaunch, closing down
 
+A start of another leg (a job that was requeued, by whomever) was queued since the last word of the one before.
+
 Events that are read: `queued` (or `submitted`), `started`, `ranks`, `training` (the first step boundary of an
 attempt, with the step it began from), `saving` (with `step` and `blocked` seconds), `failed`, `stopped`, `done`.
 """
@@ -68,6 +70,7 @@ def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodp
     result = Goodput()
     stretches: list[_Stretch] = []
     phase, since = "", 0.0
+    leg, last = "", 0.0
     current: _Stretch | None = None
 
     def close(until: float) -> None:
@@ -76,6 +79,14 @@ def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodp
 
     for event in events:
         kind, time = event["event"], float(event["time"])
+        if kind == "started" and _requeued(leg, str(event.get("leg", ""))):
+            if current is not None:
+                current.ended, current = last, None
+                phase, since = "queued", last
+            elif phase in ("idle", "starting"):
+                close(last)
+                phase, since = "queued", last
+        leg, last = str(event.get("leg", leg)), time
         if kind in ("queued", "submitted", "started", "ranks"):
             after = {"submitted": "queued", "queued": "queued"}.get(kind, "starting")
             if current is not None:  # an attempt that left no word of its end
@@ -105,6 +116,11 @@ def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodp
             close(now)
     _divide(stretches, result)
     return result
+
+
+def _requeued(before: str, leg: str) -> bool:
+    """Legs on one machine (`pid-...`) are started by a person; those of a job come out of the queue."""
+    return bool(before) and before != leg and not leg.startswith("pid-")
 
 
 def _divide(stretches: list[_Stretch], result: Goodput) -> None:
