@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.node.streams import Lines
-from tests.node.conftest import Launch, until
+from tests.node.conftest import Launch
 
 TALKS = """
 import os, sys
@@ -71,7 +71,10 @@ def test_a_terminal_is_a_terminal_for_rank_zero(launch: Launch) -> None:
         started = launch(script, stdout=slave)
         os.close(slave)
         assert started.wait() == 0, started.err()
-        assert os.read(master, 4096) == b"0 True False False\r\n"
+        seen = b""
+        while not seen.endswith(b"\n"):
+            seen += os.read(master, 4096)
+        assert seen == b"0 True False False\r\n"
     finally:
         os.close(master)
     assert started.log(0) == "0 True False False\n"
@@ -92,7 +95,11 @@ print("last")
 """
     started = launch(script, stdout=writer)
     os.close(writer)
-    until(lambda: os.read(reader, 4096) == b"first\n", "the first line")
+    seen = b""
+    while not seen.endswith(b"\n"):
+        more = os.read(reader, 4096)
+        assert more, started.err()
+        seen += more
     os.close(reader)
     (started.run.path / "gone").touch()
     assert started.wait() == 0, started.err()
