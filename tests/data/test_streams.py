@@ -48,7 +48,7 @@ def test_workers_do_not_change_the_batches_of_a_stream() -> None:
 
     reference = batches(0)
     assert len(reference) == 12
-    assert batches(3) == reference
+    assert batches(2) == reference
     assert batches(2, first=3) == reference[6:]
 
 

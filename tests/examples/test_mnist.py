@@ -94,6 +94,7 @@ def test_under_paceline(paceline: Callable[..., Typed], tiny: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_demo_reads_its_digits(paceline: Callable[..., Typed]) -> None:
     done = paceline("run", "--nproc", "2", "--cpu", str(TRAIN), "--epochs", "2", check=True, timeout=900)
     check_whole_test_set(done.stdout, 2000)
