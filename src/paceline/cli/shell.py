@@ -54,7 +54,8 @@ def command(
         source = next(line for line in plan.script.splitlines() if line.startswith("source "))
         script = plan.script.replace(source, plan.environment)
         setup = setup_lines(script, run=str(draft.site.folder.path), cwd=str(job.cwd))
-        argv, environ = allocate_argv(plan), plan.submitter
+        terminal = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+        argv, environ = allocate_argv(plan), {**plan.submitter, **terminal}
     if dry_run:
         print(command_line(argv))
         return 0

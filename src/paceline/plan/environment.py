@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -14,14 +12,9 @@ from paceline.plan.directives import Directive
 from paceline.plan.quote import quote
 from paceline.spec import Job
 
-# What Slurm and MPI set inside a job: stale, and often wrong, for a job that is submitted from there.
-_SET_BY_LAUNCHERS = re.compile(
-    r"(SLURM|OMPI|PMI|PMIX|PMI2|MPI|HYDRA|HYDI|MV2|I_MPI|PRTE|TORCHELASTIC|GROUP|ROLE)_.*|SLURMD_.*|SLURM|"
-    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NODE_RANK|"
-    r"CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK|"
-    r"PACELINE_(RUN|ATTEMPT|LEG|HEAD|TOKEN|LAUNCHER|BEAT|HEADSTART|DATA)"
-)
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "MPI_HOME")
+# What a job may know of the shell that submitted it. All else that it needs travels in environment.sh.
+_EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "TZ", "KRB5CCNAME")
+_OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
 # What makes the current Python findable on a node, for kind = "current".
 _OF_THE_CURRENT = (
@@ -62,19 +55,20 @@ class Submission:
 
 
 def submission_environment(environ: Mapping[str, str], asked: Iterable[Directive]) -> Submission:
-    """The submitter's environment without what jobs leave in it, and without defaults that the job overrules."""
+    """What sbatch and, by it, the job see of the submitter's environment.
+
+    Nothing that an outer job, MPI or a launcher has left in it; no default that the job overrules; no secret, since
+    a cluster's accounting may keep what is submitted.
+    """
     ours = {each.option for each in asked}
-    kept: dict[str, str] = {}
+    kept = {name: environ[name] for name in (*_EXPORTED, *_OF_SLURM) if name in environ}
     deciding: dict[str, str] = {}
-    for name, value in environ.items():
-        if name not in _KEPT and _SET_BY_LAUNCHERS.fullmatch(name):
+    for name in (name for name in environ if name.startswith("SBATCH_")):
+        option = SBATCH_DEFAULTS.get(name, name.removeprefix("SBATCH_").lower().replace("_", "-"))
+        if option in _NEVER_BY_DEFAULT or option in ours or _SAME.get(option) in ours:
             continue
-        if name.startswith("SBATCH_"):
-            option = SBATCH_DEFAULTS.get(name, name.removeprefix("SBATCH_").lower().replace("_", "-"))
-            if option in _NEVER_BY_DEFAULT or option in ours or _SAME.get(option) in ours:
-                continue
-            deciding[name] = option
-        kept[name] = value
+        deciding[name] = option
+        kept[name] = environ[name]
     return Submission(kept, deciding)
 
 
@@ -208,8 +202,3 @@ def wrapping(job: Job, folder: RunFolder, *, gpus: int, shared: Iterable[str] = 
     for bind in binds:
         words += ["--bind", bind]
     return Wrapping([], [quote(word) for word in [*words, environment.image]])
-
-
-def shown(argv: Iterable[str]) -> str:
-    """A command as one may type it."""
-    return shlex.join(argv)

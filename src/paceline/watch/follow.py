@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.contract import RunFolder
-from paceline.watch.records import Record, look_at
+from paceline.watch.records import Record, look_at, newest_verdict, read_json
 
 POLL = 0.3  # seconds between looks at a file
 ASK = (2.0, 15.0)  # seconds between questions to the scheduler: at first, and at most
 
 
 class Watcher:
-    """Knows whether a run is over, and asks the scheduler ever less often."""
+    """Knows whether a run is over. Asks the scheduler ever less often, and again at once when a verdict appears."""
 
     def __init__(self, folder: RunFolder, look: Callable[[RunFolder], Record] = look_at) -> None:
         self.folder = folder
@@ -23,8 +23,12 @@ class Watcher:
         self.record = look(folder)
         self.interval = ASK[0]
         self.next = time.monotonic() + self.interval
+        self.verdict = newest_verdict(folder)
 
     def is_over(self) -> bool:
+        verdict = newest_verdict(self.folder)
+        if verdict != self.verdict:
+            self.verdict, self.interval, self.next = verdict, ASK[0], 0.0
         if not self.record.is_over and time.monotonic() >= self.next:
             self.record = self.look(self.folder)
             self.interval = min(self.interval * 1.3, ASK[1])
@@ -50,8 +54,6 @@ def log_of(folder: RunFolder, *, rank: int = 0, attempt: int | None = None) -> P
 
 
 def _node_log(folder: RunFolder, attempt: Path, rank: int) -> Path | None:
-    from paceline.watch.records import read_json
-
     nproc = int(read_json(folder.run_json).get("nproc") or 1)
     path = attempt / f"node-{rank // nproc}.log"
     return path if path.exists() else None

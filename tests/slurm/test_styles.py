@@ -1,0 +1,74 @@
+"""Every launch style on real nodes with a network between them: the right ranks in the right places."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import PLAIN, REDUCING, SPAWNING, Type, everything, project, run_of, told
+
+STYLES = {
+    "fork": ["--style", "fork"],
+    "srun": ["--style", "srun"],
+    "torchrun": ["--style", "torchrun"],
+    "spawn": ["--style", "spawn"],
+    "mpirun": ["--style", "mpirun"],
+    "mpirun-torchrun": ["--style", "mpirun", "--cluster-profile", "over"],
+    "lightning": ["--style", "lightning"],
+    "accelerate": ["--style", "accelerate"],
+    "srun-one-gpu-each": ["--style", "srun", "--cluster-profile", "one"],
+}
+# These train over the network; the others differ only in who starts the ranks, and need no torch to show it.
+TRAINING = ("fork", "srun", "torchrun", "spawn", "mpirun")
+CONFIG = """
+[profiles.over.launch]
+mpirun_over = "torchrun"
+[profiles.one.launch]
+gpu_binding = "one"
+"""
+
+
+def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> None:
+    home = project(tmp_path / "project", REDUCING * (style in TRAINING) + PLAIN, config=CONFIG)
+    script = "train.py"
+    if style == "spawn":
+        script = "spawning.py"
+        (home / script).write_text(SPAWNING.format(path=str(home / "train.py")), encoding="utf-8")
+    done = paceline(
+        "submit", *STYLES[style], "--nodes", str(nodes), "--gpus", "2", "--cpu", "--time", "10m", "--wait", script,
+        cwd=home, timeout=500,
+    )  # fmt: skip
+    folder = run_of(done)
+    assert done.returncode == 0, everything(folder, done)
+    ranks = told(folder)
+    assert sorted(ranks) == list(range(2 * nodes)), everything(folder, done)
+    hosts = {node: ranks[2 * node]["host"] for node in range(nodes)}
+    assert len(set(hosts.values())) == nodes
+    for rank, each in ranks.items():
+        node, local = divmod(rank, 2)
+        numbers = (each["WORLD_SIZE"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"], each["GROUP_RANK"])
+        assert numbers == (str(2 * nodes), str(local), "2", str(node)), rank
+        assert each["host"] == hosts[node]
+        assert each["gpus"] == (str(local) if style == "srun-one-gpu-each" else "0,1")
+    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in ranks.values()}) == 1
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("style", STYLES)
+def test_two_nodes(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    check_style(style, nodes=2, tmp_path=tmp_path, paceline=slurm_paceline)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("style", STYLES)
+def test_one_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    check_style(style, nodes=1, tmp_path=tmp_path, paceline=slurm_paceline)
+
+
+def losses(metrics: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]

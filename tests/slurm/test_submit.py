@@ -1,0 +1,266 @@
+"""`paceline submit` and its friends on a real Slurm: odd surroundings, wrong values, failures, cancelling."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
+
+pytestmark = pytest.mark.timeout(600)
+PATIENCE = 400
+SMALL = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
+
+ARGUMENTS = [
+    "a b",
+    "it's",
+    '"',
+    "$(exit 1)",
+    "`x`",
+    "new\nline",
+    ";",
+    "a,b",
+    "é",
+    "",
+    "--nodes",
+    "*",
+    "\\",
+    "#",
+]
+NASTY = "a comma, a 'quote', a \"double\", $HOME, `x`\nand a second line\t\\ end"
+
+
+def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """A folder and a script with spaces, every kind of argument, a nasty variable, what other jobs left behind."""
+    home = project(tmp_path / "my project (1)", name="my train.py")
+    left_behind = {
+        "SLURM_JOB_ID": "4242", "SLURM_NTASKS": "64", "SLURM_NNODES": "32", "SLURM_CPUS_PER_TASK": "99",
+        "SLURM_NTASKS_PER_NODE": "7", "OMPI_COMM_WORLD_RANK": "3", "RANK": "5", "MASTER_ADDR": "nowhere",
+        "SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "1", "SBATCH_REQUEUE": "1", "UNASKED": "secret",
+    }  # fmt: skip
+    done = slurm_paceline(
+        "submit", *SMALL, "--nodes", "2", "--env", f"NASTY={NASTY}", "--wait", "my train.py", *ARGUMENTS,
+        cwd=home, timeout=PATIENCE, **left_behind,
+    )  # fmt: skip
+    folder = run_of(done)
+    assert done.returncode == 0, everything(folder, done)
+    assert "partition is 'low', as SBATCH_PARTITION says" in done.stderr
+    ranks = told(folder)
+    assert sorted(ranks) == [0, 1]
+    for each in ranks.values():
+        assert each["args"] == ARGUMENTS
+        assert each["environ"]["NASTY"] == NASTY
+        assert "UNASKED" not in each["environ"]
+        assert each["WORLD_SIZE"] == "2"
+        assert each["cwd"] == str(home)
+    assert cluster.show((folder.path / "job").read_text().strip())["Partition"] == "low"
+    assert oct(folder.environment.stat().st_mode & 0o777) == "0o600"
+
+
+def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    home = project(tmp_path / "project")
+    words = shlex.join(
+        [sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"]
+    )
+    log = tmp_path / "outer.log"
+    scratch = shlex.quote(str(tmp_path / "scratch"))
+    outer = cluster.submit(
+        f"cd {shlex.quote(str(home))}\nexport PACELINE_SCRATCH={scratch}\nsrun -n1 {words}",
+        "--nodes=1", "--ntasks=3", "--cpus-per-task=2", output=log,
+    )  # fmt: skip
+    assert cluster.wait(outer, timeout=PATIENCE) == "COMPLETED", log.read_text()
+    (run,) = (tmp_path / "scratch").glob("*/*/*/run.json")
+    from paceline.contract import RunFolder
+
+    ranks = told(RunFolder(run.parent))
+    assert {each["WORLD_SIZE"] for each in ranks.values()} == {"2"}
+    assert len({each["host"] for each in ranks.values()}) == 2
+
+
+def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """Each finds a port of its own, and nobody joins the wrong run."""
+    both = PLAIN + (
+        "import pathlib, time\n"
+        "here = pathlib.Path(os.environ['PACELINE_RUN']).parent\n"
+        '(here / f\'up-{os.environ["SLURM_JOB_ID"]}-{os.environ["RANK"]}\').touch()\n'
+        "while len(list(here.glob('up-*'))) < 4: time.sleep(0.1)\n"
+    )
+    home = project(tmp_path / "project", both)
+    words = ("submit", *SMALL, "--nodes", "2", "--nodelist", "node1,node2", "train.py")
+    runs = [run_of(slurm_paceline(*words, cwd=home, check=True)) for _ in range(2)]
+    for run in runs:
+        job = (run.path / "job").read_text().strip()
+        assert cluster.wait(job, timeout=PATIENCE) == "COMPLETED", everything(run)
+        assert {each["host"] for each in told(run).values()} == {"node1", "node2"}
+
+
+TYPOS = [
+    (["--partition", "mian"], ["there is no partition 'mian'", "did you mean 'main'?"]),
+    (["--gpus", "1", "--gpu-type", "a10"], ["no 'a10' GPUs", "did you mean 'a100'?", "up to 4 a node"]),
+    (["--gpus", "5"], ["--gpus is 5", "up to 4 a node"]),
+    (["--time", "3 hours or so"], ['--time: found "3 hours or so"', '"90m"']),
+    (["--nodes", "9"], ["--nodes is 9, and partition main gives 4"]),
+    (["--constraint", "fast"], ["Invalid feature specification", "--constraint"]),
+    (["--sbatch-arg=--frobnicate"], ["unrecognized option '--frobnicate'", "--sbatch-arg"]),
+    (["--sbatch-arg=--ntasks=4"], ["says --ntasks=4", "--nproc"]),
+    (["--mem-per-node", "900G"], ["900G per node (--mem-per-node)", "up to 4000M"]),
+]
+
+
+def test_typos_are_found_before_queueing(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    home = project(tmp_path / "project")
+    project(home, "def f(:\n", name="broken.py")
+    project(home, "import no_such_package_xyz\n", name="lacking.py")
+    scripts = [
+        (["broken.py"], ["broken.py does not compile: line 1"]),
+        (["lacking.py"], ["imports no_such_package_xyz, which"]),
+    ]
+    for words, expected in [*((words, expected) for words, expected in TYPOS), *scripts]:
+        script = [] if words[-1].endswith(".py") else ["train.py"]
+        done = slurm_paceline("submit", *words, *script, cwd=home)
+        assert done.returncode in (1, 2), (words, done.stderr)
+        for text in expected:
+            assert text in done.stderr, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+    assert cluster.queue() == []
+    assert not list((tmp_path / "scratch").glob("*/*/*")), "something half-made was left"
+
+
+def test_a_rank_that_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """It is named with its host and traceback; the others, which would wait for ever, are ended."""
+    script = (
+        PLAIN + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
+    )
+    home = project(tmp_path / "project", script)
+    done = slurm_paceline(
+        "submit",
+        *SMALL,
+        "--nodes",
+        "2",
+        "--max-attempts",
+        "1",
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=PATIENCE,
+    )
+    folder = run_of(done)
+    assert done.returncode == 1, everything(folder, done)
+    failure = json.loads(folder.attempt(1).failure.read_text())
+    host = told(folder)[1]["host"]
+    assert (failure["rank"], failure["host"], failure["type"]) == (1, host, "ValueError")
+    log = folder.slurm_log.read_text()
+    assert f"rank 1 of 2 on host {host} failed" in log, log
+    assert "ValueError: no good" in log
+    shown = slurm_paceline("show", folder.path.name, cwd=home, check=True).stdout
+    assert f"rank 1 on {host}: ValueError: no good" in shown
+    assert "failed" in slurm_paceline("ps", cwd=home, check=True).stdout
+
+
+def test_a_node_with_fewer_gpus_is_left_out(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """Preflight finds it before ranks start; the job goes back into the queue without it, and is done."""
+    poor = tmp_path / "python.sh"
+    poor.write_text(
+        f'#!/bin/bash\n[ "$SLURMD_NODENAME" = node2 ] && export CUDA_VISIBLE_DEVICES=0\nexec {sys.executable} "$@"\n'
+    )
+    poor.chmod(0o755)
+    home = project(tmp_path / "project", config=f"[environment]\npython = {json.dumps(str(poor))}\n")
+    done = slurm_paceline(
+        "submit", "--gpus", "2", "--nodes", "2", "--exclude", "node4", "--time", "10m",
+        "--cpus-per-gpu", "1", "--wait", "train.py", cwd=home, timeout=PATIENCE,
+    )  # fmt: skip
+    folder = run_of(done)
+    assert done.returncode == 0, everything(folder, done)
+    job = (folder.path / "job").read_text().strip()
+    assert (folder.leg(f"{job}-0").unfit).read_text().split() == ["node2"]
+    last = max(attempt.number for attempt in folder.attempts())
+    assert {each["host"] for each in told(folder, attempt=last).values()} == {"node1", "node3"}
+
+
+def test_cancel_keeps_a_run_ended(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n")
+    folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
+    job = (folder.path / "job").read_text().strip()
+    deadline = time.monotonic() + PATIENCE
+    while not told(folder):
+        assert time.monotonic() < deadline, everything(folder)
+        time.sleep(0.2)
+    listed = slurm_paceline("ps", cwd=home, check=True).stdout
+    assert folder.path.name in listed
+    assert "running" in listed
+    assert "told " in slurm_paceline("logs", cwd=home, check=True).stdout
+    slurm_paceline("cancel", folder.path.name, cwd=home, check=True)
+    assert cluster.wait(job, timeout=PATIENCE) == "CANCELLED"
+    assert cluster.restarts(job) == 0
+    assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
+
+
+def test_a_script_written_to_a_file_is_submitted_by_hand(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    home = project(tmp_path / "project")
+    file = tmp_path / "by hand.sbatch"
+    done = slurm_paceline(
+        "submit", *SMALL, "--env", "ASKED=1", "--script-only", str(file), "train.py", cwd=home, check=True
+    )
+    folder = run_of(done)
+    assert cluster.queue() == []
+    job = cluster.run(["sbatch", "--parsable", str(file)]).stdout.strip()
+    assert cluster.wait(job, timeout=PATIENCE) == "COMPLETED", everything(folder)
+    (rank,) = told(folder).values()
+    assert rank["environ"]["ASKED"] == "1"
+
+
+def test_a_queued_job_runs_the_code_as_it_was(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """And one run can wait for another: `--after`."""
+    slow = "import pathlib, time\nwhile not pathlib.Path(GO).exists(): time.sleep(0.1)\n"
+    go = tmp_path / "go"
+    home = project(tmp_path / "project", f"GO = {str(go)!r}\n{slow}")
+    first = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
+    project(home, PLAIN)
+    second = run_of(slurm_paceline("submit", *SMALL, "--after", "last", "train.py", cwd=home, check=True))
+    project(home, "raise SystemExit('not the code that was submitted')\n")
+    job = (second.path / "job").read_text().strip()
+    assert cluster.show(job)["Dependency"].startswith(f"afterok:{(first.path / 'job').read_text().strip()}")
+    go.touch()
+    assert cluster.wait(job, timeout=PATIENCE) == "COMPLETED", everything(second)
+    assert told(second)[0]["file"].startswith(str(os.path.realpath(second.path.parent.parent)))
+
+
+def test_a_shell_has_the_environment_of_the_job(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    """Without a terminal the shell reads its commands from nowhere and ends: what it prints first is enough."""
+    home = project(tmp_path / "project", config='[environment]\nsetup = ["echo I am on $HOSTNAME: $GREETING"]\n'
+                   '[environment.variables]\nGREETING = "it\'s me"\n')  # fmt: skip
+    # No start-up files of ours: what they do is nobody's concern here.
+    done = slurm_paceline(
+        "shell", "--gpus", "1", "--time", "5m", cwd=home, timeout=PATIENCE, HOME=str(tmp_path)
+    )
+    assert "I am on node" in done.stdout, done.stderr
+    assert "it's me" in done.stdout
+
+
+def test_doctor_and_init_ask_the_cluster(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    home = project(tmp_path / "project")
+    seen = slurm_paceline("doctor", cwd=home, check=True).stdout
+    assert "4 of 4 nodes usable" in seen
+    assert "4 x a100" in seen
+    checked = slurm_paceline("doctor", "--job", "--gpus", "2", "train.py", cwd=home, check=True).stdout
+    assert "would start at" in checked
+    slurm_paceline("init", cwd=home, check=True)
+    script = slurm_paceline(
+        "submit", "--cluster-profile", "sandbox", "--dry-run", "train.py", cwd=home, check=True
+    )
+    assert "#SBATCH --gres=gpu:4\n" in script.stdout
+    assert "#SBATCH --partition=main\n" in script.stdout
+    again = slurm_paceline("init", cwd=home)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
