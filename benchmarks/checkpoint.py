@@ -100,7 +100,8 @@ def with_torch_save(training: Training, folder: Path, rank: int, step: int) -> f
     return time.perf_counter() - began
 
 
-def measure(rank: int, world: int, port: int, options: argparse.Namespace, there: str, answer: Any) -> None:
+def measure(place: tuple[int, int, int], options: argparse.Namespace, there: str, answer: Any) -> None:
+    rank, world, port = place
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
     if world > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -163,7 +164,7 @@ def run(world: int, options: argparse.Namespace) -> dict[str, tuple[Cost, Cost]]
     there = tempfile.mkdtemp(prefix="paceline-checkpoint-", dir=options.folder)
     try:
         ranks = [
-            context.Process(target=measure, args=(rank, world, port, options, there, answer))
+            context.Process(target=measure, args=((rank, world, port), options, there, answer))
             for rank in range(world)
         ]
         for each in ranks:

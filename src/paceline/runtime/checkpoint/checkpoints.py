@@ -17,9 +17,9 @@ import torch
 
 from paceline import contract
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint import marker, restoring, retention, rng, sharded, shares, tree, writer
+from paceline.runtime.checkpoint import marker, restoring, retention, rng, sharded, tree, writer
 from paceline.runtime.checkpoint.finding import Peers, is_sound, sound_one_at
-from paceline.runtime.checkpoint.image import Image
+from paceline.runtime.checkpoint.memory import Memory
 from paceline.runtime.checkpoint.retention import Policy
 from paceline.runtime.checkpoint.source import Source
 from paceline.runtime.checkpoint.tree import Taken
@@ -92,9 +92,7 @@ class Checkpoints:
         self._count = 0
         self._last: int | None = None
         self._damaged: list[Path] = []
-        self._image: Image | None = None
-        self._signature: Any = None
-        self._preparing: threading.Thread | None = None
+        self._memory = Memory(rank=rank, world=world)
         self._boundaries = 0
         self._writers: Any = None
         self._has_writers = False
@@ -157,7 +155,7 @@ class Checkpoints:
 
     def _take_off(self, step: int, epoch: int, meta: Mapping[str, Any] | None) -> None:
         trees, kinds, taken, own = self._collect()
-        image = self._image_for(taken)
+        image = self._memory.image_for(taken)
         ready = image.fill(taken)
         self._count += 1
         job = Job(
@@ -191,13 +189,18 @@ class Checkpoints:
         """Saves that have ended since the last call. Nothing in flight: two comparisons."""
         self._boundaries += 1
         if self._boundaries in PREPARE_AT:
-            self.prepare()
+            self._prepare()
         if self._flight is not None and not self._flight.thread.is_alive():
             self._land()
         if not self._finished:
             return []
         finished, self._finished = self._finished, []
         return finished
+
+    def _prepare(self) -> None:
+        if self._objects and self._flight is None and not self._memory.is_preparing:
+            with _no_collection():
+                self._memory.prepare(self._collect()[2])
 
     @property
     def in_flight(self) -> bool:
@@ -219,51 +222,6 @@ class Checkpoints:
                 f"the checkpoint of step {job.step} could not be written to {self.folder}: {job.error}. "
                 "Training goes on; the last complete checkpoint stays."
             )
-
-    # -- memory ----------------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Make and touch the buffers of the next save in a thread, so that the first one costs what others cost."""
-        if self._preparing is not None and not self._preparing.is_alive():
-            self._preparing = None
-        if self._flight is not None or self._preparing is not None or not self._objects:
-            return
-        with _no_collection():
-            _, _, taken, _ = self._collect()
-        wanted = _signature(taken)
-        if self._image is not None and self._signature == wanted:
-            return
-        self._discard_image()
-        self._signature = wanted
-        device = next((each.device for each in taken.tensors.values() if each.is_cuda), None)
-
-        def make() -> None:
-            image = Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
-            image.touch()
-            if device is not None:
-                torch.cuda.set_device(device)
-                image.pin()
-            self._image = image
-
-        self._preparing = threading.Thread(target=make, name="paceline-checkpoint-memory", daemon=True)
-        self._preparing.start()
-
-    def _image_for(self, taken: Taken) -> Image:
-        if self._preparing is not None:
-            self._preparing.join()
-            self._preparing = None
-        wanted = _signature(taken)
-        if self._image is None or self._signature != wanted:
-            self._discard_image()
-            taken.check()
-            self._image = Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
-            self._signature = wanted
-        return self._image
-
-    def _discard_image(self) -> None:
-        if self._image is not None:
-            self._image.close()
-            self._image = None
 
     # -- restoring -------------------------------------------------------------------------------------
 
@@ -304,12 +262,9 @@ class Checkpoints:
         """Let the save in flight end (or abandon it: it stays absent), and give the memory back."""
         if wait:
             self._land()
-        abandoned = self.in_flight
-        if self._preparing is not None:
-            self._preparing.join()
-        if self._image is not None and not abandoned:
-            self._image.close()
-        self._flight = self._image = self._preparing = None
+        if not self.in_flight:
+            self._memory.release()
+        self._flight = None
         finished, self._finished = self._finished, []
         return finished
 
@@ -324,11 +279,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _signature(taken: Taken) -> Any:
-    local = [(name, each.to_local().shape) for name, each in taken.sharded.items()]
-    return shares.signature(taken.tensors), shares.signature(taken.sharded), local
 
 
 def _kind(thing: Any) -> str:
