@@ -112,6 +112,9 @@ class Boundary:
         """What most runs do not want at most boundaries."""
         if self._save_wanted or self.saving.due_by_step(step):
             self._save(step)
+            if self.stopping:  # the ranks met for the save, and one of them had been asked
+                self._save(step, wait=True)
+                self._leave(step)
         if self.profiler.wanted:
             self.profiler.boundary(step)
         if time.perf_counter() >= self.progress.due:

@@ -82,6 +82,7 @@ class Agreement:
         self._work: Any = None
         self._since = time.perf_counter()
         self._ticked = 0
+        self._is_first = True  # of a loop
 
     def hurry(self) -> None:
         """Alone there is nobody to wait for: the next boundary decides."""
@@ -89,8 +90,14 @@ class Agreement:
             self.due = 0
 
     def start_of_loop(self) -> None:
-        """Time that passed outside the loop is nobody's step time."""
+        """Time that passed outside the loop is nobody's step time, and a loop has a pace of its own.
+
+        So its first boundary decides at once: after steps of a millisecond, an evaluation of slow batches must not
+        wait for hundreds of them.
+        """
         self._since, self._ticked = time.perf_counter(), self.tick
+        self.due = self.tick + 1
+        self._is_first = True
 
     def launch(self, words: list[float]) -> float:
         """Send this rank's words; its own step time is added here, and returned."""
@@ -121,9 +128,10 @@ class Agreement:
     @property
     def at_once(self) -> bool:
         """Whether the next agreement is harvested where it is launched."""
-        return self.group is None or self.seconds <= 0 or self.seconds >= SLOW_STEP
+        return self.group is None or self._is_first or self.seconds <= 0 or self.seconds >= SLOW_STEP
 
     def schedule(self) -> None:
         """Set the next tick at which ranks meet."""
+        self._is_first = False
         steps = 1 if self.seconds <= 0 else max(1, min(100_000, round(INTERVAL / self.seconds)))
         self.due = self.tick + steps
