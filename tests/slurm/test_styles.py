@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, REDUCING, SPAWNING, Type, everything, project, run_of, told
 
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "mnist"
 STYLES = {
     "fork": ["--style", "fork"],
     "srun": ["--style", "srun"],
@@ -32,6 +34,8 @@ gpu_binding = "one"
 
 
 def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> None:
+    if style.startswith("mpirun") and shutil.which("mpirun") is None:
+        pytest.skip("OpenMPI is not installed: openmpi-bin")
     home = project(tmp_path / "project", REDUCING * (style in TRAINING) + PLAIN, config=CONFIG)
     script = "train.py"
     if style == "spawn":
@@ -69,6 +73,27 @@ def test_one_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: 
     check_style(style, nodes=1, tmp_path=tmp_path, paceline=slurm_paceline)
 
 
-def losses(metrics: Path) -> list[tuple[int, float]]:
+def losses(scratch: Path) -> list[tuple[int, float]]:
+    (metrics,) = scratch.glob("*/*/*/metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+@pytest.mark.timeout(900)
+def test_the_loss_curve_on_two_nodes_is_the_local_one(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    script, words = EXAMPLE / "train.py", ("--epochs", "1")
+    many = slurm_paceline(
+        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--max-steps", "6", "--time", "10m", "--wait", str(script),
+        *words, timeout=600, PACELINE_SCRATCH=str(tmp_path / "cluster"),
+    )  # fmt: skip
+    assert many.returncode == 0, everything(run_of(many), many)
+    slurm_paceline(
+        "run", "--nproc", "2", "--cpu", "--max-steps", "6", str(script), *words, timeout=600, check=True,
+        PACELINE_SCRATCH=str(tmp_path / "local"),
+    )  # fmt: skip
+    remote, local = losses(tmp_path / "cluster"), losses(tmp_path / "local")
+    assert [step for step, _ in remote] == list(range(1, 7))
+    # The same samples in the same order; the dense kernels may add in another order with other threads.
+    assert [loss for _, loss in remote] == pytest.approx([loss for _, loss in local], rel=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -182,6 +183,29 @@ def test_a_node_with_fewer_gpus_is_left_out(tmp_path: Path, cluster: Cluster, sl
     assert (folder.leg(f"{job}-0").unfit).read_text().split() == ["node2"]
     last = max(attempt.number for attempt in folder.attempts())
     assert {each["host"] for each in told(folder, attempt=last).values()} == {"node1", "node3"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node a hosts file of its own")
+def test_a_node_that_cannot_resolve_the_head_is_named(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    """No fallback to localhost, no hang: the run fails, and says which node cannot find whom."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    home = project(tmp_path / "project")
+    assert cluster.exec("node2", ["mount", "--bind", str(hosts), "/etc/hosts"]).returncode == 0
+    try:
+        done = slurm_paceline(
+            "submit", *SMALL, "--nodes", "2", "--nodelist", "node1,node2", "--wait", "train.py",
+            cwd=home, timeout=PATIENCE,
+        )  # fmt: skip
+    finally:
+        cluster.exec("node2", ["umount", "/etc/hosts"])
+    folder = run_of(done)
+    assert done.returncode == 1, everything(folder, done)
+    log = folder.slurm_log.read_text()
+    assert re.search(r"node2.*node1", log), log
+    assert told(folder) == {}
 
 
 def test_cancel_keeps_a_run_ended(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
