@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paceline.contract import RunFolder
+from paceline.contract import DONE, RunFolder
 from paceline.watch.records import Record, look_at, newest_verdict, read_json
 
 POLL = 0.3  # seconds between looks at a file
@@ -24,16 +24,25 @@ class Watcher:
         self.interval = ASK[0]
         self.next = time.monotonic() + self.interval
         self.verdict = newest_verdict(folder)
+        self.certain = self.record.is_over and self.record.status == DONE
 
     def is_over(self) -> bool:
         verdict = newest_verdict(self.folder)
         if verdict != self.verdict:
             self.verdict, self.interval, self.next = verdict, ASK[0], 0.0
-        if not self.record.is_over and time.monotonic() >= self.next:
-            self.record = self.look(self.folder)
+        if not self.certain and time.monotonic() >= self.next:
+            self._ask()
+        return self.certain
+
+    def _ask(self) -> None:
+        """A job that Slurm requeues looks ended for a moment: an end that is not a good one is looked at twice."""
+        before, self.record = self.record, self.look(self.folder)
+        if self.record.is_over:
+            self.certain = self.record.status in (DONE, before.status)
+            self.interval = ASK[0]
+        else:
             self.interval = min(self.interval * 1.3, ASK[1])
-            self.next = time.monotonic() + self.interval
-        return self.record.is_over
+        self.next = time.monotonic() + self.interval
 
 
 def wait_for(folder: RunFolder) -> Record:
