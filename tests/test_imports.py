@@ -38,6 +38,8 @@ BRIDGES = {
         "paceline.runtime.checkpoint.layout",
     ),  # `paceline export` reads files that ranks wrote, without torch
     ("cli", "paceline.runtime.checkpoint.marker"),
+    ("cli", "paceline.node.staging"),  # `paceline clean` and `data stage` do here what launchers do on nodes
+    ("cluster", "paceline.node.staging"),  # a job's data is looked for before it is queued
 }
 
 CALLS_SUBPROCESS = {"cluster", "sandbox", "node"}

@@ -27,6 +27,14 @@ BEAT = "PACELINE_BEAT"  # the beat file of this node, made by its launcher
 HEADSTART = "PACELINE_HEADSTART"  # the descriptor of a zygote that was started ahead of its launcher
 DATA = "PACELINE_DATA"  # node-local data folder
 
+# Where things are, for scripts that do not use the runtime.
+SOURCE_DIR = "PACELINE_SOURCE_DIR"  # the project's code, as the ranks run it
+PROJECT_NAME = "PACELINE_PROJECT_NAME"
+SCRATCH_DIR = "PACELINE_SCRATCH_DIR"
+EXP_NAME = "PACELINE_EXP_NAME"
+CHECKPOINTS = "PACELINE_CHECKPOINTS"  # the run's folder for them
+LOGS = "PACELINE_LOGS"  # the attempt's folder
+
 # What torchrun gives a script, and so what every launch style gives it.
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
@@ -106,6 +114,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def collected(self) -> Path:
+        """What `[data] collect` brought back from the nodes."""
+        return self.path / "collected"
 
     @property
     def cancelled(self) -> Path:
@@ -263,6 +276,7 @@ class Order:
     hang_timeout: float = 0.0  # seconds without a beat before ranks count as hung; 0 means never
     kill_after: float = 5.0  # seconds from SIGTERM to SIGKILL when ranks are ended
     check: bool = True  # preflight inside the job
+    data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect; empty: nothing
 
     @property
     def world_size(self) -> int:

@@ -68,6 +68,10 @@ Preload = Annotated[
 ]
 Tee = Annotated[str | None, typer.Option("--tee", help="Whose lines to print: 0, all or none.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Debugging output of NCCL and torch.distributed.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="PATH", help="Copy it to each node's own disk first (again for more)."),
+]
 NoSnapshot = Annotated[bool, typer.Option("--no-snapshot", help="Keep no copy of the code.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 

@@ -57,6 +57,7 @@ def command(
         str | None,
         typer.Option("--resume", metavar="RUN", help="Go on with a run: its folder, id, or `last`."),
     ] = None,
+    data: options.Data = None,
     debug: options.Debug = False,
     config: options.Config = None,
     cluster_profile: options.ClusterProfile = None,
@@ -99,6 +100,7 @@ def command(
         Flag("--tee", "launch.tee", tee),
         Flag("--max-restarts", "resume.max_attempts", None if max_restarts is None else max_restarts + 1),
         Flag("--hang-timeout", "resume.hang_timeout", hang_timeout),
+        Flag("--data", "data.stage", data or None),
         Flag("--debug", "launch.debug", debug or None),
         Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
     ]
@@ -121,6 +123,10 @@ def _start(job: Job, *, dry_run: bool) -> int:
     plan = plan_local(job, site=site, machine=machine, python=python)
     if dry_run:
         return _show(plan, job)
+    if plan.order.data:
+        from paceline.cluster.data import refuse_missing
+
+        refuse_missing(job, site, os.environ)
     with folders.new_folder(site) as site:
         plan = plan_local(job, site=site, machine=machine, python=python)
         prepared = prepare(

@@ -86,6 +86,7 @@ def command(
         str | None, option("--grace", "How long before the limit the ranks save and stop.", metavar="2m")
     ] = None,
     no_requeue: Annotated[bool, option("--no-requeue", "End at the time limit, for good.")] = False,
+    data: options.Data = None,
     debug: options.Debug = False,
     config: options.Config = None,
     cluster_profile: options.ClusterProfile = None,
@@ -148,6 +149,7 @@ def command(
         Flag("--max-attempts", "resume.max_attempts", max_attempts),
         Flag("--grace", "resume.grace", grace),
         Flag("--no-requeue", "resume.requeue", False if no_requeue else None),
+        Flag("--data", "data.stage", data or None),
         Flag("--debug", "launch.debug", debug or None),
         Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
         Flag("--no-check", "launch.check", False if no_check else None),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline import contract
 from paceline.contract import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, Order, RunFolder, write_atomically
@@ -24,6 +25,9 @@ from paceline.node.starting import FreshRanks, Launch, Starter
 from paceline.node.streams import Streams
 from paceline.node.supervising import Outcome, Supervision
 from paceline.node.torchrun import TorchrunRanks
+
+if TYPE_CHECKING:  # most runs stage nothing
+    from paceline.node.staging.node_data import NodeData
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Launcher:
         self.meeting: Meeting | None = None
         self.starter: Starter | None = zygote
         self.beats: Beats | None = None
+        self.data: NodeData | None = None
         self.events = Events(run.events, "launcher-0")
         self.number = 0
 
@@ -79,6 +84,8 @@ class Launcher:
         if place.is_head:
             self._quietly(lambda: self.leg.path.mkdir(parents=True, exist_ok=True))
         self._check_nodes()
+        if self.order.data and not self._bring_data():
+            return 0
         while True:
             outcome, follows = self._attempt()
             if not follows.relaunch:
@@ -103,6 +110,8 @@ class Launcher:
             await_verdict(self.leg, lambda: self.requests.end_now)
 
     def close(self) -> None:
+        if self.data is not None:
+            self._quietly(self.data.leave)
         for each in {id(part): part for part in (self.starter, self.zygote, self.meeting)}.values():
             if each is not None:
                 each.close()
@@ -131,6 +140,23 @@ class Launcher:
             )
         raise LaunchError("; ".join(str(problem) for problem in problems if problem.fatal))
 
+    def _bring_data(self) -> bool:
+        """Stage in, while the zygote imports torch. False when a stop was asked for meanwhile: nothing has begun."""
+        from paceline.node.staging.node_data import Around, NodeData
+
+        assert self.place is not None
+        assert self.meeting is not None
+        self.data = NodeData(Around(
+            self.run, self.order, self.place, self.environ, self.meeting, self.requests, self.leg, self.events,
+            self.say,
+        ))  # fmt: skip
+        if self.data.bring():
+            return True
+        if self.place.is_head:
+            self.say("asked to stop while data was staged: no rank was started")
+            self._write_verdict(STOPPED)
+        return False
+
     def _attempt(self) -> tuple[Outcome, Next]:
         assert self.place is not None
         assert self.meeting is not None
@@ -145,6 +171,8 @@ class Launcher:
             nodes=self.order.nodes, peer=self.meeting.peer, runtime=self.order.runtime,
             environ={**self.environ, **self.order.variables},
         )  # fmt: skip
+        if self.data is not None:
+            extra = {**extra, **self.data.variables}
         launch = Launch(
             self.order, self.place, attempt, beat=str(self.beats.path), address=master.addr, port=master.port,
             environ=self.environ, extra=extra,

@@ -90,6 +90,15 @@ class Meeting:
         arrived, self._arrived = self._arrived, []
         return arrived
 
+    def put_back(self, messages: list[Message]) -> None:
+        """What was polled and is meant for somebody else: the next `poll` brings it again, ahead of what is new."""
+        self._arrived[:0] = messages
+
+    @property
+    def present(self) -> set[int]:
+        """The other launchers that are still there (for a member: the head)."""
+        return set() if self._link is None else set(self._link.present)
+
     def fileno(self) -> int | None:
         """Readable when `poll` has something new."""
         return None if self._link is None else self._link.fileno()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import contract
-from paceline.contract import Order
+from paceline.contract import Order, RunFolder
 
 if TYPE_CHECKING:
     from paceline.node.place import Place
@@ -32,11 +33,24 @@ def common_variables(
     return {
         **inherited,
         **thread_variables(order.threads),
+        **folder_variables(order, RunFolder(Path(environ[contract.RUN])), attempt=attempt),
         **extra,
         **order.variables,
         contract.RUN: environ[contract.RUN],
         contract.ATTEMPT: str(attempt),
         contract.BEAT: beat,
+    }
+
+
+def folder_variables(order: Order, run: RunFolder, *, attempt: int) -> dict[str, str]:
+    """Where things are, for scripts that do not ask the runtime."""
+    return {
+        contract.SOURCE_DIR: order.source,
+        contract.PROJECT_NAME: order.project,
+        contract.SCRATCH_DIR: order.scratch,
+        contract.EXP_NAME: order.experiment,
+        contract.CHECKPOINTS: str(run.checkpoints),
+        contract.LOGS: str(run.attempt(attempt).path),
     }
 
 

@@ -43,6 +43,7 @@ _DECIDED_BY = {
     "max_restarts": ("resume.max_attempts",),
     "hang_timeout": ("resume.hang_timeout",),
     "threads": ("launch.nproc", "job.nodes"),
+    "data": ("data.stage",),
 }
 
 
@@ -55,6 +56,17 @@ def runtime_settings(job: Job) -> dict[str, Any]:
         if value is not None and value is not False:
             settings[name] = value
     return settings
+
+
+def data_wish(job: Job) -> dict[str, Any]:
+    """`[data]` as launchers read it; empty where nothing is to be staged or collected."""
+    data = job.data
+    if not data.stage and not data.collect:
+        return {}
+    return {
+        "stage": list(data.stage), "collect": list(data.collect), "keep": data.keep or 0, "verify": data.verify,
+        "folder": data.folder or "",
+    }  # fmt: skip
 
 
 def make_order(
@@ -97,6 +109,7 @@ def make_order(
         max_restarts=max_restarts,
         hang_timeout=float(job.resume.hang_timeout or 0),
         check=job.launch.check,
+        data=data_wish(job),
     )
 
 

@@ -153,4 +153,5 @@ def _title(job: Job, layout: Layout, site: Site) -> str:
 
 def _shared(job: Job, site: Site) -> list[str]:
     """Folders that a container must see where they are: copies of the code, and the project itself."""
-    return list(dict.fromkeys([str(site.scratch / site.project), str(job.folder), str(job.cwd)]))
+    data = [path for path in (*job.data.stage, job.data.folder or "") if path.startswith("/")]
+    return list(dict.fromkeys([str(site.scratch / site.project), str(job.folder), str(job.cwd), *data]))

@@ -11,6 +11,7 @@ from paceline.errors import SpecError
 from paceline.spec.amounts import show_seconds
 from paceline.spec.tables import (
     Checkpoint,
+    Data,
     Environment,
     Launch,
     Project,
@@ -72,6 +73,10 @@ class Job:
     @property
     def resume(self) -> Resume:
         return self.tables.resume
+
+    @property
+    def data(self) -> Data:
+        return self.tables.data
 
     @property
     def params(self) -> dict[str, Any]:

@@ -215,6 +215,19 @@ class Resume(Table):
     """Silence of the ranks after which they count as hung; 0 means never."""
 
 
+class Data(Table):
+    stage: Words = ()
+    """Files and folders that each node copies to its own disk first: below <scratch>/<project>, or in full."""
+    collect: Words = ()
+    """What comes back from the nodes when the run ends, however it does: patterns below `$PACELINE_DATA`."""
+    keep: Seconds | None = None
+    """Leave staged data on the node for so long after its last use, for the next job."""
+    verify: Literal["size", "checksum"] = "size"
+    """How copies are checked: by size, or by reading them again too."""
+    folder: Line | None = None
+    """Where on the node; else `$SLURM_TMPDIR`, `$TMPDIR` or /tmp."""
+
+
 class Tables(Table):
     """A whole file, or one layer of it: every key may be absent."""
 
@@ -225,5 +238,6 @@ class Tables(Table):
     runtime: Runtime = Runtime()
     checkpoint: Checkpoint = Checkpoint()
     resume: Resume = Resume()
+    data: Data = Data()
     params: dict[str, Any] = {}
     """The training script's own hyper-parameters, free in form."""

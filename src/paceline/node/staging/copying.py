@@ -1,0 +1,323 @@
+"""Copying, by several workers at once: small files in groups, large ones in pieces.
+
+A file has the time of change of its source only once all of it is there: whatever was interrupted goes on from there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from paceline.errors import EnvironmentProblem
+from paceline.node.staging.manifest import Entry, Group, Manifest, at
+
+PIECE = 64 << 20  # bytes of a large file that one worker copies
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_THIS_WAY = (
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EBADF,
+    errno.EIO,
+)
+
+Task = Callable[[], None]
+
+
+class Stopped(Exception):
+    """Somebody wants it to end."""
+
+
+def workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(2, min(16, cores))
+
+
+class Copying:
+    """What is done so far, and whether to go on; shared by all workers of a node."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.total = 0
+        self.done = 0
+        self._lock = threading.Lock()
+
+    def count(self, size: int) -> None:
+        with self._lock:
+            self.done += size
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """All tasks, or the first error. Workers begin far apart, so that they do not meet in one folder."""
+        if not tasks:
+            return
+        count = workers()
+        stride = -(-len(tasks) // count)
+        spread = [tasks[start] for first in range(stride) for start in range(first, len(tasks), stride)]
+        pool = ThreadPoolExecutor(count, thread_name_prefix="staging")
+        try:
+            futures = [pool.submit(self._one, task) for task in spread]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            failed = [error for each in done if (error := each.exception()) is not None]
+            if failed:
+                self.stop.set()
+                raise next((error for error in failed if not isinstance(error, Stopped)), failed[0])
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _one(self, task: Task) -> None:
+        if self.stop.is_set():
+            raise Stopped
+        task()
+
+
+class ItemCopy:
+    """One item on its way to `target`. `pack` is an archive of its small files: read, or written on the way."""
+
+    def __init__(
+        self, manifest: Manifest, target: Path, *, copying: Copying, fresh: bool, pack: int | None = None,
+        pack_is_new: bool = False,
+    ) -> None:  # fmt: skip
+        self.manifest, self.target, self.copying, self.fresh = manifest, str(target), copying, fresh
+        self.pack, self.pack_is_new = pack, pack_is_new
+        self.pack_problem = ""
+        self.sums: dict[str, int] = {}  # of small files, where a pack is made
+        self._left: dict[str, int] = {}  # pieces of a large file that are not there yet
+        self._lock = threading.Lock()
+
+    def frame(self) -> None:
+        """Folders and links: few, and needed first."""
+        os.makedirs(os.path.dirname(self.target), exist_ok=True)
+        for folder in self.manifest.folders:
+            try:
+                os.mkdir(at(self.target, folder), 0o700)
+            except FileExistsError:
+                pass
+        for where, says in self.manifest.links:
+            path = at(self.target, where)
+            if not self.fresh:
+                _unlink(path)
+            os.symlink(says, path)
+
+    def tasks(self) -> list[Task]:
+        """Large files first: they take longest."""
+        found: list[Task] = []
+        for each in self.manifest.large():
+            found += self._pieces(each)
+        found += [lambda group=group: self._place(group) for group in self.manifest.groups()]  # type: ignore[misc]
+        return found
+
+    def packing(self) -> list[Task]:
+        """Fill the pack and nothing else."""
+        return [lambda group=group: self._pack(group) for group in self.manifest.groups()]  # type: ignore[misc]
+
+    # -- small files -----------------------------------------------------------------------------------
+
+    def _pack(self, group: Group) -> None:
+        self._fill_pack(memoryview(b"".join([self._read(each) for each in group.files])), group.offset)
+
+    def _place(self, group: Group) -> None:
+        files = group.files
+        if not self.fresh and not self.pack_is_new:
+            files = tuple(each for each in files if not self._is_there(each))
+        if not files:
+            self.copying.count(group.size)
+            return
+        if self.pack is not None and not self.pack_is_new:
+            held = _read_all(self.pack, group.size, group.offset)
+            if len(held) != group.size:
+                raise EnvironmentProblem(
+                    "[data] stage: a pack of small files is cut short", hint="remove .staged"
+                )
+            self._write_out(group, held, files)
+            self.copying.count(group.size)
+            return
+        held = b"".join([self._read(each) for each in group.files])
+        self._fill_pack(memoryview(held), group.offset)
+        self._write_out(group, held, files)
+        self.copying.count(group.size)
+
+    def _fill_pack(self, held: memoryview, offset: int) -> None:
+        """A pack is for later: when it cannot be written, the data goes to the node all the same."""
+        if self.pack is None or self.pack_problem:
+            return
+        try:
+            _write_all(self.pack, held, offset)
+        except OSError as problem:
+            self.pack_problem = problem.strerror or str(problem)
+
+    def _read(self, entry: Entry) -> bytes:
+        path = at(self.manifest.source, entry.path)
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.read(number, entry.size + 1)
+            while 0 < len(content) < entry.size and (more := os.read(number, entry.size + 1 - len(content))):
+                content += more
+        finally:
+            os.close(number)
+        if len(content) != entry.size:
+            raise changed(path)
+        if self.pack is not None:
+            self.sums[entry.path] = zlib.crc32(content)
+        return content
+
+    def _write_out(self, group: Group, held: bytes, files: Sequence[Entry]) -> None:
+        view, begin = memoryview(held), 0
+        wanted = None if len(files) == len(group.files) else set(files)
+        folder, number = None, -1
+        try:
+            for each in group.files:
+                end = begin + each.size
+                if wanted is None or each in wanted:
+                    name = at(self.target, each.path)
+                    here, _, base = name.rpartition("/")
+                    if here != folder:  # one look-up of the folder for all files in it
+                        if number >= 0:
+                            os.close(number)
+                        folder, number = here, os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    self._write_file(base, number, view[begin:end], each)
+                begin = end
+        finally:
+            if number >= 0:
+                os.close(number)
+
+    def _write_file(self, base: str, folder: int, content: memoryview, entry: Entry) -> None:
+        flags = FLAGS | (os.O_EXCL if self.fresh else os.O_TRUNC)
+        number = os.open(base, flags, entry.mode | 0o600, dir_fd=folder)
+        try:
+            written = os.write(number, content)
+            while written < entry.size:
+                written += os.write(number, content[written:])
+            os.utime(number, ns=(entry.mtime, entry.mtime))
+        finally:
+            os.close(number)
+
+    def _is_there(self, entry: Entry) -> bool:
+        try:
+            about = os.lstat(at(self.target, entry.path))
+        except OSError:
+            return False
+        return (about.st_size, about.st_mtime_ns) == (entry.size, entry.mtime)
+
+    # -- large files -----------------------------------------------------------------------------------
+
+    def _pieces(self, entry: Entry) -> list[Task]:
+        if not self.fresh and self._is_there(entry):
+            self.copying.count(entry.size)
+            return []
+        starts = range(0, entry.size, PIECE)
+        self._left[entry.path] = len(starts)
+        return [lambda start=start: self._piece(entry, start) for start in starts]  # type: ignore[misc]
+
+    def _piece(self, entry: Entry, start: int) -> None:
+        path, target = at(self.manifest.source, entry.path), at(self.target, entry.path)
+        reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            writer = os.open(target, FLAGS, entry.mode | 0o600)
+            try:
+                copy_range(reader, writer, start, min(PIECE, entry.size - start), self.copying)
+                with self._lock:
+                    self._left[entry.path] -= 1
+                    is_last = not self._left[entry.path]
+                if is_last:
+                    if (os.fstat(reader).st_size, os.fstat(writer).st_size) != (entry.size, entry.size):
+                        raise changed(path)
+                    os.utime(writer, ns=(entry.mtime, entry.mtime))
+            finally:
+                os.close(writer)
+        finally:
+            os.close(reader)
+
+    # -- verification ----------------------------------------------------------------------------------
+
+    def verification(self, sums: dict[str, int]) -> list[Task]:
+        """Read everything again, here and there. `sums` spares reading small sources that a pack has summed up."""
+        return [lambda each=each: self._verify(each, sums.get(each.path)) for each in self.manifest.files]  # type: ignore[misc]
+
+    def _verify(self, entry: Entry, known: int | None) -> None:
+        source = at(self.manifest.source, entry.path)
+        expected = file_sum(source, self.copying) if known is None else known
+        if file_sum(at(self.target, entry.path), self.copying) != expected:
+            raise EnvironmentProblem(
+                f"[data] stage: the copy of {source!r} differs from it",
+                hint="it was changed meanwhile, or the node's disk is bad: try again, or leave the node out",
+            )
+
+
+def changed(path: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"[data] stage: {path!r} was changed while it was staged", hint="wait until nobody writes it"
+    )
+
+
+def file_sum(path: str, copying: Copying) -> int:
+    value = 0
+    with open(path, "rb", buffering=0) as file:
+        while content := file.read(4 << 20):
+            if copying.stop.is_set():
+                raise Stopped
+            value = zlib.crc32(content, value)
+    return value
+
+
+def copy_range(reader: int, writer: int, start: int, size: int, copying: Copying) -> None:
+    """A part of a file into the same part of another: inside the kernel where it can, which moves no bytes here."""
+    end, position, step = start + size, start, 8 << 20
+    way = _in_kernel if hasattr(os, "copy_file_range") else _by_hand
+    while position < end:
+        if copying.stop.is_set():
+            raise Stopped
+        count = min(step, end - position)
+        try:
+            moved = way(reader, writer, count, position)
+        except OSError as problem:
+            if way is _by_hand or problem.errno not in _NOT_THIS_WAY:
+                raise
+            moved = 0
+        if moved == 0:
+            if way is _by_hand:
+                raise changed(f"descriptor {reader}")
+            way = _by_hand
+            continue
+        position += moved
+        copying.count(moved)
+
+
+def _in_kernel(reader: int, writer: int, count: int, position: int) -> int:
+    return os.copy_file_range(reader, writer, count, position, position)
+
+
+def _by_hand(reader: int, writer: int, count: int, position: int) -> int:
+    content = os.pread(reader, count, position)
+    _write_all(writer, memoryview(content), position)
+    return len(content)
+
+
+def _read_all(number: int, size: int, offset: int) -> bytes:
+    content = os.pread(number, size, offset)
+    while len(content) < size and (more := os.pread(number, size - len(content), offset + len(content))):
+        content += more
+    return content
+
+
+def _write_all(number: int, content: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(number, content[done:], offset + done)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def total_of(manifests: Iterable[Manifest]) -> int:
+    return sum(each.size for each in manifests)

@@ -1,0 +1,44 @@
+"""How far a copy is, on the console."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from paceline.node.staging.copying import Copying
+from paceline.node.staging.folders import show_size
+
+SAY_EVERY = 10.0  # seconds between lines in a log; a terminal is told at once
+
+
+class Progress:
+    """How far it is: in place on a terminal, now and then in a log."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._is_terminal = sys.stderr.isatty()
+        self._began = self._said = time.monotonic()
+        self._shown = False
+
+    def show(self, what: str, copying: Copying) -> None:
+        now = time.monotonic()
+        if now - self._said < (0.5 if self._is_terminal else SAY_EVERY):
+            return
+        self._said = now
+        rate = copying.done / max(now - self._began, 1e-3)
+        left = (copying.total - copying.done) / rate if rate else 0.0
+        part = f"{copying.done / copying.total:.0%} of {show_size(copying.total)}"
+        text = f"{what}: {part}, {show_size(rate)}/s, {left:.0f} s left"
+        if self._is_terminal:
+            self._shown = True
+            with suppress(OSError):
+                print(f"\r\033[Kpaceline: {text}", end="", file=sys.stderr, flush=True)
+        else:
+            self._say(text)
+
+    def clear(self) -> None:
+        if self._shown:
+            with suppress(OSError):
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
