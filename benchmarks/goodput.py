@@ -1,0 +1,108 @@
+"""Goodput under faults: a rank killed, the job preempted, a rank hung, in turn, beside torchrun `--max-restarts`.
+
+    python benchmarks/goodput.py [--minutes 5] [--every 30] [--ranks 2]
+
+The other side is what people usually have: DDP under torchrun, `torch.save` at the end of each epoch (20 s here), and
+the same command again after a preemption. Both have the same patience with a hang (`--hang-timeout`, and the process
+group's timeout). Goodput is the time that the steps which count took, by wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from faults import Paceline, Torchrun, Training, wait_until_training
+from paceline.watch.goodput import SHARES, goodput, read_events
+
+from machine import describe, show
+
+TARGET = 1.5
+STEP_TIME = 0.05
+PER_EPOCH = 400  # steps: 20 seconds
+PATIENCE = 10.0  # seconds with a rank that says nothing
+FAULTS = ("kill", "preempt", "hang")
+
+
+def endure(training: Training, *, seconds: float, every: float) -> tuple[float, int, int]:
+    """Goodput, the steps that count, and those that were done again."""
+    began = time.time()
+    training.start()
+    try:
+        wait_until_training(training)
+        faults = itertools.cycle(FAULTS)
+        due = began + every
+        while time.time() < began + seconds:
+            assert training.process is not None
+            assert training.process.poll() is None, training.console()[-3000:]
+            if time.time() >= due:
+                fault = next(faults)
+                print(f"  {training.name}: {time.time() - began:.0f} s: {fault}", flush=True)
+                getattr(training, fault)()
+                due += every
+            time.sleep(0.2)
+        ended = time.time()
+    finally:
+        training.close()
+    rows = [row for row in training.completed() if row[0] <= ended]
+    # What counts is how far it came: a step done twice counts once.
+    distance = rows[-1][1] if rows else 0
+    return distance * STEP_TIME / seconds, distance, len(rows) - distance
+
+
+def account(folder: Path, distance: int) -> str:
+    """Whether the written curve has every step."""
+    (metrics,) = folder.glob("**/metrics.jsonl")
+    steps = {json.loads(line)["step"] for line in metrics.read_text().splitlines()}
+    missing = sorted(set(range(1, distance + 1)) - steps)
+    return (
+        f"{len(missing)} of {distance} steps have no loss: {missing[:10]}"
+        if missing
+        else "every step's loss is there"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--every", type=float, default=30.0, help="seconds between faults")
+    parser.add_argument("--ranks", type=int, default=2)
+    asked = parser.parse_args()
+    describe(f"goodput over {asked.minutes:g} minutes, a fault every {asked.every:g} s")
+    rows, shares, accounted = {}, "", ""
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in (Paceline, Torchrun):
+            home = Path(folder) / kind.name
+            training = kind(
+                home,
+                ranks=asked.ranks,
+                steps=10**9,
+                step_time=STEP_TIME,
+                per_epoch=PER_EPOCH,
+                patience=PATIENCE,
+            )
+            rows[kind.name] = endure(training, seconds=asked.minutes * 60, every=asked.every)
+            if kind is Paceline:
+                accounted = account(home / "runs", rows[kind.name][1])
+                (events,) = (home / "runs").glob("**/events")
+                spent = goodput(read_events(events))
+                shares = " · ".join(
+                    f"{name} {spent.share(name):.0%}" for name in SHARES if spent.seconds[name] > 0
+                )
+    show(
+        ["", "goodput", "steps that count", "done again"],
+        [[name, f"{good:.0%}", str(count), str(again)] for name, (good, count, again) in rows.items()],
+    )
+    print(f"paceline: {accounted}; by its own events: {shares}")
+    ratio = rows["paceline"][0] / rows["torchrun"][0]
+    print(f"paceline's goodput is {ratio:.2f} times torchrun's (target: at least {TARGET})")
+
+
+if __name__ == "__main__":
+    main()
