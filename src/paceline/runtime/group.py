@@ -87,6 +87,19 @@ def meet(identity: Identity, *, timeout: float | None) -> Any:
     return torch.distributed.distributed_c10d.PrefixStore(f"paceline/{_sessions}", _store)
 
 
+def await_word(store: Any, key: str) -> str | None:
+    """What a peer leaves in the store, however long it takes; None when the store has died with its owner."""
+    try:
+        while True:
+            try:
+                store.wait([key])
+                return str(store.get(key), "utf-8")
+            except dist.DistStoreError:  # only this wait was too short: a download may take hours
+                continue
+    except dist.DistError:
+        return None
+
+
 def form(
     identity: Identity, device: torch.device, *, store: Any, backend: str | None, timeout: float | None
 ) -> Group:

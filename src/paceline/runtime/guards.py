@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -83,9 +83,7 @@ class LossGuard:
         )
 
 
-def explain_out_of_memory(
-    error: BaseException, *, step: int, batch: Any, device: torch.device
-) -> RunError | None:
+def explain_out_of_memory(error: BaseException, *, step: int, device: torch.device) -> RunError | None:
     """The error to raise in place of CUDA's own, with sizes and three ways out; None when it is another error."""
     if not isinstance(error, torch.OutOfMemoryError):
         return None
@@ -99,9 +97,7 @@ def explain_out_of_memory(
         )
     return RunError(
         f"{device} is out of memory at step {step}{sizes}",
-        hint="1. A smaller slice per rank at the same global batch"
-        + (f" ({batch})" if batch else "")
-        + ": run.loader(..., accumulate=2), or more ranks.\n"
+        hint="1. A smaller slice per rank at the same global batch: run.loader(..., accumulate=2), or more ranks.\n"
         '  2. Less per sample: session(precision="bf16"), or torch.utils.checkpoint around the largest blocks.\n'
         '  3. Shared parameters and optimizer state: run.wrap(model, mode="fsdp").\n'
         f"  torch said: {str(error).splitlines()[0]}",

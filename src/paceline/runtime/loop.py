@@ -33,6 +33,7 @@ class Loop:
         self.begun = False
         self.micro: Micro | None = None  # while the loop's body runs
         self.weighted = False  # whether the loader knows the samples of each slice
+        self.left_inside = False  # whether `step` counts one whose body was left: by `break`, or by an error
         self.skip = 0  # batches of a plain iterable that a resume passes over
         self._boundary = boundary
         self._gradients = gradients
@@ -54,6 +55,11 @@ class Loop:
         self._boundary.epoch = self.epoch
         self._boundary.before_first(self.step)
 
+    @property
+    def current(self) -> int:
+        """The step that is being done, or was when the loop was left."""
+        return self.step if self.left_inside else self.step + 1
+
     def epochs(self, count: int) -> Iterator[int]:
         self._in_epochs = True
         try:
@@ -70,6 +76,7 @@ class Loop:
         micros, total, done = self._micros(loader, accumulate)
         boundary = self._boundary
         limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max_steps)
+        self.left_inside = False
         plain_batches = 0 if self.weighted else accumulate
         boundary.begin_loop(epoch=self.epoch, done=done, total=total, plain_batches=plain_batches)
         try:
@@ -81,8 +88,9 @@ class Loop:
             boundary.saving.hold()
         except GeneratorExit:
             # The script left the loop by `break`: the step that it was in counts as done.
-            if self.micro is not None:
-                self.step += self.micro.last
+            if self.micro is not None and self.micro.last:
+                self.step += 1
+                self.left_inside = True
             boundary.saving.hold()
             raise
         finally:

@@ -269,10 +269,7 @@ class Run:
             finally:
                 store.set(key, word)
         else:
-            while not store.check([key]):
-                with contextlib.suppress(dist.DistStoreError):  # patience: a download may take hours
-                    store.wait([key])
-            if store.get(key) != b"done":
+            if groups.await_word(store, key) != "done":
                 raise RunError("rank 0 failed in rank_zero_first", hint="Its own error says why.")
             yield
 
@@ -305,9 +302,10 @@ class Run:
             self._boundary.epoch = self.epoch
             self._boundary.save(self.step, wait=True)
 
-    def batch_words(self) -> str:
-        micro = self._loop.micro
-        return f"{micro.count} samples now" if micro is not None and self._loop.weighted else ""
+    @property
+    def current_step(self) -> int:
+        """The step that is being done: what an error names."""
+        return self._loop.current
 
     def close(self) -> None:
         """End data-loader workers, and the profiler's window."""

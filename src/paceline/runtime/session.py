@@ -194,9 +194,7 @@ class session:
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
         if error is not None:
-            explained = explain_out_of_memory(
-                error, step=made.run.step + 1, batch=made.run.batch_words(), device=made.run.device
-            )
+            explained = explain_out_of_memory(error, step=made.run.current_step, device=made.run.device)
             if explained is not None:
                 raise explained from error
 

@@ -1,0 +1,114 @@
+"""What is logged is written once per step, reduced over ranks, and a line that a program can read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from paceline.errors import UsageError
+from tests.forked import Ranks
+from tests.runtime.models import data, net
+from tests.runtime.test_wrap import quiet
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def log_positions(folder: str) -> None:
+    """60 samples in batches of 16, so a tail of 12: the mean of y over the whole batch is what must be written."""
+    x, y = data(60)
+    with quiet(seed=0, folder=folder) as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = run.loader(TensorDataset(x, y), batch_size=16, accumulate=2, drop_last=False, shuffle=False)
+        for epoch in run.epochs(3):
+            for a, b in run.steps(loader):
+                loss = ((model(a) - b) ** 2).mean()
+                run.backward(loss)
+                run.update(optimizer)
+                run.log(y=b.mean(), loss=loss, rank=run.rank, phase="warm" if epoch == 0 else "train")
+            run.log(accuracy=torch.tensor(0.5), epoch_number=epoch)
+
+
+def test_numbers_are_weighted_means_over_micro_steps_and_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    _, y = data(60)
+    expected = [y[start : start + 16].mean().item() for start in range(0, 60, 16)]
+    losses = []
+    for world in (1, 2):
+        ranks(log_positions, world, str(tmp_path / str(world)))
+        lines = lines_of(tmp_path / str(world))
+        by_step: dict[int, dict[str, Any]] = {}
+        for line in lines:
+            by_step.setdefault(line["step"], {}).update(line)
+        assert sorted(by_step) == list(range(1, 13))
+        for step, line in by_step.items():
+            assert line["y"] == pytest.approx(expected[(step - 1) % 4], abs=1e-12)
+            assert line["epoch"] == (step - 1) // 4
+            assert line["phase"] == ("warm" if step <= 4 else "train")
+            # Slices of 4 and 4 samples; in the tail of 12, of 3 and 3: ranks weigh the same.
+            assert line["rank"] == pytest.approx((world - 1) / 2)
+            assert step == 1 or line["samples_per_second"] > 0
+        assert [step for step, line in by_step.items() if "accuracy" in line] == [4, 8, 12]
+        losses.append([by_step[step]["loss"] for step in sorted(by_step)])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def log_on_one_rank(folder: str) -> None:
+    with quiet(folder=folder) as run:
+        for _ in run.steps(range(40)):
+            if run.rank == 0:
+                run.log(mine=7.0)
+            if run.step >= 20:
+                run.log(ours=run.rank)
+
+
+def test_a_log_on_rank_zero_alone_neither_hangs_nor_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(log_on_one_rank, 2, str(tmp_path))
+    lines = lines_of(tmp_path)
+    assert sorted({line["step"] for line in lines if line.get("mine") == 7.0}) == list(range(1, 41))
+
+
+def test_values_are_kept_as_they_were_and_nan_is_no_broken_json(tmp_path: Path) -> None:
+    with quiet(folder=tmp_path, on_nonfinite="ignore") as run:
+        running = torch.zeros(())
+        for step in run.steps(range(5)):
+            running += step
+            run.log(**{"running": running, "odd": float("nan") if step == 2 else 1.0, 'a "name"/b': True})
+        with pytest.raises(UsageError, match="shape"):
+            run.log(bad=torch.zeros(3))
+        with pytest.raises(UsageError, match="list"):
+            run.log(bad=[1])
+    lines = lines_of(tmp_path)
+    assert [line["running"] for line in lines] == [0, 1, 3, 6, 10]
+    assert [line["odd"] for line in lines] == [1.0, 1.0, "nan", 1.0, 1.0]
+    assert all(line['a "name"/b'] == 1 for line in lines)
+
+
+def test_half_a_line_of_a_killed_attempt_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    with quiet(folder=tmp_path) as run:
+        for _ in run.steps(range(2)):
+            run.log(loss=1.0)
+    first, broken, *rest = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(first)["loss"] == 2.0
+    assert broken == '{"step": 2, "lo'
+    assert [json.loads(line)["step"] for line in rest] == [1, 2]
+
+
+def test_an_error_leaves_what_rank_zero_had_logged(tmp_path: Path) -> None:
+    def training() -> None:
+        with quiet(folder=tmp_path) as run:
+            for step in run.steps(range(10)):
+                run.log(number=step, inverse=1 / (4 - step))
+
+    with pytest.raises(ZeroDivisionError):
+        training()
+    assert [line["number"] for line in lines_of(tmp_path)] == [0, 1, 2, 3]

@@ -1,0 +1,242 @@
+"""A session: its place in the world, and that it always ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline import contract
+from paceline.errors import LaunchError, RunError, UsageError
+from paceline.runtime.device import shared_gpus
+from paceline.runtime.placement import as_ranges, from_ranges
+from paceline.runtime.report import Post
+from paceline.runtime.settings import Params, Settings
+from tests.forked import Ranks, free_port
+from tests.runtime.models import net
+from tests.runtime.test_wrap import quiet
+
+
+def two_sessions() -> list[tuple[int, int, float, float, int]]:
+    found = []
+    for _ in range(2):
+        with quiet() as run:
+            total = run.sum(torch.tensor([run.rank + 1.0]))
+            found.append((run.rank, run.world, total.item(), run.mean(float(run.rank)), run.sum(3)))
+        assert not torch.distributed.is_initialized()
+    return found
+
+
+def test_sums_means_and_a_second_session_in_one_process(ranks: Ranks) -> None:
+    assert ranks(two_sessions, 2) == [[(0, 2, 3.0, 0.5, 6)] * 2, [(1, 2, 3.0, 0.5, 6)] * 2]
+    assert two_sessions() == [(0, 1, 1.0, 0.0, 3)] * 2
+
+
+def download(folder: str) -> str:
+    cache = Path(folder) / "cache"
+    with quiet() as run:
+        with run.rank_zero_first():
+            if not cache.exists():
+                time.sleep(0.3 * (run.rank == 0))
+                cache.write_text(f"made by {run.rank}")
+            return cache.read_text()
+
+
+def test_rank_zero_goes_first(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(download, 3, str(tmp_path)) == ["made by 0"] * 3
+
+
+def failing_download() -> str:
+    try:
+        with quiet() as run, run.rank_zero_first():
+            if run.rank == 0:
+                raise OSError("no network")
+    except (OSError, RunError) as error:
+        return type(error).__name__
+    return "fine"
+
+
+def test_rank_zero_failing_first_is_told_to_the_others(ranks: Ranks) -> None:
+    assert ranks(failing_download, 2) == ["OSError", "RunError"]
+
+
+def uneven() -> list[float]:
+    with quiet() as run:
+        model = run.wrap(net())
+        with run.join(model):
+            for _ in range(3 + 2 * run.rank):
+                model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        return [run.sum(1.0)]
+
+
+def test_join_lets_ranks_have_unequally_many_inputs(ranks: Ranks) -> None:
+    assert ranks(uneven, 2) == [[2.0], [2.0]]
+    assert uneven() == [1.0]
+
+
+SCRIPT = """
+import os, sys, time
+import torch, paceline
+sys.path.insert(0, {root!r})
+from tests.runtime.models import data, net
+
+x, y = data()
+with paceline.session(cpu=True, report=False) as run:
+    model = run.wrap(net())
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in run.steps(range(100000)):
+        if step == {step} and run.rank == 1:
+            {action}
+        run.backward(((model(x) - y) ** 2).mean())
+        run.update(opt)
+        run.log(loss=1.0)
+"""
+
+
+def start(script: Path, world: int) -> list[subprocess.Popen[str]]:
+    port = str(free_port())
+    started = []
+    for rank in range(world):
+        place = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world),
+        }
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **place, **meeting}
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env=variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+    return started
+
+
+@pytest.fixture
+def running() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that end with the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("action", ["raise ValueError('boom')", "sys.exit(3)"])
+def test_a_rank_that_fails_hangs_nobody(
+    running: list[subprocess.Popen[str]], tmp_path: Path, action: str
+) -> None:
+    """No launcher here: the rank itself must get out though its peers wait for it, and they notice by themselves."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2]), step=30, action=action))
+    running += start(script, 2)
+    _, said = running[1].communicate(timeout=150)
+    assert running[1].returncode == (3 if "exit" in action else 1)
+    assert "boom" in said or "exit" in action
+    running[0].communicate(timeout=150)
+    assert running[0].returncode != 0
+
+
+def folder_with(tmp_path: Path, **order: object) -> str:
+    made = contract.Order(run_id="r", program="train.py", args=[], **order)  # type: ignore[arg-type]
+    contract.RunFolder(tmp_path).order.write_text(made.to_json())
+    return str(tmp_path)
+
+
+def test_a_world_of_another_size_than_ordered_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv(contract.RUN, folder_with(tmp_path, nodes=2, nproc=4))
+        with pytest.raises(RunError, match=r"8 ranks were ordered.*world of 1"), quiet():
+            pass
+
+
+def test_params_and_settings_come_from_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path,
+        params={"lr": 0.1, "net": {"width": 8}},
+        runtime={"max_steps": 3, "seed": None, "profile": "1:3"},
+    )
+    with monkeypatch.context() as patch:
+        patch.setenv(contract.RUN, folder)
+        session = quiet(seed=5, max_steps=100)
+    with session as run:
+        assert (run.params.lr, run.params["net"].width, run.params.get("depth", 2)) == (0.1, 8, 2)
+        assert run.settings.seed == 5
+        with pytest.raises(AttributeError, match="--param depth="):
+            _ = run.params.depth
+        with pytest.raises(AttributeError):
+            run.params.lr = 1
+        batches = [batch for _ in run.epochs(9) for batch in run.steps(range(2))]
+    assert batches == [0, 1, 0]
+    trace = json.loads((tmp_path / "profile-rank-0.json").read_text())
+    assert trace["traceEvents"]
+    events = [
+        json.loads(line)["event"] for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()
+    ]
+    assert events == ["training"]
+    assert dict(Params({"a": 1})) == {"a": 1}
+
+
+def test_wrong_settings_are_named() -> None:
+    for wrong in ({"precision": "fp8"}, {"on_nonfinite": "pray"}, {"max_steps": 0}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            Settings(**wrong).checked()  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="window"), quiet(profile="13:10"):
+        pass
+
+
+def test_two_ranks_on_one_gpu_are_named() -> None:
+    placed = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
+    assert shared_gpus(placed[:3]) is None
+    assert shared_gpus(placed) == "ranks 2 and 3 are on the same GPU of b (GPU-1)"
+    assert shared_gpus([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
+
+
+def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> None:
+    post = Post(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
+    assert post.line() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
+    with paceline.session(cpu=True) as run:
+        run.print("hello")
+    said = capfd.readouterr()
+    assert said.out == "hello\n"
+    assert (
+        f"rank 0 of 1 · node {os.uname().nodename} · local rank 0 · cpu · pid {os.getpid()} · cpus"
+        in said.err
+    )
+    assert "done in" in said.err
+    assert from_ranges(as_ranges({0, 1, 2, 5, 9})) == {0, 1, 2, 5, 9}
+
+
+def write_rank(folder: str, fail: bool) -> None:
+    with quiet() as run:
+        total = run.sum(run.rank)
+        (Path(folder) / str(run.rank)).write_text(f"{run.world} {total} {run.identity.source}")
+        if fail and run.rank == 1:
+            raise ValueError("boom")
+        while fail and run.rank == 0:
+            time.sleep(0.05)
+
+
+def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
+    paceline.spawn(write_rank, (str(tmp_path), False), nproc=2)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 1 spawn"] * 2
+
+
+def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="rank 1 of 2 failed: exit code 1"):
+        paceline.spawn(write_rank, (str(tmp_path), True), nproc=2)

@@ -1,0 +1,242 @@
+"""Stopping: one informed rank is enough, all stop at the same boundary, and a resumed run is the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import paceline
+from paceline import contract
+from tests.forked import Ranks
+from tests.runtime.models import data, net, weights
+
+EPOCHS, STEPS = 6, 48
+
+
+def ask_for_a_stop(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+def training(folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = ()) -> dict[str, Any]:
+    """Train to the end, or until rank 1 has been asked to stop at the named moment."""
+    x, y = data()
+    found: dict[str, Any] = {"after": False}
+
+    def moment(name: str) -> None:
+        if name == when and run.rank == 1:
+            ask_for_a_stop(*numbers)
+
+    try:
+        with paceline.session(cpu=True, seed=0, report=False, folder=folder) as run:
+            model = run.wrap(net())
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            loader = run.loader(TensorDataset(x, y), batch_size=8)
+            run.resume(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
+            found["began"] = run.step
+            moment("before")
+            for epoch in run.epochs(EPOCHS):
+                for a, b in run.steps(loader):
+                    noise = torch.rand(())  # the model's own randomness is part of its state
+                    loss = ((model(a + 0.01 * noise) - b) ** 2).mean()
+                    run.backward(loss)
+                    run.update(optimizer)
+                    run.log(loss=loss)
+                    moment(f"step {run.step}")
+                    if when:
+                        time.sleep(0.03)  # so that there are steps left when the ranks agree
+                schedule.step()  # ahead of the evaluation, so that a stop within it must undo it
+                total = 0.0
+                with torch.no_grad():
+                    for number, (a, b) in enumerate(run.evaluating(TensorDataset(x, y), batch_size=2)):
+                        total += ((model(a) - b) ** 2).sum().item()
+                        moment(f"evaluation {epoch} {number}")
+                        if when.startswith(f"evaluation {epoch}"):
+                            torch.rand(3)  # what is drawn within the evaluation is put back, too
+                            time.sleep(0.03)
+                run.log(error=run.sum(total))
+            found |= {"after": True, "weights": weights(model)}
+    except SystemExit as leaving:
+        found["exit"] = leaving.code
+    return {**found, "step": run.step}
+
+
+def checkpoints(folder: Path) -> list[int]:
+    found = [contract.checkpoint_step(each.name) for each in (folder / "checkpoints").glob("step-*")]
+    return sorted(step for step in found if step is not None)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def whole(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[int, float]]:
+    """The run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    first, second = ranks(training, 2, str(folder))
+    assert first["weights"] == second["weights"]
+    return first["weights"], losses(folder)
+
+
+USR1, TERM = signal.SIGUSR1, signal.SIGTERM
+MOMENTS = [
+    ("step 5", (USR1,)),
+    ("step 5", (TERM, USR1, TERM)),
+    ("evaluation 1 3", (USR1,)),
+    ("before", (USR1,)),
+]
+
+
+@pytest.mark.parametrize(("when", "numbers"), MOMENTS)
+def test_a_stopped_and_resumed_run_is_the_run_that_was_not_stopped(
+    ranks: Ranks,
+    whole: tuple[list[float], dict[int, float]],
+    tmp_path: Path,
+    when: str,
+    numbers: tuple[signal.Signals, ...],
+) -> None:
+    first, second = ranks(training, 2, str(tmp_path), when, numbers)
+    assert first == second, "the ranks stopped at different boundaries"
+    assert first["exit"] == 0
+    assert not first["after"], "code after the loop ran"
+    step = first["step"]
+    if when == "before":
+        assert step == 0
+        assert checkpoints(tmp_path) == []
+    elif when.startswith("evaluation"):
+        assert step == 16, "the last training boundary before that evaluation"
+    else:
+        assert 5 < step < STEPS
+    assert checkpoints(tmp_path) == ([step] if step else [])
+
+    resumed, _ = ranks(training, 2, str(tmp_path))
+    assert (resumed["began"], resumed["step"]) == (step, STEPS)
+    assert resumed["weights"] == whole[0], "not bit for bit the same"
+    assert losses(tmp_path) == whole[1]
+
+
+def saving_often(folder: str, every: dict[str, Any]) -> list[str]:
+    x, _ = data()
+    with paceline.session(cpu=True, report=False, folder=folder, keep_last=100, **every) as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.resume(model=model, optimizer=optimizer)
+        for _ in run.steps(range(20)):
+            run.backward(model(x).mean())
+            run.update(optimizer)
+            time.sleep(0.05)
+    return []
+
+
+def test_saves_come_every_so_many_steps_or_seconds(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(saving_often, 2, str(tmp_path / "steps"), {"save_every_steps": 6, "save_every_seconds": None})
+    assert checkpoints(tmp_path / "steps") == [6, 12, 18, 20]
+    ranks(saving_often, 2, str(tmp_path / "seconds"), {"save_every_seconds": 0.3})
+    assert len(checkpoints(tmp_path / "seconds")) >= 2
+    lines = (tmp_path / "steps" / "events" / "rank-0.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["step"] for event in events if event["event"] == "saving"] == [6, 12, 18, 20]
+    assert events[0]["event"] == "training"
+    assert all("blocked" in event for event in events if event["event"] == "saving")
+
+
+# -- the beat file -------------------------------------------------------------------------------------
+
+
+def beat_file(tmp_path: Path, *, ending: int = 0, stop: int = 0) -> Path:
+    path = tmp_path / "beat"
+    path.write_bytes(bytes(contract.beat_file_size(2)))
+    with path.open("r+b") as file:
+        file.write(contract.BEAT_HEADER.pack(ending, 1, stop))
+    return path
+
+
+def slot(path: Path, rank: int) -> tuple[int, int, int]:
+    state, step, pid, _, _ = contract.BEAT_SLOT.unpack_from(path.read_bytes(), contract.beat_offset(rank))
+    return state, step, pid
+
+
+def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
+    os.environ[contract.BEAT] = path
+    seen = []
+    try:
+        with paceline.session(cpu=True, report=False) as run:
+            seen.append(slot(Path(path), run.local_rank))
+            for step in run.steps(range(100_000 if ask else 3)):
+                if step:
+                    seen[1:] = [slot(Path(path), run.local_rank)]
+                if ask and step == 5 and run.rank == 0:
+                    os.kill(os.getpid(), signal.SIGTERM)
+    except SystemExit as leaving:
+        seen.append((-1, int(leaving.code or 0), seen[0][2]))
+    return [*seen, slot(Path(path), run.local_rank)]
+
+
+def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
+    for seen in ranks(beating, 2, str(beat_file(tmp_path)), False):
+        assert [each[:2] for each in seen] == [
+            (contract.READY, 0),
+            (contract.RUNNING, 2),
+            (contract.FINISHED, 3),
+        ]
+        assert len({pid for _, _, pid in seen}) == 1
+
+
+def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(beating, 2, str(beat_file(tmp_path)), True)
+    assert [state for state, _, _ in first] == [
+        contract.READY,
+        contract.RUNNING,
+        -1,
+        contract.SAVED_AND_STOPPED,
+    ]
+    assert first[2][1] == second[2][1] == 0, "the exit code"
+    assert first[3][1] == second[3][1] > 5
+
+
+def test_a_request_that_came_before_the_session_is_seen(ranks: Ranks, tmp_path: Path) -> None:
+    path = beat_file(tmp_path, stop=1)
+    for seen in ranks(beating, 2, str(path), True):
+        assert seen[-1][:2] == (contract.SAVED_AND_STOPPED, 0)
+
+
+def ended_by_term(path: str) -> None:
+    os.environ[contract.BEAT] = path
+    with paceline.session(cpu=True, report=False) as run:
+        for step in run.steps(range(100_000)):
+            if step == 3 and run.rank == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_term_while_the_launcher_ends_its_ranks_is_no_request(ranks: Ranks, tmp_path: Path) -> None:
+    path = beat_file(tmp_path, ending=1)
+    with pytest.raises(AssertionError, match="died without a word"):
+        ranks(ended_by_term, 1, str(path))
+
+
+def by_hand(_: str) -> tuple[int, bool]:
+    with paceline.session(cpu=True, report=False) as run:
+        for step in range(1_000_000):
+            if step == 20 and run.rank == 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            if run.should_stop:
+                break
+        return step, run.should_stop
+
+
+def test_a_hand_written_loop_asks_and_all_ranks_hear_the_same(ranks: Ranks) -> None:
+    first, second = ranks(by_hand, 2, "")
+    assert first == second
+    assert first[0] >= 20
+    assert first[1] is True

@@ -1,0 +1,205 @@
+"""From loss to step: accumulation, several optimizers, clipping, precision, and losses that are not numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import paceline
+from paceline.errors import NonFinite, UsageError
+from tests.forked import Ranks
+from tests.runtime.models import assert_close, data, net, weights
+from tests.runtime.test_wrap import quiet
+
+
+def accumulated(accumulate: int, by_sum: bool) -> tuple[list[float], int, list[bool]]:
+    """Training on 60 samples in batches of 16: the last one is a tail of 12."""
+    x, y = data(60)
+    moved = []
+    with quiet(seed=0) as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = run.loader(TensorDataset(x, y), batch_size=16, accumulate=accumulate, drop_last=False)
+        for _ in run.epochs(2):
+            for a, b in run.steps(loader):
+                squares = (model(a) - b) ** 2
+                if by_sum:
+                    run.backward(squares.sum(), weight=len(b))
+                else:
+                    run.backward(squares.mean())
+                moved.append(run.update(optimizer, clip=0.5))
+        return weights(model), run.step, moved
+
+
+@pytest.mark.parametrize("by_sum", [False, True])
+def test_micro_steps_and_ranks_and_tails_add_up_to_the_same_step(ranks: Ranks, by_sum: bool) -> None:
+    expected, steps, moved = accumulated(1, by_sum)
+    assert steps == 8
+    assert all(moved)
+    for world, accumulate in ((1, 4), (2, 1), (2, 2)):
+        for found, steps, moved in ranks(accumulated, world, accumulate, by_sum):
+            assert steps == 8
+            assert moved == [step % accumulate == accumulate - 1 for step in range(8 * accumulate)]
+            assert_close(found, expected)
+
+
+def gan_by_hand(first: str) -> list[float]:
+    generator, critic, (x, _) = _gan_networks()
+    opt_g = torch.optim.Adam(generator.parameters(), lr=0.02)
+    opt_c = torch.optim.Adam(critic.parameters(), lr=0.02)
+    for _ in range(6):
+        for turn in (first, "c" if first == "g" else "g"):
+            opt_c.zero_grad()
+            opt_g.zero_grad()
+            if turn == "c":
+                (critic(generator(x).detach()).mean() - critic(x).mean()).backward()
+                opt_c.step()
+            else:
+                (-critic(generator(x)).mean()).backward()
+                opt_g.step()
+    return weights(generator, critic)
+
+
+def _gan_networks() -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(3)
+    generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    return generator, critic, data()
+
+
+def gan_by_run(first: str) -> list[float]:
+    generator, critic, (x, _) = _gan_networks()
+    with quiet() as run:
+        generator, critic = run.wrap(generator), run.wrap(critic)
+        opt_g = torch.optim.Adam(generator.parameters(), lr=0.02)
+        opt_c = torch.optim.Adam(critic.parameters(), lr=0.02)
+        mine = x[run.rank :: run.world]
+        for _ in run.steps([None] * 6):
+            for turn in (first, "c" if first == "g" else "g"):
+                if turn == "c":
+                    run.backward(critic(generator(mine).detach()).mean() - critic(mine).mean())
+                    run.update(opt_c)
+                else:
+                    run.backward(-critic(generator(mine)).mean())
+                    run.update(opt_g)
+        return weights(generator, critic)
+
+
+@pytest.mark.parametrize("first", ["c", "g"])
+def test_two_networks_with_a_loss_each(ranks: Ranks, first: str) -> None:
+    # The generator's loss leaves gradients in the critic: they must not reach the critic's own step.
+    expected = gan_by_hand(first)
+    for world in (1, 2):
+        for found in ranks(gan_by_run, world, first):
+            assert_close(found, expected)
+
+
+def test_one_loss_with_two_optimizers() -> None:
+    def halves(model: Any) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.layers]
+
+    x, y = data()
+    by_hand = net()
+    optimizers = halves(by_hand)
+    for _ in range(3):
+        ((by_hand(x) - y) ** 2).mean().backward()
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    with quiet() as run:
+        model = run.wrap(net())
+        optimizers = halves(model)
+        for _ in run.steps(range(3)):
+            run.backward(((model(x) - y) ** 2).mean())
+            for each in optimizers:
+                run.update(each)
+    assert_close(weights(model), weights(by_hand), atol=0)
+
+
+def test_weights_that_do_not_count_samples_are_refused() -> None:
+    x, y = data()
+    with quiet() as run:
+        model = run.wrap(net())
+        for a, b in run.steps(run.loader(TensorDataset(x, y), batch_size=16)):
+            with pytest.raises(UsageError, match="has 16 samples"):
+                run.backward(((model(a) - b) ** 2).sum(), weight=3)
+            break
+        with pytest.raises(UsageError, match=r"run\.loader"):
+            run.backward(model(x).sum(), weight=64)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_learns_and_keeps_full_weights(precision: str) -> None:
+    x, y = (each.float() for each in data())
+    with quiet(seed=0, precision=precision) as run:
+        model = run.wrap(net().float())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        losses = []
+        for _ in run.steps(range(60)):
+            with run.autocast():
+                out = model(x)
+            assert out.dtype is {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+            loss = ((out.float() - y) ** 2).mean()
+            run.backward(loss)
+            run.update(optimizer, clip=1.0)
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+
+
+def poisoned(on_nonfinite: str) -> tuple[str, list[float]]:
+    """Rank 1's loss is not a number in step 3, and only there."""
+    x, y = data()
+    model = net()
+    try:
+        with quiet(on_nonfinite=on_nonfinite) as run:
+            model = run.wrap(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in run.steps(range(1, 7)):
+                bad = torch.nan if step == 3 and run.rank == run.world - 1 else 1.0
+                run.backward(((model(x) - y) ** 2).mean() * bad)
+                run.update(optimizer)
+    except NonFinite as error:
+        return str(error), weights(model)
+    except RuntimeError:
+        return "ended by its peer", weights(model)
+    return "trained", weights(model)
+
+
+def test_a_bad_loss_stops_with_step_and_rank(ranks: Ranks) -> None:
+    assert "step 3 on rank 0 is nan" in poisoned("stop")[0]
+    said = [word for word, _ in ranks(poisoned, 2, "stop")]
+    assert "step 3 on rank 1 is nan" in said[1]
+    assert "rank 0" not in said[0], said
+
+
+def test_a_bad_step_is_skipped_by_all_ranks(ranks: Ranks) -> None:
+    x, y = data()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for world in (1, 2):
+        for word, found in ranks(poisoned, world, "skip"):
+            assert word == "trained"
+            assert_close(found, weights(model))
+
+
+def test_running_out_of_memory_says_what_to_do() -> None:
+    def training() -> None:
+        with quiet() as run:
+            for step in run.steps(range(3)):
+                if step == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with pytest.raises(paceline.PacelineError) as error:
+        training()
+    text = str(error.value)
+    assert "step 2" in text
+    assert all(way in text for way in ("accumulate=2", "bf16", "fsdp", "2.00 GiB"))

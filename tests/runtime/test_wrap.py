@@ -1,0 +1,159 @@
+"""A wrapped model is the script's own object at every world size, and its gradients are those of one process."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+
+import paceline
+from paceline.errors import UsageError
+from tests.forked import Ranks
+from tests.runtime.models import Net, assert_close, data, net, weights
+
+
+def quiet(**options: Any) -> paceline.session:
+    return paceline.session(cpu=True, report=False, **options)
+
+
+def plain_steps(steps: int = 5) -> list[float]:
+    """What one process without any library arrives at."""
+    model, (x, y) = net(), data()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def train(mode: str, how: str, compile: bool = False) -> tuple[str, list[str], int, list[float]]:
+    x, y = data()
+    with quiet() as run:
+        share = len(x) // run.world
+        mine = slice(run.rank * share, (run.rank + 1) * share)
+        # Each rank begins with other weights: wrap must make them equal to rank 0's.
+        model = run.wrap(net(seed=run.rank), mode=mode, compile={"backend": "eager"} if compile else False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for _ in range(5):
+            if how == "method":
+                loss = model.loss_by_method(x[mine], y[mine])
+            else:
+                loss = ((model(x[mine]) - y[mine]) ** 2).mean()
+            if how == "plain":
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                run.backward(loss)
+                assert run.update(optimizer)
+        return type(model).__mro__[-3].__name__, list(model.state_dict()), model.width, weights(model)
+
+
+CASES = [("auto", "run"), ("auto", "plain"), ("auto", "method"), ("fsdp", "run"), ("fsdp", "plain")]
+
+
+@pytest.mark.parametrize(("mode", "how"), CASES)
+def test_two_ranks_train_as_one_process_does(ranks: Ranks, mode: str, how: str) -> None:
+    expected = plain_steps()
+    for _, keys, width, found in ranks(train, 2, mode, how):
+        assert keys == list(net().state_dict())
+        assert width == 8
+        assert_close(found, expected)
+
+
+def test_one_process_is_the_same_model() -> None:
+    for mode in ("auto", "ddp", "none", "fsdp"):
+        _, keys, _, found = train(mode, "run")
+        assert keys == list(net().state_dict())
+        assert_close(found, plain_steps())
+
+
+def compiled() -> tuple[list[str], list[float]]:
+    _, keys, _, found = train("auto", "run", compile=True)
+    return keys, found
+
+
+def test_a_compiled_model_keeps_its_keys(ranks: Ranks) -> None:
+    for world in (1, 2):
+        for keys, found in ranks(compiled, world):
+            assert keys == list(net().state_dict())
+            assert_close(found, plain_steps())
+
+
+def copies() -> dict[str, Any]:
+    x, _ = data()
+    with quiet() as run:
+        model = run.wrap(net())
+        assert type(model) is Net
+        average = torch.optim.swa_utils.AveragedModel(model)
+        twin = copy.deepcopy(model)
+        stream = io.BytesIO()
+        torch.save(model, stream)
+        stream.seek(0)
+        loaded = torch.load(stream, weights_only=False)
+        before = model(x).detach()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        changed = model(x).detach()
+        alone = model(x).detach() if run.rank == 0 and torch.set_grad_enabled(False) is None else None
+        torch.set_grad_enabled(True)
+        return {
+            "average": torch.equal(average(x), before), "twin": torch.equal(twin(x), before),
+            "loaded": torch.equal(loaded(x), before), "moved": not torch.equal(changed, before),
+            "alone": alone is None or torch.equal(alone, changed),
+        }  # fmt: skip
+
+
+def test_copies_of_a_wrapped_model_compute_by_themselves(ranks: Ranks) -> None:
+    # The forward on rank 0 alone, without gradients, must not wait for rank 1.
+    for found in ranks(copies, 2):
+        assert all(found.values()), found
+
+
+def early_optimizer(mode: str) -> str:
+    with quiet() as run:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model = run.wrap(model, mode=mode)
+        run.backward(model(data()[0]).sum())
+        try:
+            run.update(optimizer)
+        except UsageError as error:
+            return str(error)
+        return "fine"
+
+
+def test_an_optimizer_from_before_the_wrap_is_an_error_under_fsdp(ranks: Ranks) -> None:
+    assert "from before wrap" in early_optimizer("fsdp")
+    assert all("from before wrap" in found for found in ranks(early_optimizer, 2, "fsdp"))
+    # DDP leaves the parameters what they are, and so does our wrap: nothing is wrong with it.
+    assert ranks(early_optimizer, 2, "ddp") == ["fine", "fine"]
+
+
+def stray_parameter() -> str:
+    with quiet() as run:
+        model = run.wrap(net())
+        stray = torch.nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD([*model.parameters(), stray], lr=0.1)
+        run.backward(model(data()[0]).sum())
+        with pytest.raises(UsageError) as error:
+            run.update(optimizer)
+        return str(error.value)
+
+
+def test_a_parameter_that_no_wrapped_model_owns_would_drift(ranks: Ranks) -> None:
+    assert all("(3,)" in found and "drift" in found for found in ranks(stray_parameter, 2))
+
+
+def test_wrong_modes_and_double_wraps_are_errors() -> None:
+    with quiet() as run:
+        with pytest.raises(UsageError, match="deepspeed"):
+            run.wrap(net(), mode="deepspeed")
+        model = run.wrap(net())
+        with pytest.raises(UsageError, match="already"):
+            run.wrap(model)
