@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
-from paceline.node.headstart import guess
+from paceline.cli.run import command
+from paceline.node.headstart import ALONE, ENDS, guess
 from paceline.node.opening import Opening, open_zygote
 from tests.node.conftest import Launch, is_alive, until
 
@@ -50,6 +53,17 @@ def test_no_guess(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "t.py").touch()
     (tmp_path / "sets.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
     assert guess(words, cores=8, environ={}) is None
+
+
+def test_options_that_stand_alone_are_known() -> None:
+    """The guess must not take the script for an option's value."""
+    hints = get_type_hints(command, include_extras=True)
+    flags = [name for name, each in inspect.signature(command).parameters.items() if each.default is False]
+    options = [get_args(hints[name])[1] for name in flags]
+    words = [word for option in options for word in (option.default, *option.param_decls)]
+    alone = {word for word in words if isinstance(word, str)}
+    assert "--cpu" in alone
+    assert alone <= {*ALONE, *ENDS}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
