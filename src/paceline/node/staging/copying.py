@@ -66,7 +66,6 @@ class Copying:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             failed = [error for each in done if (error := each.exception()) is not None]
             if failed:
-                self.stop.set()
                 raise next((error for error in failed if not isinstance(error, Stopped)), failed[0])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -74,7 +73,11 @@ class Copying:
     def _one(self, task: Task) -> None:
         if self.stop.is_set():
             raise Stopped
-        task()
+        try:
+            task()
+        except BaseException:
+            self.stop.set()  # the others need not go on
+            raise
 
 
 class ItemCopy:
