@@ -7,6 +7,7 @@ page-locked, and small tensors are gathered on the device first, so that thousan
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from paceline.runtime.checkpoint.layout import BLOCK, Piece
 from paceline.runtime.checkpoint.shares import SMALL, Share
 from paceline.runtime.checkpoint.tree import TORCH_DTYPES, Taken
 
+# Without giving up the interpreter: another thread would take it, thousands of times.
+_copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
 GATHER = 64 << 20  # device memory through which small tensors cross
 
 
@@ -77,6 +82,7 @@ class Image:
             if on_cuda is not None:
                 self.pin()
                 self._fill_gathered(sources, on_cuda)
+            self._fill_small(sources)
             if sources:
                 names = list(sources)
                 targets = [self._views[name] for name in names]
@@ -87,6 +93,15 @@ class Image:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(on_cuda))
         return event
+
+    def _fill_small(self, sources: dict[str, torch.Tensor]) -> None:
+        """Small tensors of the processor: torch would wake all its threads for each of thousands of them."""
+        begin = self.bytes.data_ptr() + len(self.share.head)
+        for piece in self.share.pieces:
+            source = sources.get(piece.name) if 0 < piece.nbytes < SMALL else None
+            if source is not None and source.is_cpu and source.is_contiguous() and not source.is_complex():
+                _copy(begin + piece.offset, source.data_ptr(), piece.nbytes)
+                del sources[piece.name]
 
     def _fill_gathered(self, sources: dict[str, torch.Tensor], device: torch.device) -> None:
         if self._gathered is None:

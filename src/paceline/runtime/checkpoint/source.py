@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,8 +23,8 @@ class Source:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.marker = marker.read(folder)
-        self._open: list[int] = []
-        self._pieces: dict[str, list[tuple[int, int, Piece]]] = {}
+        self._open: list[FileIO] = []
+        self._pieces: dict[str, list[tuple[FileIO, int, Piece]]] = {}
 
     def __enter__(self) -> Source:
         for name in sorted(self.marker.files):
@@ -35,19 +35,20 @@ class Source:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        for descriptor in self._open:
-            os.close(descriptor)
+        for file in self._open:
+            file.close()
         self._open.clear()
 
     def _open_share(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        self._open.append(descriptor)
-        (length,) = LENGTH.unpack(os.pread(descriptor, LENGTH.size, 0))
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with the source
+        self._open.append(file)
+        (length,) = LENGTH.unpack(file.read(LENGTH.size))
         if length > LONGEST_HEADER:
             raise CheckpointError(f"{path.name} claims a header of {length} bytes")
-        pieces, begin = layout.parse(os.pread(descriptor, LENGTH.size + length, 0), where=path.name)
+        file.seek(0)
+        pieces, begin = layout.parse(file.read(LENGTH.size + length), where=path.name)
         for piece in pieces:
-            self._pieces.setdefault(piece.name, []).append((descriptor, begin + piece.offset, piece))
+            self._pieces.setdefault(piece.name, []).append((file, begin + piece.offset, piece))
 
     def json(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
@@ -67,13 +68,14 @@ class Source:
         return whole
 
 
-def _read_into(descriptor: int, offset: int, address: int, size: int) -> None:
+def _read_into(file: FileIO, offset: int, address: int, size: int) -> None:
     if not size:
         return
     # The tensor's own memory, without a copy and without NumPy, which torch may be installed without.
     memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    file.seek(offset)
     while memory:
-        count = os.preadv(descriptor, [memory], offset)
+        count = file.readinto(memory)
         if not count:
             raise CheckpointError("a share ended before its last tensor did")
-        memory, offset = memory[count:], offset + count
+        memory = memory[count:]

@@ -6,7 +6,6 @@ carry the news, not collectives: a rank that dies in the middle leaves a partial
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -138,13 +137,20 @@ def write_image(path: Path, memory: memoryview, *, size: int) -> Whole:
                     count = 0
                 chunk = chunk[count:]
                 if direct and (count == 0 or len(chunk) % BLOCK != 0):
-                    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~direct)
+                    _write_through_the_cache(descriptor, direct)
                     direct = 0
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return Whole(size, crc)
+
+
+def _write_through_the_cache(descriptor: int, direct: int) -> None:
+    """From here on this file is written as usual: its file system does not take this block directly."""
+    import fcntl
+
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~direct)
 
 
 def _write_json(path: Path, tree: Any) -> Whole:
@@ -219,7 +225,10 @@ def _commit(job: Job, reports: dict[int, dict[str, Any]]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # Windows opens no folders
     try:
         os.fsync(descriptor)
     except OSError:
