@@ -44,7 +44,7 @@ class AttemptSummary:
     number: int
     cause: str
     error: str = ""  # type and message, or the signal's name
-    step: int | None = None  # the step it reached; None: no step boundary was passed
+    step: int | None = None  # the step that it had done last; None: no step boundary was passed
     resumed_from: int = -1  # step of the newest checkpoint when it began; -1: there was none
     saved: int = -1  # and when it ended
     hosts: list[str] = field(default_factory=list)  # where it failed; for LOST and PREFLIGHT the unfit nodes
@@ -57,7 +57,7 @@ class AttemptSummary:
 
     @property
     def before_first_step(self) -> bool:
-        return self.beats and self.step is None and not self.advanced
+        return self.beats and not self.step and not self.advanced
 
 
 @dataclass(frozen=True)
