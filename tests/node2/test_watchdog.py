@@ -1,4 +1,4 @@
-"""Hangs and stragglers, as tables."""
+"""Hangs, as tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paceline.contract import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
-from paceline.node.watchdog import Beat, Panorama, Watchdog, process_state, stragglers, summary
+from paceline.node.watchdog import Beat, Panorama, Watchdog, process_state, summary
 
 # each rank's (state, step, age) against a timeout of 10 s -> the ranks that are named, or None
 TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
@@ -69,11 +69,3 @@ def test_the_state_of_a_process() -> None:
             sleeper.kill()
     assert process_state(sleeper.pid) == ""
     assert process_state(os.getpid()) == "R"
-
-
-def test_stragglers() -> None:
-    assert stragglers({0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0}) == []
-    assert [each.rank for each in stragglers({0: 1.0, 1: 1.7, 2: 1.0, 3: 4.0})] == [3, 1]
-    assert [each.rank for each in stragglers({0: 1.0, 1: 1.6})] == [1]
-    assert stragglers({0: 0.0, 1: 5.0}) == []  # a rank that has not said its pace is no measure
-    assert [each.rank for each in stragglers({0: 1.0, 1: 1.2}, factor=1.1)] == [1]

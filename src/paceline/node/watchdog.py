@@ -1,4 +1,4 @@
-"""Which ranks have stopped moving, and which are slow. Pure: it is given what the beat files of all nodes say.
+"""Which ranks have stopped moving. Pure: it is given what the beat files of all nodes say.
 
 Ages are told, not times: the clocks of nodes differ.
 """
@@ -86,28 +86,6 @@ def laggards(running: list[Beat]) -> list[Beat]:
         (beat for beat in behind if oldest - beat.age <= _SAME_MOMENT),
         key=lambda beat: (-beat.age, beat.rank),
     )
-
-
-@dataclass(frozen=True)
-class Straggler:
-    rank: int
-    seconds: float  # per step
-    times_median: float
-
-
-def stragglers(paces: Mapping[int, float], *, factor: float = 1.5) -> list[Straggler]:
-    """Ranks whose step takes longer than the median by a factor, slowest first."""
-    known = {rank: seconds for rank, seconds in paces.items() if seconds > 0}
-    if len(known) < 2:
-        return []
-    # The lower middle: of two ranks, the faster one is the measure.
-    median = sorted(known.values())[(len(known) - 1) // 2]
-    slow = [
-        Straggler(rank, seconds, seconds / median)
-        for rank, seconds in known.items()
-        if seconds > median * factor
-    ]
-    return sorted(slow, key=lambda straggler: -straggler.seconds)
 
 
 class Panorama:
