@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,9 @@ MARK = "PACELINE_TEST_TOKEN"  # every process that a test starts inherits it, ho
 
 # A shell that starts pytest in the background ignores SIGINT for it, and so for all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Python starts this helper on first use and keeps it to the end: before any test, so that none is blamed for it.
+resource_tracker.ensure_running()
 
 
 def marked(token: str) -> list[psutil.Process]:

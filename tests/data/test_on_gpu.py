@@ -44,8 +44,10 @@ def test_batches_arrive_whole_while_the_device_is_busy() -> None:
 def test_an_epoch_needs_no_wait_and_has_the_order_of_the_host(no_waiting: None, resident: bool) -> None:
     x, y = torch.randn(1000, 8), torch.arange(1000)
     options: dict[str, Any] = {"batch_size": 64, "drop_last": False, "seed": 5, "identity": At(1, 2)}
+    torch.cuda.set_sync_debug_mode("default")  # moving the data set there is once, and may wait
     there = Loader(TensorDataset(x, y), device="cuda", resident=resident, **options)
     here = Loader(TensorDataset(x, y), **options)
+    torch.cuda.set_sync_debug_mode("error")
     for epoch in (0, 1):
         got = [micro.data for micro in there.micro_batches(epoch)]
         torch.cuda.set_sync_debug_mode("default")
