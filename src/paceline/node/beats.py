@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from paceline.contract import (
     beat_file_size,
     beat_offset,
 )
+
+PREFIX = "paceline-beat-"
+YOUNG = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,13 @@ class Beats:
     """Shared memory with the ranks of this node."""
 
     def __init__(self, ranks: int) -> None:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        descriptor, path = tempfile.mkstemp(prefix="paceline-beat-", dir=memory)
-        try:
-            os.ftruncate(descriptor, beat_file_size(ranks))
-            self._map = mmap.mmap(descriptor, beat_file_size(ranks))
-        finally:
-            os.close(descriptor)
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        _remove_abandoned(Path(memory))
+        # Held and locked for as long as this launcher lives, which is how others tell that it does.
+        self._descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=memory)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(self._descriptor, beat_file_size(ranks))
+        self._map = mmap.mmap(self._descriptor, beat_file_size(ranks))
         self.path = Path(path)
         self.ranks = ranks
 
@@ -65,6 +70,18 @@ class Beats:
     def remove(self) -> None:
         self._map.close()
         self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Files of launchers that were killed. Process numbers would not tell: containers have their own."""
+    for path in folder.glob(PREFIX + "*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime < YOUNG:
+                continue  # its maker may not have come to lock it
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def say_ready(path: str, local_rank: int) -> None:
