@@ -305,7 +305,9 @@ def test_where_data_goes(tmp_path: Path) -> None:
     assert choose_base(wish(tmp_path), environ) == own
     assert choose_base(wish(tmp_path, keep=60), environ) == tmp  # never in the job's own
     assert choose_base(wish(tmp_path, keep=60), {**environ, "TMPDIR": str(own)}) == Path("/tmp")
-    assert choose_base(wish(tmp_path, folder="/nvme"), environ) == Path("/nvme")
+    assert choose_base(wish(tmp_path, folder="/nvme/$SLURM_JOB_ID"), environ) == Path("/nvme/77")
+    with pytest.raises(UsageError, match=r"\$NVME, which is not set on this node"):
+        choose_base(wish(tmp_path, folder="$NVME/x"), environ)
     with pytest.raises(UsageError, match="ends with the job"):
         choose_base(wish(tmp_path, folder=f"{own}/x", keep=60), environ)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from paceline.cli import console
 from paceline.cluster.data import on_node, wish_of
 from paceline.cluster.folder import choose_scratch
+from paceline.errors import UsageError
 from paceline.node.staging import sweeping
 from paceline.node.staging.folders import choose_base
 from paceline.node.staging.sweeping import Remains
@@ -64,7 +66,9 @@ def _bases() -> list[Path]:
     """Where runs that were started from here put their data, on this machine."""
     job = load_job(Program(""))
     wish = wish_of(job, scratch=choose_scratch(job, os.environ), environ=os.environ)
-    places = [choose_base(wish, os.environ), Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
+    places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
+    with suppress(UsageError):  # a folder whose name only a job knows
+        places.insert(0, choose_base(wish, os.environ))
     return list(dict.fromkeys(places))
 
 

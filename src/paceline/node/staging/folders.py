@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -49,12 +50,13 @@ def choose_base(wish: Wish, environ: Mapping[str, str]) -> Path:
     """The folder that was asked for, else the job's own, else the machine's. What is kept outlives the job."""
     own = environ.get(JOB_TMP, "")
     if wish.folder:
-        if wish.keep and own and _inside(wish.folder, own):
+        folder = _on_this_node(wish.folder, environ)
+        if wish.keep and own and _inside(folder, own):
             raise UsageError(
-                f"[data] keep: {wish.folder} is the job's own folder (${JOB_TMP}), which ends with the job",
+                f"[data] keep: {folder} is the job's own folder (${JOB_TMP}), which ends with the job",
                 hint="set folder in [data] to one that stays, or leave keep out",
             )
-        return Path(wish.folder)
+        return Path(folder)
     tmp = environ.get("TMPDIR", "")
     if wish.keep:
         job = environ.get("SLURM_JOB_ID", "")
@@ -178,6 +180,22 @@ def show_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def _on_this_node(text: str, environ: Mapping[str, str]) -> str:
+    """A folder's path with this node's variables in it, such as /local/$USER/$SLURM_JOB_ID."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not environ.get(name):
+            raise UsageError(
+                f"[data] folder: {text!r} names ${name}, which is not set on this node",
+                hint="write another folder",
+            )
+        return environ[name]
+
+    text = environ.get("HOME", "~") + text[1:] if text == "~" or text.startswith("~/") else text
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text)
 
 
 def _inside(path: str, folder: str) -> bool:

@@ -39,8 +39,6 @@ class Packs:
         """What the head found, for the other nodes: they need not look at every file themselves."""
         try:
             value = json.loads(self.manifest(key).read_text(encoding="ascii"))
-            with suppress(OSError):
-                os.utime(self.manifest(key))  # used again
             return Manifest.from_json(value["manifest"]), value["sums"]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise EnvironmentProblem(
@@ -52,6 +50,8 @@ class Packs:
         """A descriptor of a whole pack, or None where there is none."""
         if not self.is_packed(key):
             return None
+        with suppress(OSError):
+            os.utime(self.manifest(key))  # used again: it stays
         with suppress(OSError):
             return os.open(self.pack(key), os.O_RDONLY | os.O_CLOEXEC)
         return None

@@ -41,7 +41,7 @@ def look(wish: Wish, packs: Packs) -> list[Planned]:
     planned = []
     for item in wish.items:
         manifest = scan(item.source)
-        sums = packs.read(manifest.key)[1] if packs.is_packed(manifest.key) else {}
+        sums = packs.read(manifest.key)[1] if wish.checksum and packs.is_packed(manifest.key) else {}
         planned.append(Planned(item.name, manifest, sums))
     return planned
 

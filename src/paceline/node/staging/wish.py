@@ -31,7 +31,7 @@ class Wish:
     collect: tuple[str, ...]
     keep: float  # seconds for which staged data stays on the node after its last use; 0 means not at all
     checksum: bool
-    folder: str  # where on the node, if somebody said it
+    folder: str  # where on the node, if somebody said it; its variables are the node's
     packs: Path
 
 
@@ -61,7 +61,7 @@ def make_wish(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]
         collect=tuple(str(each) for each in data.get("collect", ())),
         keep=float(data.get("keep") or 0),
         checksum=data.get("verify") == "checksum",
-        folder=_expanded(str(data.get("folder") or ""), environ),
+        folder=str(data.get("folder") or ""),
         packs=base / PACKS,
     )
 

@@ -1,0 +1,162 @@
+"""Staging beside `cp -r`, `rsync -a` and `tar | tar`, in one run: many small files, and a few large ones.
+
+    python benchmarks/staging.py [--files 20000] [--megabytes 2000] [--rounds 3] [--folder DIR] [--disk DIR]
+
+"first job" packs the small files on its way; "later jobs" read the pack, on whatever node; "same node, kept" finds the
+data where an earlier job left it (`keep`). The source lies in DIR, and is not in the page cache when a copy begins:
+nodes that start a job have not read it before. The copies go to --disk, the node's own; each into an empty folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.node.staging.folders import private_folder
+from paceline.node.staging.staging import Stager, look
+from paceline.node.staging.wish import make_wish
+
+from machine import describe, show
+
+TARGETS = {"small": 2.0, "large": 1.0}
+
+
+def plant_small(root: Path, count: int) -> None:
+    """As image sets are: a hundred folders of files of a few kilobytes."""
+    chance = random.Random(1)
+    for number in range(count):
+        folder = root / f"class-{number % 100:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:06d}.jpg").write_bytes(chance.randbytes(chance.randrange(1000, 8000)))
+
+
+def plant_large(root: Path, megabytes: int) -> None:
+    root.mkdir(parents=True)
+    block = os.urandom(1_000_000)
+    for number in range(4):
+        with open(root / f"shard-{number}.tar", "wb") as file:
+            for _ in range(megabytes // 4):
+                file.write(block)
+
+
+def ours(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
+    wish = make_wish({"stage": [name], "keep": keep}, base=base, environ=os.environ)
+    private = private_folder(disk)
+    data = Path(tempfile.mkdtemp(dir=private))
+    stager = Stager(wish, private=private, data=data, host="here", makes_packs=True)
+    stager.stage(look(wish, stager.packs))
+    for lock in stager.locks:
+        lock.close()
+
+
+def shell(command: str, base: Path, name: str, disk: Path) -> None:
+    subprocess.run(
+        ["bash", "-c", command.format(source=f"{base}/{name}", base=base, name=name, disk=disk)], check=True
+    )
+
+
+def forget_pages(root: Path) -> None:
+    """Take what lies below a folder out of the page cache, as it is on a node that has not read it yet."""
+    os.sync()
+    for path in root.rglob("*"):
+        if path.is_file():
+            number = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(number)
+
+
+def measure(copy: Callable[[Path], None], place: Path, base: Path, *, before: Callable[[], None]) -> float:
+    """Seconds of one copy into an empty folder."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    before()
+    forget_pages(base)
+    began = time.perf_counter()
+    copy(place)
+    return time.perf_counter() - began
+
+
+def ways(base: Path, name: str) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
+    """Each way of copying, and what is done ahead of it."""
+
+    def by(command: str) -> tuple[Callable[[Path], None], Callable[[], None]]:
+        return lambda disk: shell(command, base, name, disk), lambda: None
+
+    def forget() -> None:
+        shutil.rmtree(base / ".staged", ignore_errors=True)
+
+    found = {"cp -r": by("cp -r '{source}' '{disk}'")}
+    if shutil.which("rsync"):
+        found["rsync -a"] = by("rsync -a '{source}' '{disk}'")
+    found["tar | tar"] = by("tar -C '{base}' -cf - '{name}' | tar -C '{disk}' -xf -")
+    found["paceline, first job"] = (lambda disk: ours(base, name, disk), forget)
+    found["paceline, later jobs"] = (lambda disk: ours(base, name, disk), lambda: None)
+    return found
+
+
+def compare(base: Path, name: str, *, disk: Path, rounds: int) -> dict[str, float]:
+    """The median of each way, all taken in turn."""
+    times: dict[str, list[float]] = {}
+    place, kept = disk / "copies", disk / "kept"
+    for _ in range(rounds):
+        for label, (copy, before) in ways(base, name).items():
+            times.setdefault(label, []).append(measure(copy, place, base, before=before))
+    kept.mkdir(exist_ok=True)
+    ours(base, name, kept, keep=3600)
+    for _ in range(rounds):
+        began = time.perf_counter()
+        ours(base, name, kept, keep=3600)
+        times.setdefault("paceline, same node, kept", []).append(time.perf_counter() - began)
+    for folder in (place, kept):
+        shutil.rmtree(folder, ignore_errors=True)
+    return {label: statistics.median(each) for label, each in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--megabytes", type=int, default=2_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the source is; else the temporary folder")
+    parser.add_argument("--disk", type=Path, help="where copies go; else the same")
+    options = parser.parse_args()
+    describe("staging")
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder, prefix="paceline-bench-") as folder,
+        tempfile.TemporaryDirectory(dir=options.disk or options.folder, prefix="paceline-bench-") as disk,
+    ):
+        base = Path(folder) / "scratch" / "bench"
+        plant_small(base / "small", options.files)
+        plant_large(base / "large", options.megabytes)
+        found = {
+            name: compare(base, name, disk=Path(disk), rounds=options.rounds) for name in ("small", "large")
+        }
+    titles = {"small": f"{options.files} small files", "large": f"{options.megabytes} MB in 4 files"}
+    rows = []
+    for name, times in found.items():
+        peers = min(seconds for label, seconds in times.items() if not label.startswith("paceline"))
+        for label, seconds in times.items():
+            rows.append([titles[name], label, f"{seconds:.2f} s", f"{peers / seconds:.1f}x"])
+    show(["data", "way", "median", "to the best peer"], rows)
+    for name, label in (
+        ("small", "paceline, later jobs"), ("small", "paceline, same node, kept"), ("large", "paceline, first job")
+    ):  # fmt: skip
+        times = found[name]
+        peers = min(seconds for label, seconds in times.items() if not label.startswith("paceline"))
+        print(
+            f"{titles[name]}: {label}: {peers / times[label]:.2f}x the best peer (target {TARGETS[name]:g}x)"
+        )
+
+
+if __name__ == "__main__":
+    main()
