@@ -2,7 +2,7 @@
 
     python benchmarks/goodput.py [--minutes 5] [--every 30] [--ranks 2]
 
-The other side is what people usually have: DDP under torchrun, `torch.save` at the end of each epoch (20 s here), and
+The other side is what people usually have: DDP under torchrun, `torch.save` at the end of each epoch (10 s here), and
 the same command again after a preemption. Both have the same patience with a hang (`--hang-timeout`, and the process
 group's timeout). Goodput is the time that the steps which count took, by wall time.
 """
@@ -23,7 +23,7 @@ from machine import describe, show
 
 TARGET = 1.5
 STEP_TIME = 0.05
-PER_EPOCH = 400  # steps: 20 seconds
+PER_EPOCH = 200  # steps: 10 seconds
 PATIENCE = 10.0  # seconds with a rank that says nothing
 FAULTS = ("kill", "preempt", "hang")
 

@@ -78,6 +78,7 @@ def rank_pids(ours: Training) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_asked_twice_it_ends_at_once_and_the_last_checkpoint_is_good(
     undisturbed: Training, training: Make
 ) -> None:

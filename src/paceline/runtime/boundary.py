@@ -200,7 +200,6 @@ class Boundary:
             return
         if self.guard.on:
             self.guard.look_now()
-        self.pace.forget()  # a step with a save in it is not a usual one
         # Numbers that led to a checkpoint are written ahead of it: no later attempt would log them again.
         self._write_numbers()
         self._save_wanted = False
@@ -211,6 +210,8 @@ class Boundary:
             "metrics": dict(self.metrics.latest),
         }
         self.saving.save(step, epoch=self.epoch, meta=meta, wait=wait)
+        if self.pace.on:
+            self.pace.begin()  # the save was not part of the step
 
     def _leave(self, step: int) -> None:
         saved = self.saving.last_step == step

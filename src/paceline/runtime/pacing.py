@@ -59,7 +59,7 @@ class Pace:
             self._measured.append(time.perf_counter() - began)
 
     def forget(self) -> None:
-        """The step that was begun is not a usual one (the first of a loop, one with a save)."""
+        """The step that was begun lies in another loop."""
         self._began = None
 
     def _mark(self) -> Any:
