@@ -64,6 +64,7 @@ class Progress:
         self.due = float("inf")
         if self._bar is not None and self._task is not None:
             self._bar.remove_task(self._task)
+            self._bar.refresh()  # or its last drawing would come back with the next printed line
             self._task = None
 
     def close(self) -> None:
