@@ -230,7 +230,8 @@ class session:
     def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()
         seconds = time.perf_counter() - self._began
-        if run.rank == 0 and self._settings.report and not stopped:
+        launched = self._surroundings.order is not None  # then the launcher tells it
+        if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
             print(f"paceline: done in {_duration(seconds)}{steps}", file=sys.stderr, flush=True)
 
