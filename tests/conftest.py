@@ -50,7 +50,10 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(os.environ)
     yield
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
-    changed -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # torch sets its own with the first optimizer
+    changed -= {
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",
+    }  # torch sets its own with the first optimizer
     deadline = time.monotonic() + 10
     while (left := marked(token)) and time.monotonic() < deadline:
         time.sleep(0.05)
