@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.contract import RunFolder
+from paceline.node.staging.folders import Owner, make_run_folder, private_folder
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type, everything, project, run_of
 
@@ -85,3 +86,21 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
     assert results(first) == expected, everything(first)
     for node in nodes:
         assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["kept"]
+
+
+def test_clean_on_a_node_spares_what_lives(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """One job was killed and left its folder; another one, which still runs, has its own beside it."""
+    live = cluster.submit("sleep 600", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
+    cluster.wait(live, "RUNNING", timeout=PATIENCE)
+    node = cluster.show(live)["NodeList"]
+    private = private_folder(tmp_path)
+    for job in (live, "999999"):
+        owner = Owner(run="r", leg=f"{job}-0", node=0, host=node, job=job)
+        make_run_folder(private / f"run-{job}", owner)
+    words = ("clean", "--node", node, "--folder", str(tmp_path))
+    shown = slurm_paceline(*words, check=True, timeout=PATIENCE)
+    assert "run-999999  (job 999999 is over)" in shown.stdout
+    assert f"run-{live}" not in shown.stdout
+    assert len(list(private.iterdir())) == 2
+    slurm_paceline(*words, "--yes", check=True, timeout=PATIENCE)
+    assert [path.name for path in private.iterdir()] == [f"run-{live}"]

@@ -23,6 +23,7 @@ from paceline.spec.tables import (
 
 LEAST_GRACE = 60  # limits act on ticks of 30 s, and ranks need time to save
 USUAL_GRACE = 120
+COLLECT_GRACE = 60  # more where results are to come back from the nodes
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Job:
         if self.resume.grace is not None:
             return self.resume.grace
         limit = self.resources.time
-        return USUAL_GRACE if limit is None else min(USUAL_GRACE, limit // 3)
+        usual = USUAL_GRACE + (COLLECT_GRACE if self.data.collect else 0)
+        return usual if limit is None else min(usual, limit // 3)
 
     def is_set(self, key: str) -> bool:
         """Whether a layer set this key ("job.time"), or it is the default."""

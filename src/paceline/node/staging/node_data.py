@@ -29,7 +29,7 @@ from paceline.node.staging.staging import Planned, Stager, Worker, notes_on
 from paceline.node.staging.wish import read_wish
 
 LOOK_EVERY = 0.1  # seconds between looks at the worker, the others and the requests
-LEAVE_WITHIN = 900.0  # seconds that launchers wait for each other's results
+LEAVE_WITHIN = 900.0  # seconds that launchers wait for each other to have brought their results back
 
 
 @dataclass(frozen=True)
@@ -256,14 +256,13 @@ class NodeData:
         try:
             if self.is_copier and self.wish.collect and self.folder.is_dir():
                 self._collect()
-            if self.wish.collect:
-                self._leave_together()
         finally:
             if self.worker is not None:
                 for lock in self.worker.stager.locks:
                     lock.close()
             if self.is_copier and self.folder.is_dir() and not folders.remove_tree(self.folder):
                 self.around.say(f"warning: some of {self.folder} could not be removed")
+            self._leave_together()
 
     def _collect(self) -> None:
         around = self.around
@@ -288,23 +287,24 @@ class NodeData:
             folders.write_owner(self.folder, replace(self.owner, collected=True))
 
     def _leave_together(self) -> None:
-        """A scheduler may end all launchers when one exits with an error: nobody goes before all have collected."""
+        """A scheduler may end all launchers when one exits with an error: nobody goes before all have
+        collected and cleaned up."""
         place, meeting = self.around.place, self.around.meeting
         if place.count == 1:
             return
         waiting_for = set(range(1, place.count)) if place.is_head else {0}
         if not place.is_head:
-            meeting.say({"kind": "collected"}, to=0)
+            meeting.say({"kind": "left data"}, to=0)
         deadline = time.monotonic() + LEAVE_WITHIN
         while (
             waiting_for & meeting.present and time.monotonic() < deadline and not self.around.requests.hurry
         ):
             for message in meeting.poll():
-                if message.get("kind") in ("collected", "all collected"):
+                if message.get("kind") in ("left data", "data over"):
                     waiting_for.discard(message["from"])
             time.sleep(LOOK_EVERY)
         if place.is_head:
-            meeting.say({"kind": "all collected"})
+            meeting.say({"kind": "data over"})
 
 
 def _told(problem: PacelineError | None) -> dict[str, Any]:
