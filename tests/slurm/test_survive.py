@@ -127,6 +127,24 @@ def test_time_limit_killed_rank_dead_controller_dead_node(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("style", ["srun", "torchrun", "spawn", "mpirun"])
+def test_styles(style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+    """Stopped and killed under every style: what starts the ranks makes no difference."""
+    ours = submitted(gates="step-17", faults="27:3:kill")
+    if style == "spawn":
+        ours.own.append("--spawn")
+    ours.submit("--style", style)
+    ours.at("step-17", ranks=4)
+    ours.interrupt()
+    ours.open("step-17")
+    ours.completes()
+    assert ours.verdicts() == ["stopped", "failed", "done"], ours.told()
+    assert ours.failure(2)["rank"] == 3
+    assert cluster.restarts(ours.job) == 1
+    assert_same(ours, four_undisturbed)
+
+
+@pytest.mark.slow
 def test_end_of_the_time_limit(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
     """Slurm itself sends the signal, on its own clock."""
     ours = submitted(gates="step-23")

@@ -41,7 +41,7 @@ def test_killed_hung_and_failing_ranks_are_relaunched(undisturbed: Training, tra
 
 def test_stops_at_any_moment(undisturbed: Training, training: Make) -> None:
     """Before the first step, within an epoch, in an evaluation, during a save; by a signal and by the file."""
-    ours = training("--nproc", "2", gates="warm-up,step-17,evaluate-2,save-45,step-50")
+    ours = training("--nproc", "2", gates="warm-up,step-17,evaluate-2,save-45,step-57")
     ours.start()
     ours.stop_at("warm-up", by_file=True)
     assert not ours.checkpoints()
@@ -56,13 +56,13 @@ def test_stops_at_any_moment(undisturbed: Training, training: Make) -> None:
     assert int(ours.checkpoints()[0].name[5:]) >= 45
     ours.go_on()
     # Asked in several ways at once, and the ranks themselves more than once: all mean the same.
-    ours.at("step-50", ranks=2)
+    ours.at("step-57", ranks=2)
     ours.ask_to_stop(by_file=True)
     for _ in range(2):
         for pid in rank_pids(ours):
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGTERM)
-    ours.open("step-50")
+    ours.open("step-57")
     ours.finish()
     assert ours.verdicts() == ["stopped"] * 5
     ours.go_on()

@@ -8,7 +8,6 @@ appears, and code that asks the model for an attribute works at every world size
 from __future__ import annotations
 
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -76,11 +75,12 @@ class Replica:
         self.prepared = False  # whether DDP has seen a forward since the last update
         shell = _Shell(model, model.forward)
         index = [device] if device.type in ("cuda", "xpu") else None
-        if torch.are_deterministic_algorithms_enabled() and "static_graph" not in options:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if deterministic and dist.get_world_size() > 2 and "static_graph" not in options:
             # After its first step DDP puts gradients into other buckets, which changes the order of sums over three
-            # ranks and more: a resumed run would differ in the last bit. Looking for unused parameters prevents it.
+            # ranks and more: a resumed run would differ in the last bit. Looking for unused parameters prevents it
+            # (torch then says once that it found none).
             options = {"find_unused_parameters": True, **options}
-            warnings.filterwarnings("ignore", message=".*did not find any unused parameters.*")
         self.ddp = DistributedDataParallel(shell, device_ids=index, **options)
         self.through: Callable[..., Any] = self.ddp
         self.alone: Callable[..., Any] = shell
