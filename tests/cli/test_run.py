@@ -142,7 +142,7 @@ def test_a_dry_run_tells_and_makes_nothing(paceline: Type, project: Path, scratc
         f"run folder  {scratch}",
         "6 ranks on 2 nodes",
         "PACELINE_LAUNCHER=1/2",
-        "-m paceline.node",
+        "paceline.node.launcher",
         '["a b"]',
     ):
         assert word in done.stdout
@@ -307,7 +307,7 @@ def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scr
         launchers = [
             child
             for child in psutil.Process(process.pid).children()
-            if child.cmdline()[-1] == "paceline.node"
+            if "paceline.node.launcher" in child.cmdline()[-1]
         ]
         assert len(launchers) == 1
         launchers[0].kill()

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from paceline.contract import AttemptFolder, Order, RunFolder, read_verdict
+from paceline.plan.local import START
 
 WITHIN = 100.0  # seconds: for a machine that has much else to do
 
@@ -109,6 +110,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             env: dict[str, str] | None = None,
             stdout: Any = None,
             pass_fds: tuple[int, ...] = (),
+            words: Sequence[str] = ("-c", START),
             **order: Any,
         ) -> Launched:
             folder = folder or tmp_path / "run"
@@ -125,7 +127,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 variables["PYTHONPATH"] = str(stand_in.parent)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "paceline.node"], env=variables, stdin=subprocess.DEVNULL,
+                    [sys.executable, *words], env=variables, stdin=subprocess.DEVNULL,
                     stdout=stdout or out, stderr=err, pass_fds=pass_fds, cwd=tmp_path,
                 )  # fmt: skip
             cleanup.callback(_end, process)

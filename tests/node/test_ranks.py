@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.runhalf import put_run_half
 from tests.node.conftest import Launch, Launched
 
 ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]
@@ -69,8 +70,33 @@ def told(started: Launched, rank: int) -> dict[str, Any]:
     return found
 
 
+def shadow_the_standard_library(folder: Path) -> None:
+    """Files that anybody may have in the folder where a command is typed."""
+    for name in ("json", "types", "socket", "signal", "random", "queue"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('this is the {name} of somebody else')\n")
+
+
+@pytest.mark.parametrize("way", ["command", "zip"])
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_files_where_it_is_typed_are_not_the_standard_library(
+    launch: Launch, way: str, safe_path: str, tmp_path: Path
+) -> None:
+    shadow_the_standard_library(tmp_path)
+    script = "import json, sys\nimport torch\nprint('torch' in sys.modules, json.dumps(1))\n"
+    if way == "command":
+        started = launch(script, env={"PYTHONSAFEPATH": safe_path})
+    else:
+        put_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
+        started = launch(
+            script, env={"PYTHONSAFEPATH": safe_path}, words=[str(tmp_path / "paceline.zip")], nproc=1
+        )
+    assert started.wait() == 0, started.err()
+    assert started.log(0).split() == ["True", "1"]
+
+
 @pytest.mark.parametrize("style", ["fork", "torchrun"])
-def test_like_python(launch: Launch, style: str) -> None:
+def test_like_python(launch: Launch, style: str, tmp_path: Path) -> None:
+    shadow_the_standard_library(tmp_path)
     started = launch(
         LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, variables={"ASKED": "for, 'this'"},
         env={"PACELINE_TOKEN": "secret"},

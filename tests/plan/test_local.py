@@ -110,7 +110,9 @@ lr = 0.1
 def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
     launchers = plan(tmp_path, LAPTOP, (*NODES, 3)).launchers
     assert [starter.variables["PACELINE_LAUNCHER"] for starter in launchers] == ["0/3", "1/3", "2/3"]
-    assert {starter.argv for starter in launchers} == {("/usr/bin/python3", "-m", "paceline.node")}
+    assert {starter.argv for starter in launchers} == {
+        ("/usr/bin/python3", launchers[0].variables["PYTHONPATH"])
+    }, "another Python finds the run half in the run folder"
 
 
 def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:

@@ -73,6 +73,10 @@ def _start(starter: Starter, shared: Mapping[str, str], *, headstart: int | None
     # What a run around this one told its ranks is not for this one.
     inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
     environment = {**inherited, **shared, **starter.variables}
+    if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
+        )
     if headstart is not None:
         environment[contract.HEADSTART] = str(headstart)
     try:

@@ -14,6 +14,19 @@ from pathlib import Path
 
 FILES = ("__init__.py", "contract.py", "errors.py", "py.typed")
 ROOMS = ("node", "runtime")
+# `python paceline.zip` starts a launcher. Not `-m`: that would put the current folder, and whatever lies in it, ahead
+# of the standard library. Readable by any Python, so that one that is too old can say so.
+MAIN = b"""\
+import sys
+
+if sys.version_info < (3, 10):
+    told = "paceline: %s is Python %d.%d, and a run needs 3.10 or newer: see [environment] in paceline.toml"
+    sys.exit(told % ((sys.executable,) + tuple(sys.version_info[:2])))
+
+from paceline.node.launcher import main
+
+sys.exit(main())
+"""
 SAME_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
 UNCHECKED = (1).to_bytes(
     4, "little"
@@ -44,9 +57,10 @@ def _sources() -> dict[str, bytes]:
     paths = [package / name for name in FILES]
     for room in ROOMS:
         paths += sorted((package / room).rglob("*.py"))
-    return {
+    found = {
         path.relative_to(package.parent).as_posix(): path.read_bytes() for path in paths if path.is_file()
     }
+    return {"__main__.py": MAIN, **found}
 
 
 def _write(path: Path, sources: dict[str, bytes], *, compiled: bool) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import socket
 
-# Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
-_START = """import sys; sys.path[:1] = []
+# Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library. `-c` does so
+# too, as an empty entry, unless PYTHONSAFEPATH is set: then the first entry is one that is needed.
+NOT_FROM_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
+_START = (
+    NOT_FROM_HERE
+    + """
 try: import paceline.node.{module} as it
 except ImportError: sys.path.append({root!r}); import paceline.node.{module} as it
 it.main(sys.argv[1:])"""
+)
 
 
 def python_command(python: str, module: str) -> list[str]:

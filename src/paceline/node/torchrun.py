@@ -13,11 +13,13 @@ from paceline.contract import RUNNING
 from paceline.errors import LaunchError
 from paceline.node import processes
 from paceline.node.beats import Beats
+from paceline.node.opening import NOT_FROM_HERE, python_command
 from paceline.node.starting import Exit, Launch, sweep_here
 from paceline.node.streams import Streams
 from paceline.node.variables import STREAMS
 
 AGENT = -1  # torchrun's own output, which goes to the node's log
+TORCHRUN = f"{NOT_FROM_HERE}; from torch.distributed.run import main; main()"
 # Its summary of a failure is the only place where it tells the exit codes of ranks.
 FAILED = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)")
 
@@ -42,10 +44,10 @@ class TorchrunRanks:
         }
         order, place = launch.order, launch.place
         command = [
-            order.python, "-m", "torch.distributed.run",
+            order.python, "-c", TORCHRUN,
             f"--nnodes={place.nodes}", f"--node-rank={place.node}", f"--nproc-per-node={place.local_world_size}",
             f"--master-addr={launch.address}", f"--master-port={launch.port}", "--max-restarts=0",
-            "-m", "paceline.node.shim",
+            "--no-python", *python_command(order.python, "shim"),
         ]  # fmt: skip
         output, errors = streams.open(AGENT, shown=False)
         common = {**launch.common(), STREAMS: json.dumps(paths)}

@@ -171,7 +171,7 @@ def _srun(batch: Batch) -> list[str]:
         *(quote(option) for option in batch.step_options),
         *batch.wrapping.srun,
         *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
-        '"$python" -m paceline.node </dev/null &',
+        '"$python" "$run/paceline.zip" </dev/null &',
     ]
 
 
@@ -182,7 +182,7 @@ def _mpirun(batch: Batch) -> list[str]:
         f"mpirun -np {layout.tasks} --map-by ppr:{layout.tasks_per_node}:node --oversubscribe --bind-to none",
         '"${forward[@]}"',
         *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
-        '"$python" -m paceline.node </dev/null &',
+        '"$python" "$run/paceline.zip" </dev/null &',
     ]
 
 

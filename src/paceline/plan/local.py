@@ -18,6 +18,11 @@ from paceline.plan.site import Site
 from paceline.spec import Job
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
+# Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
+START = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+    "from paceline.node.launcher import main; sys.exit(main())"
+)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash after it
 
@@ -96,11 +101,13 @@ def plan_local(job: Job, *, site: Site, machine: Machine, python: str, old: Orde
 
 
 def _starters(site: Site, order: Order, *, machine: Machine, python: str) -> tuple[Starter, ...]:
-    argv = (python, "-m", "paceline.node")
+    argv: tuple[str, ...] = (python, "-c", START)
     # The place is said even to a launcher that is alone: an allocation's variables may stand around it.
     common = {contract.RUN: str(site.folder.path)}
     if python != sys.executable:
-        common["PYTHONPATH"] = str(site.folder.runhalf)  # another interpreter finds the run half there
+        # Another interpreter finds the run half in the run folder.
+        argv = (python, str(site.folder.runhalf))
+        common["PYTHONPATH"] = str(site.folder.runhalf)
     starters = []
     for number in range(order.nodes):
         variables = {**common, contract.LAUNCHER: f"{number}/{order.nodes}"}
