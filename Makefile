@@ -24,7 +24,7 @@ help:  ## what can be typed here
 	@touch $@
 
 demo: .make/venv  ## train the bundled digits on two local ranks, and show the result
-	@$(BIN)/paceline run --nproc 2 --cpu --experiment demo examples/mnist/train.py --epochs 3
+	@$(BIN)/paceline run --nproc 2 --cpu --experiment demo examples/mnist/train.py --epochs 4
 
 check: .make/dev  ## style, types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

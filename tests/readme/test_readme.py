@@ -1,0 +1,109 @@
+"""Every command of the README is typed, in its order, in a copy of the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.sandbox import packages
+from paceline.sandbox.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+MADE = ("make demo", "make test")
+
+
+def blocks(text: str) -> list[list[str]]:
+    """The commands of each ```sh block."""
+    found = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return [block.strip().splitlines() for block in found]
+
+
+COMMANDS = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def needs_slurm(commands: list[str]) -> bool:
+    return any("sandbox" in command for command in commands)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The project as a newcomer has it: what git knows of, and nothing else."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "examples"], capture_output=True, check=True
+    ).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        target = tmp_path / "paceline" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    return tmp_path / "paceline"
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_do_what_they_say(copy: Path, tmp_path: Path) -> None:
+    typed = [command for block in COMMANDS for command in block if command not in MADE]
+    assert any(command.startswith("paceline submit") for command in typed)
+    if any("sandbox" in command for command in typed) and (missing := packages.missing(Settings())):
+        pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
+    script = "\n".join(
+        ["set -eu", "trap 'paceline sandbox down >/dev/null 2>&1 || true' EXIT"]
+        + [f"echo '+ {index}'\n{command}" for index, command in enumerate(typed)]
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PACELINE_SANDBOX": str(tmp_path / "sandbox"),
+        "COLUMNS": "110",
+    }
+    environment.pop("PACELINE_SCRATCH", None)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=copy,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=560,
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    assert done.stdout.count("final test accuracy") >= 3
+    assert "#SBATCH --nodes=2" in done.stdout
+    assert (copy / "model.safetensors").stat().st_size > 4 * 1_199_882
+
+
+@pytest.mark.timeout(400)
+def test_make_demo_reads_the_digits(tmp_path: Path) -> None:
+    """The demo as it is typed; the clone's own virtual environment is set up already, since tests run in it."""
+    made = {"PACELINE_SCRATCH": str(tmp_path), "COLUMNS": "110"}
+    done = subprocess.run(
+        ["make", "demo"],
+        cwd=ROOT,
+        env={**os.environ, **made},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    accuracy = re.search(r"final test accuracy: ([\d.]+)%", done.stdout)
+    assert accuracy, done.stdout[-2000:]
+    assert float(accuracy[1]) >= 97
+    assert str(tmp_path) in done.stdout + done.stderr, "the run folder's path is printed"
+
+
+def test_the_two_commands_stand_first() -> None:
+    assert COMMANDS[0] == list(MADE)
+    planned = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "pytest" in planned.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
