@@ -47,12 +47,24 @@ def tear_the_marker(folder: Path) -> None:
     os.truncate(folder / "complete.json", 20)
 
 
+def change_the_marker(folder: Path) -> None:
+    text = (folder / "complete.json").read_text()
+    (folder / "complete.json").write_text(text.replace('"step": 2', '"step": 3'))
+
+
+def misspell_the_marker(folder: Path) -> None:
+    text = (folder / "complete.json").read_text()
+    (folder / "complete.json").write_text(text.replace('"epoch"', '"epocg"'))
+
+
 DAMAGES = {
     truncate: "instead of",
     flip_a_byte: "has checksum",
     lose_a_file: "cannot be read: No such file",
     lose_the_marker: "was never completed",
     tear_the_marker: "cannot be read",
+    change_the_marker: "complete.json of step-00000002 is damaged",
+    misspell_the_marker: "complete.json of step-00000002 is damaged",
 }
 
 

@@ -52,6 +52,11 @@ def training(folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = 
                     run.update(optimizer)
                     run.log(loss=loss)
                     moment(f"step {run.step}")
+                    if when == "evaluation within step 5" and run.step == 4:
+                        with torch.no_grad():
+                            for _ in run.evaluating(TensorDataset(x, y), batch_size=2):
+                                moment(when)
+                                time.sleep(0.03)
                     if when:
                         time.sleep(0.03)  # so that there are steps left when the ranks agree
                 schedule.step()  # ahead of the evaluation, so that a stop within it must undo it
@@ -94,6 +99,7 @@ MOMENTS = [
     ("step 5", (USR1,)),
     ("step 5", (TERM, USR1, TERM)),
     ("evaluation 1 3", (USR1,)),
+    ("evaluation within step 5", (USR1,)),
     ("before", (USR1,)),
 ]
 
@@ -114,6 +120,8 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_not_stopped(
     if when == "before":
         assert step == 0
         assert checkpoints(tmp_path) == []
+    elif when == "evaluation within step 5":
+        assert step == 5, "a step that was begun is brought to its end"
     elif when.startswith("evaluation"):
         assert step == 16, "the last training boundary before that evaluation"
     else:
@@ -149,6 +157,48 @@ def test_saves_come_every_so_many_steps_or_seconds(ranks: Ranks, tmp_path: Path)
     assert [event["step"] for event in events if event["event"] == "saving"] == [6, 12, 18, 20]
     assert events[0]["event"] == "training"
     assert all("blocked" in event for event in events if event["event"] == "saving")
+
+
+def test_a_save_that_ends_with_the_session_is_told(tmp_path: Path) -> None:
+    saving_often(str(tmp_path), {"save_every_steps": 20, "save_every_seconds": None})
+    lines = (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["step"] for event in events if event["event"] == "saved"] == [20]
+
+
+def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bool = False) -> tuple[int, float]:
+    """Save in every epoch after its loop; leave by an error after epoch `until`. Steps done here, learning rate."""
+    x, y = data()
+    began = 0
+    try:
+        with paceline.session(cpu=True, seed=0, report=False, save_every_seconds=None, folder=folder) as run:
+            model = run.wrap(net())
+            optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            loader = [(x, y)] * 4 if plain else run.loader(TensorDataset(x, y), batch_size=16)
+            run.resume(model=model, optimizer=optimizer, schedule=schedule)
+            began = run.step
+            for epoch in run.epochs(epochs):
+                for a, b in run.steps(loader):
+                    run.backward(((model(a) - b) ** 2).mean())
+                    run.update(optimizer)
+                schedule.step()
+                run.save(wait=True)
+                assert schedule.get_last_lr() == [0.5 ** (epoch + 1)]
+                assert optimizer.param_groups[0]["lr"] == 0.5 ** (epoch + 1)
+                if epoch == until:
+                    raise KeyError("killed")
+    except KeyError:
+        pass
+    return run.step - began, optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(tmp_path: Path, plain: bool) -> None:
+    assert saving_after_the_loop(str(tmp_path), until=1, plain=plain) == (8, 0.25)
+    assert saving_after_the_loop(str(tmp_path), until=9, plain=plain) == (8, 0.5**4)
+    # A run that came to its end, and is given more epochs: each of them is trained.
+    assert saving_after_the_loop(str(tmp_path), until=9, epochs=6, plain=plain) == (8, 0.5**6)
 
 
 # -- the beat file -------------------------------------------------------------------------------------

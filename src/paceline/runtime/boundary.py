@@ -79,6 +79,11 @@ class Boundary:
         self.pace.forget()
         self._busy = self.is_busy
 
+    def enter_epoch(self, epoch: int) -> None:
+        """A save outside of loops may belong to an epoch of which no step is done."""
+        if epoch != self.epoch:
+            self.epoch, self.epoch_step = epoch, 0
+
     # -- the loop's calls ------------------------------------------------------------------------------
 
     def before_first(self, step: int) -> None:
@@ -121,13 +126,18 @@ class Boundary:
             self.progress.update(self.epoch_step, self.metrics.latest)
         self._busy = self.is_busy
 
-    def after_forward(self, step: int) -> None:
-        """The boundary after a batch of evaluation: no state of its own, so a stop saves the last training one."""
+    def after_forward(self, step: int, *, in_a_step: bool) -> None:
+        """The boundary after a batch of evaluation: no state of its own, so a stop saves the last training one.
+
+        Within the body of a training step there is no such state any more: the step is brought to its end first.
+        """
         self.beat(step)
         self.agreement.tick += 1
-        if self.agreement.tick >= self.agreement.due:
+        if self.agreement.tick >= self.agreement.due and not (in_a_step and self.stopping):
             self._meet()
-            if self.stopping:
+            if self.stopping and in_a_step:
+                self.agreement.due = 0  # the next boundary of training is where it stops
+            elif self.stopping:
                 if step > 0 and step != self.saving.last_step:
                     self.saving.put_back()
                     self._save(step, wait=True)
@@ -217,6 +227,8 @@ class Boundary:
         saved = self.saving.last_step == step
         if self.saving.rank == 0:
             told = "saved" if saved else "nothing to save"
+            if saved and self.saving.failed_step == step:
+                told = "and could not save it"
             self.progress.close()
             print(f"paceline: stopped at step {step}, {told}", file=sys.stderr, flush=True)
         raise Stopped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from paceline.runtime.checkpoint import rng
 from paceline.runtime.feeding import move
 from paceline.runtime.gradients import Gradients
 from paceline.runtime.loader import Micro
+from paceline.runtime.seeding import host_randomness_kept
 
 
 class Loop:
@@ -40,7 +42,7 @@ class Loop:
         self._device = device
         self._rank = rank
         self._max_steps = sys.maxsize if max_steps is None else max_steps
-        self._in_epochs = False
+        self.in_epochs = False
         self._epoch_is_whole = True
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -61,7 +63,7 @@ class Loop:
         return self.step if self.left_inside else self.step + 1
 
     def epochs(self, count: int) -> Iterator[int]:
-        self._in_epochs = True
+        self.in_epochs = True
         try:
             while self.epoch < count and self.step < self._max_steps:
                 self._epoch_is_whole = True
@@ -70,7 +72,7 @@ class Loop:
                     return  # max_steps cut it short: a longer run would go on within it
                 self.epoch += 1
         finally:
-            self._in_epochs = False
+            self.in_epochs = False
 
     def steps(self, loader: Any, *, max_steps: int | None, accumulate: int) -> Iterator[Any]:
         micros, total, done = self._micros(loader, accumulate)
@@ -90,6 +92,7 @@ class Loop:
             # The script left the loop by `break`: the step that it was in counts as done.
             if self.micro is not None and self.micro.last:
                 self.step += 1
+                boundary.epoch_step += 1
                 self.left_inside = True
             boundary.saving.hold()
             raise
@@ -128,19 +131,21 @@ class Loop:
             return self._plain(loader, accumulate, skipped), total, skipped // accumulate
         # Without `run.epochs` each pass over a loader is its next epoch.
         own = self._passes[loader] + 1 if loader in self._passes else loader.epoch
-        epoch = self.epoch if self._in_epochs else own
+        epoch = self.epoch if self.in_epochs else own
         self._passes[loader] = epoch
         done = loader.step if loader.epoch == epoch else 0
         return loader.micro_batches(epoch), loader.steps_per_epoch, done
 
     def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[Micro]:
         """Any iterable: every batch weighs the same, and its data is moved to the device."""
-        iterator = iter(batches)
         if skipped and self._rank == 0:
             text = f"paceline: passing over {skipped} batches that were trained on already"
             print(text, file=sys.stderr, flush=True)
-        for _ in range(skipped):
-            next(iterator, None)
+        # What they draw was drawn before the save, whose random numbers go on where they stood.
+        with host_randomness_kept() if skipped else contextlib.nullcontext():
+            iterator = iter(batches)
+            for _ in range(skipped):
+                next(iterator, None)
         if self._device.type != "cpu":
             iterator = (move(data, self._device) for data in iterator)
         if accumulate == 1:

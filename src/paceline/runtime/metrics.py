@@ -27,6 +27,7 @@ from paceline.runtime.events import Lines
 
 # What one call of `log` leaves: step, epoch, samples of the step, weight of these values, time, the values.
 Entry = tuple[int, int, int, float, float, dict[str, Any]]
+PATIENCE = 2.0  # seconds that a rank which has failed waits for numbers of its device
 
 
 class Deferred:
@@ -49,6 +50,15 @@ class Deferred:
             self._event = None
         found: list[float] = self._host.tolist()
         return found
+
+    def arrives(self, *, within: float) -> bool:
+        """Whether `values` will not have to wait, now or in a moment: a device may hang in what peers never answer."""
+        deadline = time.monotonic() + within
+        while self._event is not None and not self._event.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
 
 class _Row:
@@ -81,6 +91,9 @@ class _Batch:
         if not alone:
             words = "\n".join([f"{entry[0]} {' '.join(entry[5])}" for entry in entries])
             self.schema = zlib.crc32(words.encode()) * 65536 + len(entries) % 65536
+
+    def arrives(self, *, within: float) -> bool:
+        return self._coming is None or self._coming.arrives(within=within)
 
     def fold(self) -> None:
         """Rows from entries, once the device's numbers are here."""
@@ -179,12 +192,20 @@ class Metrics:
 
     def finish_alone(self) -> None:
         """After an error: what rank 0 has of its own, with no word from the others."""
-        self._reducing = None
-        for batch in (self._offered, _Batch(self._entries, alone=True)):
-            if batch is not None and batch.entries:
-                batch.fold()
-                self._write(batch)
-        self._offered, self._entries = None, []
+        reducing, offered, entries = self._reducing, self._offered, self._entries
+        self._reducing, self._offered, self._entries = None, None, []
+        if self._rank:
+            return
+        try:
+            if reducing is not None:
+                reducing.work = None
+                self._write(reducing)
+            for batch in (offered, _Batch(entries, alone=True)):
+                if batch is not None and batch.entries and batch.arrives(within=PATIENCE):
+                    batch.fold()
+                    self._write(batch)
+        except RuntimeError:
+            pass  # the device itself has failed: its numbers are lost, and the error that ends the run stays the first
 
     def _write(self, batch: _Batch) -> None:
         batch.take()

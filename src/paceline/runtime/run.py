@@ -27,6 +27,8 @@ from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.wrapping import Model, Replica, Wrapper
 
+KEPT_EVALUATIONS = 8  # data sets whose workers stay for the next evaluation
+
 
 class Run:
     """A session, seen from the script. Every rank calls the same methods in the same order."""
@@ -181,11 +183,13 @@ class Run:
                 seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
             )  # fmt: skip
             self._evaluations[key] = (data, made)
+            if len(self._evaluations) > KEPT_EVALUATIONS:  # a script that makes its data anew in every epoch
+                self._evaluations.pop(next(iter(self._evaluations)))[1].close()
         self._wrapper.sync_buffers()
         self._boundary.agreement.start_of_loop()
         for batch in self._evaluations[key][1]:
             yield batch
-            self._boundary.after_forward(self.step)
+            self._boundary.after_forward(self.step, in_a_step=self._loop.micro is not None)
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -250,8 +254,11 @@ class Run:
             raise UsageError(
                 "run.save inside a step", hint="run.steps saves between steps; set save_every_steps."
             )
-        self._boundary.epoch = self.epoch
-        self._boundary.save(self.step, wait=wait)
+        after_its_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
+        self._boundary.enter_epoch(self.epoch)
+        # An epoch's body is entered again after a resume: what it does after its loop must not have been done.
+        with self._boundary.saving.as_held() if after_its_loop else contextlib.nullcontext():
+            self._boundary.save(self.step, wait=wait)
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[None]:
@@ -299,7 +306,7 @@ class Run:
         """What a finished run leaves: its last state, unless that is saved already."""
         saving = self._boundary.saving
         if self.step > 0 and self.step != saving.last_step:
-            self._boundary.epoch = self.epoch
+            self._boundary.enter_epoch(self.epoch)
             self._boundary.save(self.step, wait=True)
 
     @property

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.runtime.checkpoint import Checkpoints, Policy, Restored, rng
+from paceline.runtime.checkpoint import Checkpoints, Policy, Restored, Saved, rng
 from paceline.runtime.events import Events
 from paceline.runtime.settings import Settings
 
@@ -26,6 +28,7 @@ class Saving:
         self.events = events
         self.checkpoints: Checkpoints | None = None
         self.last_step = -1  # whose state is saved, or came from a checkpoint
+        self.failed_step = -1  # whose save came to nothing; only rank 0 knows of all
         self._objects: dict[str, Any] = {}
         self._since = time.perf_counter()
         self._held: dict[str, Any] = {}
@@ -85,12 +88,16 @@ class Saving:
         """Tell of saves that have ended."""
         if self.checkpoints is None:
             return
-        for saved in self.checkpoints.harvest():
+        self._tell(self.checkpoints.harvest())
+
+    def _tell(self, ended: list[Saved]) -> None:
+        for saved in ended:
             if saved.complete:
                 self.events.write(
                     "saved", step=saved.step, folder=str(saved.folder), seconds=round(saved.seconds, 6)
                 )
             else:
+                self.failed_step = saved.step
                 self.events.write("save_failed", step=saved.step, error=saved.error)
 
     # -- the last training boundary --------------------------------------------------------------------
@@ -103,7 +110,7 @@ class Saving:
         """
         if self.checkpoints is None:
             return
-        self._held_randomness = rng.capture()
+        self._held, self._held_randomness = {}, rng.capture()
         for name, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._held[name] = [_without_parameters(group) for group in thing.param_groups]
@@ -113,8 +120,8 @@ class Saving:
                     self._held[name] = copy.deepcopy(state)
 
     def put_back(self) -> None:
-        """Return to the last boundary. Only a process that is about to end does this."""
-        for name, state in self._held.items():
+        """Return to the last boundary."""
+        for name, state in copy.deepcopy(self._held).items():
             thing = self._objects[name]
             if isinstance(thing, torch.optim.Optimizer):
                 for group, held in zip(thing.param_groups, state, strict=True):
@@ -124,12 +131,30 @@ class Saving:
         if self._held_randomness is not None:
             rng.restore(self._held_randomness)
 
+    @contextmanager
+    def as_held(self) -> Iterator[None]:
+        """Within: as it was at the last boundary, if that is held; afterwards as it is now."""
+        if self._held_randomness is None:
+            yield
+            return
+        boundary = self._held, self._held_randomness
+        self.hold()
+        now = self._held, self._held_randomness
+        self._held, self._held_randomness = boundary
+        self.put_back()
+        try:
+            yield
+        finally:
+            self._held, self._held_randomness = now
+            self.put_back()
+            self._held, self._held_randomness = boundary
+
     def release(self) -> None:
         self._held, self._held_randomness = {}, None
 
     def close(self, *, wait: bool) -> None:
         if self.checkpoints is not None:
-            self.checkpoints.close(wait=wait)
+            self._tell(self.checkpoints.close(wait=wait))
             self.checkpoints = None
 
 

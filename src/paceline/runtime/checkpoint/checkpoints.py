@@ -260,9 +260,9 @@ class Checkpoints:
 
     def close(self, *, wait: bool = True) -> list[Saved]:
         """Let the save in flight end (or abandon it: it stays absent), and give the memory back."""
-        if wait:
+        if wait or not self.in_flight:
             self._land()
-        if not self.in_flight:
+        if wait:  # else the process is about to end, and giving page-locked memory back waits for the device
             self._memory.release()
         self._flight = None
         finished, self._finished = self._finished, []

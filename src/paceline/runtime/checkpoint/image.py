@@ -78,6 +78,7 @@ class Image:
         assert self._views is not None
         sources = {piece.name: _part(taken.tensors[piece.name], piece) for piece in self.share.pieces}
         on_cuda = next((tensor.device for tensor in sources.values() if tensor.is_cuda), None)
+        places = {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
         with torch.no_grad():
             if on_cuda is not None:
                 self.pin()
@@ -90,8 +91,11 @@ class Image:
             on_cuda = self._fill_local(taken) or on_cuda
         if on_cuda is None:
             return None
+        stream = torch.cuda.current_stream(on_cuda)
+        for place in places - {-1, on_cuda.index}:  # a model that lies on several GPUs
+            stream.wait_stream(torch.cuda.current_stream(place))
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(on_cuda))
+        event.record(stream)
         return event
 
     def _fill_small(self, sources: dict[str, torch.Tensor]) -> None:

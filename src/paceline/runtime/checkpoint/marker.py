@@ -42,7 +42,13 @@ class Marker:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+        table = asdict(self)
+        return json.dumps({**table, "crc32": _checksum_of(table)}, indent=1) + "\n"
+
+
+def _checksum_of(table: dict[str, Any]) -> int:
+    """Of the marker itself: a flipped byte in it could name another step, or files that were never written."""
+    return zlib.crc32(json.dumps(table, sort_keys=True).encode())
 
 
 def read(folder: Path) -> Marker:
@@ -59,8 +65,14 @@ def read(folder: Path) -> Marker:
             f"{folder.name} is of another format than this version of Paceline reads ({FORMAT})",
             hint="resume with the version that wrote it",
         )
-    files = {name: Whole(**entry) for name, entry in table.pop("files").items()}
-    return Marker(files=files, **table)
+    if _checksum_of({key: value for key, value in table.items() if key != "crc32"}) != table.get("crc32"):
+        raise CheckpointError(f"{path.name} of {folder.name} is damaged: its checksum is another one")
+    del table["crc32"]
+    try:
+        files = {name: Whole(**entry) for name, entry in table.pop("files").items()}
+        return Marker(files=files, **table)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path.name} of {folder.name} is not understood: {error}") from None
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ own, so that its collectives never meet those of the training.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +47,7 @@ def write(folder: Path, tensors: Mapping[str, Any], *, group: Any, rank: int) ->
     from torch.distributed.checkpoint.state_dict_saver import save
 
     there = folder / FOLDER
-    save(dict(tensors), storage_writer=FileSystemWriter(there), process_group=group, no_dist=group is None)
+    save(dict(tensors), storage_writer=FileSystemWriter(there), process_group=group, **_alone(save, group))
     mine = [*there.glob(f"__{rank}_*"), *([there / ".metadata"] if rank == 0 else [])]
     return {f"{FOLDER}/{path.name}": checksum(path) for path in mine}
 
@@ -61,10 +62,17 @@ def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
             targets,
             storage_reader=FileSystemReader(folder / FOLDER),
             process_group=group,
-            no_dist=group is None,
+            **_alone(load, group),
         )
     except Exception as error:
         raise CheckpointError(f"the sharded state of {folder.name} cannot be loaded: {error}") from error
+
+
+def _alone(function: Any, group: Any) -> dict[str, Any]:
+    """Newer versions of torch are told that there are no peers; older ones find out by themselves."""
+    if group is None and "no_dist" in inspect.signature(function).parameters:
+        return {"no_dist": True}
+    return {}
 
 
 def target(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Tensor:

@@ -264,7 +264,11 @@ def await_commit(job: Job) -> None:
     """Another rank than 0: until the checkpoint stands, or it is certain that it will not."""
     deadline, pause, gone_since = time.monotonic() + job.patience, 0.002, None
     while job.error is None:
-        names = os.listdir(job.folder)
+        try:
+            names = os.listdir(job.folder)
+        except OSError as error:
+            job.error = _in_words(error)
+            return
         if job.final.name in names and _is_this(job):
             return
         if job.tombstone.name in names:
