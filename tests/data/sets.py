@@ -75,18 +75,18 @@ class Positioned(IterableDataset[int]):
 
     def __init__(self, items: int) -> None:
         self.items = items
-        self.next = 0
+        self.place = {"next": 0}
         self.read_from: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
-        self.read_from.append(self.next)
-        while self.next < self.items:
-            self.next += 1
-            yield self.next - 1
-        self.next = 0
+        self.read_from.append(self.place["next"])
+        while self.place["next"] < self.items:
+            self.place["next"] += 1
+            yield self.place["next"] - 1
+        self.place["next"] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next}
+        return self.place  # itself, which changes as the stream is read
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next = state["next"]
+        self.place.update(state)

@@ -65,6 +65,42 @@ def test_two_ranks_train_as_one_process_does(ranks: Ranks, mode: str, how: str) 
         assert_close(found, expected)
 
 
+class Nested(torch.nn.Module):
+    """Lists of layers within a list of stages, and one layer that stands in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = torch.nn.Linear(4, 4)
+        stages = [torch.nn.ModuleList([torch.nn.Linear(4, 4), shared]) for _ in range(2)]
+        self.stages = torch.nn.ModuleList(stages)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            for layer in stage:
+                x = layer(x).tanh()
+        return x.sum(1)
+
+
+def train_nested(mode: str) -> list[float]:
+    x, y = data()
+    with quiet() as run:
+        share = len(x) // run.world
+        mine = slice(run.rank * share, (run.rank + 1) * share)
+        torch.manual_seed(0)
+        model = run.wrap(Nested().double(), mode=mode)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for _ in range(3):
+            run.backward(((model(x[mine]) - y[mine]) ** 2).mean())
+            run.update(optimizer)
+        return weights(model)
+
+
+def test_lists_of_layers_within_lists_are_sharded(ranks: Ranks) -> None:
+    expected = train_nested("none")
+    for found in ranks(train_nested, 2, "fsdp"):
+        assert_close(found, expected)
+
+
 def test_one_process_is_the_same_model() -> None:
     for mode in ("auto", "ddp", "none", "fsdp"):
         _, keys, _, found = train(mode, "run")

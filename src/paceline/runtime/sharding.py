@@ -7,6 +7,7 @@ items are costly should cut itself, and say so (`sharded=True`).
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -123,7 +124,8 @@ class _Batches(IterableDataset[Any]):
 
     def _mark(self, lane: int, position: int) -> Mark:
         dataset: Any = self.source.dataset
-        return Mark(lane, position + 1, dataset.state_dict() if is_stateful(dataset) else None)
+        # A copy: the stream is read on before this mark is saved, or has been sent by the worker's own thread.
+        return Mark(lane, position + 1, copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None)
 
 
 def is_stateful(dataset: Any) -> bool:

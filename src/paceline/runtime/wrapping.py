@@ -214,7 +214,8 @@ class Wrapper:
             options.setdefault(
                 "mp_policy", MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
             )
-        for block in blocks(model, layers):
+        # Inner blocks first: what a block around them has taken is no longer theirs. A shared one comes once.
+        for block in reversed(list(dict.fromkeys(blocks(model, layers)))):
             fully_shard(block, **options)
         fully_shard(model, **options)
         return Sharded(model)
@@ -255,7 +256,10 @@ def blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
         kinds = tuple(layers) if isinstance(layers, Iterable) else (layers,)
         return [each for each in model.modules() if isinstance(each, kinds) and each is not model]
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-    return [entry for each in lists for entry in each if any(True for _ in entry.parameters())]
+    entries = [
+        entry for each in lists for entry in each if not isinstance(entry, (nn.ModuleList, nn.ModuleDict))
+    ]
+    return [entry for entry in entries if any(True for _ in entry.parameters())]
 
 
 def _renew_parameters(model: nn.Module) -> None:
