@@ -147,22 +147,25 @@ time.sleep(3600)
     until(lambda: not any(map(is_alive, pids)), "the end of ranks, their children and the zygote")
 
 
-def test_the_zygote_killed_is_a_failure(launch: Launch) -> None:
+def test_the_zygote_killed_is_a_failure_and_another_serves_the_relaunch(launch: Launch) -> None:
     script = """
-import os, signal, time
+import os, signal, sys, time
 from pathlib import Path
+if os.environ["PACELINE_ATTEMPT"] == "2":
+    sys.exit(0)
 Path("zygote-" + os.environ["RANK"]).write_text(str(os.getppid()))
 time.sleep(3600)
 """
     import os
     import signal
 
-    started = launch(script)
+    started = launch(script, max_restarts=1)
     zygotes = {started.await_file(f"zygote-{rank}") for rank in (0, 1)}
     assert len(zygotes) == 1
     os.kill(int(zygotes.pop()), signal.SIGKILL)
-    assert started.wait() == 1
+    assert started.wait() == 0, started.err()
     assert "killed by SIGKILL" in started.err()
+    assert started.verdicts() == ("failed", "done")
 
 
 def test_relaunch_on_the_same_zygote(launch: Launch) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract import read_verdict
+from paceline.node import relaunch
 from tests.node.conftest import WITHIN, Launch, Launched, until
 
 # A script without our runtime that saves when asked, as many do.
@@ -103,6 +105,39 @@ def test_code_75_stops_without_being_asked(launch: Launch) -> None:
     started = launch("import sys; sys.exit(75)")
     assert started.wait() == 0
     assert started.verdicts() == ("stopped", "stopped")
+
+
+SAVING = """
+import os, sys
+from pathlib import Path
+folder = Path(os.environ["PACELINE_CHECKPOINTS"], "step-00000001")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "complete.json").touch()
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "verdict"),
+    [
+        ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1"}, "failed"),
+        (SAVING, {"SLURM_JOB_ID": "1"}, "stopped"),
+        ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1", "PACELINE_LEG": "pid-1"}, "stopped"),
+    ],
+    ids=["nothing was saved", "it had saved", "there is no queue"],
+)
+def test_stops_for_nothing_come_to_an_end(
+    launch: Launch, script: str, environ: dict[str, str], verdict: str, tmp_path: Path
+) -> None:
+    count = tmp_path / "run" / "stops-in-vain"
+    count.parent.mkdir()
+    count.write_text(f"{relaunch.MOST_STOPS_IN_VAIN - 1}\n")
+    started = launch(script, env=environ)
+    assert started.wait() == 0, started.err()
+    assert read_verdict(started.attempt().verdict) == "stopped"
+    assert read_verdict(started.run.leg(environ.get("PACELINE_LEG", "here")).verdict) == verdict
+    assert ("does not go back into the queue" in started.err()) is (verdict == "failed")
+    assert count.exists() is (verdict == "failed")
 
 
 def test_a_failure_while_stopping_is_a_failure(launch: Launch) -> None:

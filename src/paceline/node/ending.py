@@ -26,6 +26,7 @@ from paceline.node.beats import Beats
 from paceline.node.starting import Starter
 
 INTERRUPTED = "interrupted"  # a cause beside those of `relaunch`: somebody pressed Ctrl-C
+ENDED_BY_STOP = -signal.SIGUSR1  # a script that took the signal's default action back
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 # A rank whose end these words explain died of another rank's death.
 CONSEQUENCE = re.compile(
@@ -136,7 +137,7 @@ def verdict_of(ends: Iterable[RankEnd], *, failed: bool, stop_asked: bool) -> st
     stopped = False
     for end in ends:
         saved = end.code == STOPPED_EXIT or (end.code == 0 and end.state == SAVED_AND_STOPPED)
-        if saved or (stop_asked and end.code in ENDED_BY_TERM):
+        if saved or (stop_asked and end.code in (*ENDED_BY_TERM, ENDED_BY_STOP)):
             stopped = True
         elif end.code != 0:
             return FAILED

@@ -127,6 +127,11 @@ class ForkedRanks:
                 os.close(descriptor)
         return list(self._running)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the zygote can start nothing more."""
+        return self._gone
+
     def fileno(self) -> int | None:
         return None if self._gone else self._wire.fileno()
 

@@ -10,11 +10,14 @@ from paceline import contract
 from paceline.contract import INTERRUPTED_EXIT, Order, RunFolder
 from paceline.errors import LaunchError, PacelineError
 from paceline.node import forking
+from paceline.node.signals import Requests
 
 FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables, and use them
 
 
 def main() -> int:
+    requests = Requests()  # first: a request that comes this early is kept, and ends nothing by default
+    requests.listen()
     try:
         run, order = _read_order()
         zygote, why_not = _begin(order)
@@ -25,10 +28,7 @@ def main() -> int:
     # Imported only now: the zygote imports torch meanwhile.
     from paceline.node import processes
     from paceline.node.leading import Launcher
-    from paceline.node.signals import Requests
 
-    requests = Requests()
-    requests.listen()
     processes.adopt_orphans()
     launcher = Launcher(run, order, environ=dict(os.environ), requests=requests, zygote=zygote)
     if why_not:
@@ -38,6 +38,9 @@ def main() -> int:
     except PacelineError as problem:
         launcher.give_up(problem)
         return INTERRUPTED_EXIT if requests.interrupt else problem.exit_code
+    except OSError as problem:  # of this machine: no memory, no descriptors, no room for the beat file
+        launcher.give_up(LaunchError(f"the launcher cannot go on: {problem}"))
+        return 1
     finally:
         launcher.close()
 

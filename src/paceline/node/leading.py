@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import contract
-from paceline.contract import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, Order, RunFolder, write_atomically
+from paceline.contract import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, Order, RunFolder
 from paceline.errors import LaunchError, PacelineError
-from paceline.node import ending, hazards, network, preflight, relaunch
+from paceline.node import network, preflight, relaunch
 from paceline.node.beats import Beats
+from paceline.node.concluding import Conclusions, Next, newest_checkpoint, step_of
 from paceline.node.ending import Failure
 from paceline.node.events import Events
 from paceline.node.forking import ForkedRanks, Interrupted, Unsafe
@@ -28,14 +28,6 @@ from paceline.node.torchrun import TorchrunRanks
 
 if TYPE_CHECKING:  # most runs stage nothing
     from paceline.node.staging.node_data import NodeData
-
-
-@dataclass(frozen=True)
-class Next:
-    """What follows an attempt: another one after a wait, or nothing."""
-
-    relaunch: bool
-    wait: float = 0.0
 
 
 class Launcher:
@@ -52,8 +44,8 @@ class Launcher:
     ) -> None:
         self.run, self.order, self.environ, self.requests = run, order, environ, requests
         self.zygote = zygote
-        self.leg_name = environ.get(contract.LEG) or f"pid-{os.getpid()}"
-        self.leg = run.leg(self.leg_name)
+        self.conclusions = Conclusions(run, order, environ=environ, say=self.say)
+        self.leg = self.conclusions.leg
         self.place: Place | None = None
         self.meeting: Meeting | None = None
         self.starter: Starter | None = zygote
@@ -80,9 +72,11 @@ class Launcher:
         self.meeting = join(place, self.environ, facts, give_up=lambda: self.requests.end_now)
         self.number = self.meeting.roster[0]["attempt"]
         self.beats = Beats(place.local_world_size)
-        self.events.write("started", leg=self.leg_name, host=place.host, pid=os.getpid(), index=place.index)
+        self.events.write(
+            "started", leg=self.conclusions.leg_name, host=place.host, pid=os.getpid(), index=place.index
+        )
         if place.is_head:
-            self._quietly(lambda: self.leg.path.mkdir(parents=True, exist_ok=True))
+            self.conclusions.quietly(lambda: self.leg.path.mkdir(parents=True, exist_ok=True))
         self._check_nodes()
         if self.order.data and not self._bring_data():
             return 0
@@ -91,6 +85,8 @@ class Launcher:
             if not follows.relaunch:
                 return self._exit_code(outcome)
             if not self._rest(follows.wait):
+                if place.is_head:
+                    self.conclusions.write_verdict(FAILED)
                 return INTERRUPTED_EXIT if self.requests.interrupt else 1
 
     def give_up(self, problem: PacelineError) -> None:
@@ -102,16 +98,16 @@ class Launcher:
             self.meeting.say({"kind": "failed", "failure": vars(failure)})
         self.events.write("failed", why=problem.message)
         if isinstance(problem, Absent):
-            self._quietly(lambda: preflight.mark_unfit(self.leg, problem.hosts))
+            self.conclusions.quietly(lambda: preflight.mark_unfit(self.leg, problem.hosts))
         if self.place is None or self.place.is_head:
-            self._write_verdict(FAILED)
+            self.conclusions.write_verdict(FAILED)
         elif self.meeting is not None:
             # A scheduler may end the whole step when one launcher fails: the head is to write the verdict first.
             await_verdict(self.leg, lambda: self.requests.end_now)
 
     def close(self) -> None:
         if self.data is not None:
-            self._quietly(self.data.leave)
+            self.conclusions.quietly(self.data.leave)
         for each in {id(part): part for part in (self.starter, self.zygote, self.meeting)}.values():
             if each is not None:
                 each.close()
@@ -134,7 +130,7 @@ class Launcher:
         if not unfit:
             return
         if self.place.is_head:
-            self._quietly(lambda: preflight.mark_unfit(self.leg, unfit))
+            self.conclusions.quietly(lambda: preflight.mark_unfit(self.leg, unfit))
             self.say(
                 "some nodes are not fit for this run\n" + preflight.table(self.order, self.meeting.roster)
             )
@@ -154,7 +150,7 @@ class Launcher:
             return True
         if self.place.is_head:
             self.say("asked to stop while data was staged: no rank was started")
-            self._write_verdict(STOPPED)
+            self.conclusions.stopped(in_vain=True)
         return False
 
     def _attempt(self) -> tuple[Outcome, Next]:
@@ -163,7 +159,7 @@ class Launcher:
         assert self.beats is not None
         self.number += 1
         attempt = self.run.attempt(self.number)
-        self._quietly(lambda: attempt.path.mkdir(parents=True, exist_ok=True))
+        self.conclusions.quietly(lambda: attempt.path.mkdir(parents=True, exist_ok=True))
         self.beats.begin(self.number)
         starter = self._starter()
         master = self.meeting.prepare(self.number)
@@ -191,18 +187,25 @@ class Launcher:
         finally:
             starter.sweep()
             streams.close()
-            self._quietly(lambda: _remove_empty(attempt.path.glob("stacks-*.txt")))
+            self.conclusions.quietly(lambda: _remove_empty(attempt.path.glob("stacks-*.txt")))
         if not self.place.is_head:
             told = outcome.next or {"verdict": FAILED, "next": None}
             outcome.verdict = told["verdict"]
             return outcome, Next(**told["next"]) if told["next"] else Next(False)
-        follows = self._conclude(outcome, attempt, saved_before)
+        follows = self.conclusions.conclude(
+            outcome, attempt, saved_before=saved_before, may_go_on=not self.requests.end_now
+        )
+        self._announce(outcome, follows)
         return outcome, follows
 
     def _starter(self) -> Starter:
         """Made once; a relaunch uses the same."""
         assert self.beats is not None
         if self.zygote is not None and self.starter is self.zygote:
+            if self.zygote.gone:  # somebody killed it: another one serves the next attempt
+                self.zygote.close()
+                around = {name: text for name, text in self.environ.items() if name != contract.HEADSTART}
+                self.zygote = self.starter = ForkedRanks.begin(self.order, around)
             try:
                 self.zygote.wait_until_ready(lambda: self.requests.end_now)
                 return self.zygote
@@ -224,67 +227,18 @@ class Launcher:
         assert self.place is not None
         return self.place.count == self.order.world_size
 
-    def _conclude(self, outcome: Outcome, attempt: contract.AttemptFolder, saved_before: int) -> Next:
-        """The head: what came of the attempt, in writing; and whether there will be another."""
+    def _announce(self, outcome: Outcome, follows: Next) -> None:
+        """The head tells the others, and whoever reads the events."""
         assert self.meeting is not None
-        follows = Next(False)
-        leg_verdict = outcome.verdict
-        failure = outcome.failure
-        if outcome.verdict == FAILED:
-            failure = failure or Failure(
-                relaunch.ERROR, "?", message="ranks ended without a word", time=time.time()
-            )
-            outcome.failure = failure
-            self._quietly(lambda: ending.write_failure(attempt, failure))
-            self._tell(failure)
-            if failure.cause != ending.INTERRUPTED and not self.requests.end_now:
-                decision = self._decide(outcome, attempt, saved_before)
-                follows = Next(decision.relaunch, decision.wait_seconds)
-                if self.order.max_restarts:
-                    self.say(decision.reason)
-                if not decision.relaunch:
-                    self._quietly(lambda: preflight.mark_unfit(self.leg, decision.exclude))
-                    if decision.requeue and "SLURM_JOB_ID" in self.environ:
-                        leg_verdict = STOPPED
-        self._quietly(lambda: write_atomically(attempt.verdict, outcome.verdict + "\n"))
-        if not follows.relaunch:
-            self._write_verdict(leg_verdict)
+        failure = outcome.failure if outcome.verdict == FAILED else None
         told = {} if failure is None else {"rank": failure.rank, "host": failure.host, "how": failure.error}
-        self.events.write(outcome.verdict, attempt=self.number, step=_step_of(outcome), **told)
+        self.events.write(outcome.verdict, attempt=self.number, step=step_of(outcome), **told)
         if follows.relaunch:
             self.events.write("relaunched", attempt=self.number + 1, wait=follows.wait)
         self.meeting.say({
             "kind": "verdict", "verdict": outcome.verdict,
             "next": {"relaunch": True, "wait": follows.wait} if follows.relaunch else None,
         })  # fmt: skip
-        return follows
-
-    def _tell(self, failure: Failure) -> None:
-        if failure.cause == ending.INTERRUPTED:
-            self.say(failure.message)
-            return
-        shown = self.order.tee == "all" or (self.order.tee == "0" and failure.rank == 0)
-        self.say(failure.text(self.order.world_size, with_trace=not shown))
-
-    def _decide(
-        self, outcome: Outcome, attempt: contract.AttemptFolder, saved_before: int
-    ) -> relaunch.Decision:
-        failure = outcome.failure
-        assert failure is not None
-        source = hazards.source_of(
-            self.order.program, is_module=self.order.is_module, import_path=self.order.import_path
-        )
-        stepped = any(end.state >= contract.RUNNING for end in outcome.ends)
-        summary = relaunch.AttemptSummary(
-            number=attempt.number, cause=failure.cause, error=failure.error, step=_step_of(outcome),
-            resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
-            beats=stepped or "paceline" in source, leg=self.leg_name,
-        )  # fmt: skip
-        self._quietly(lambda: relaunch.remember(attempt, summary))
-        earlier = [each for each in relaunch.recall(self.run) if each.number != attempt.number]
-        return relaunch.decide(
-            [*earlier, summary], self.order.max_restarts, elsewhere="SLURM_JOB_ID" in self.environ
-        )
 
     def _rest(self, seconds: float) -> bool:
         """Back off before a relaunch; False when told to end, or to stop, meanwhile."""
@@ -297,40 +251,6 @@ class Launcher:
         if self.requests.interrupt:
             return INTERRUPTED_EXIT
         return 0 if outcome.verdict in (DONE, STOPPED) else 1
-
-    def _write_verdict(self, verdict: str) -> None:
-        def write() -> None:
-            self.leg.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.leg.verdict, verdict + "\n")
-
-        self._quietly(write)
-
-    def _quietly(self, action: Callable[[], object]) -> None:
-        """Do something to the folder; a full disk or a folder that is gone is said, and does not end the run."""
-        try:
-            action()
-        except OSError as problem:
-            self.say(f"warning: cannot write {problem.filename or self.run.path}: {problem.strerror}")
-
-
-def _step_of(outcome: Outcome) -> int | None:
-    """The step that was done last, as the rank that failed saw it, else the one furthest on."""
-    if outcome.failure is not None and outcome.failure.step is not None:
-        return outcome.failure.step
-    return max((end.step for end in outcome.ends if end.state >= contract.RUNNING), default=None)
-
-
-def newest_checkpoint(run: RunFolder) -> int:
-    """Step of the newest complete checkpoint, -1 when there is none."""
-    steps = [-1]
-    try:
-        for entry in os.scandir(run.checkpoints):
-            step = contract.checkpoint_step(entry.name)
-            if step is not None and Path(entry.path, contract.CHECKPOINT_MARKER).exists():
-                steps.append(step)
-    except OSError:
-        pass
-    return max(steps)
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

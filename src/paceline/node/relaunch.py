@@ -34,6 +34,8 @@ CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "
 
 FIRST_WAIT = 1.0  # seconds, before the second relaunch in a row that got nowhere
 LONGEST_WAIT = 60.0
+MOST_STOPS_IN_VAIN = 10  # stops in a row, each before anything was saved
+SHORT_LEG = 600.0  # seconds: a script that asks to be resumed sooner, having saved nothing that is seen here, may loop
 MOST_LEGS_IN_VAIN = 3  # a run that gets nowhere in this many allocations in a row asks for no more
 
 

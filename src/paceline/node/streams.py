@@ -110,6 +110,9 @@ class Streams:
         self._logs: dict[int, Sink] = {}
         self._tails: dict[int, bytearray] = {}
         self._selector = selectors.DefaultSelector()
+        self._open: dict[
+            int, int
+        ] = {}  # descriptor -> rank; copied whole by the other thread, unlike a selector's map
         self._console = {number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)}
         self._leave = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
@@ -137,6 +140,7 @@ class Streams:
             elif shown:
                 source.takers.append(self._console[number].write)
             source.takers += [lines.feed for lines in source.lines]
+            self._open[reader] = rank
             self._selector.register(reader, selectors.EVENT_READ, source)
             ends.append(writer)
         return ends[0], ends[1]
@@ -153,10 +157,7 @@ class Streams:
 
     def _ended(self, rank: int) -> bool:
         """Whether all that a rank printed has been read."""
-        open_ranks = [
-            key.data.rank for key in list(self._selector.get_map().values()) if key.data is not None
-        ]
-        return rank not in open_ranks
+        return rank not in list(self._open.values())
 
     def close(self, patience: float = 5.0) -> None:
         """Read what is left until all ends are closed, or for so long; then let go."""
@@ -201,6 +202,7 @@ class Streams:
         for lines in source.lines:
             lines.finish()
         self._selector.unregister(source.descriptor)
+        self._open.pop(source.descriptor, None)
         os.close(source.descriptor)
 
     def _remember(self, rank: int, data: bytes) -> None:

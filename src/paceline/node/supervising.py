@@ -42,6 +42,7 @@ class Outcome:
     verdict: str = ""
     failure: Failure | None = None
     ends: list[RankEnd] = field(default_factory=list)
+    stop_asked: bool = False
     next: dict[str, Any] | None = None  # a member: what the head said
 
 
@@ -190,7 +191,7 @@ class Supervision:
             return False
         if each.code in ending.ENDED_BY_TERM:
             return not (explained and (self.stop_asked or self.ending.begun))
-        if each.code == -signal.SIGUSR1 and self.stop_asked:
+        if each.code == ending.ENDED_BY_STOP and self.stop_asked:
             return False
         # While we end the others, only what we did not do ourselves counts: it may be what came first.
         return each.code > 0 or each.local_rank not in self.ending.killed
@@ -293,7 +294,7 @@ class Supervision:
         failures = [*self.failures, *(end.failure for end in ends if end.failure is not None)]
         failure = ending.first_failure(failures)
         verdict = ending.verdict_of(ends, failed=failure is not None, stop_asked=self.stop_asked)
-        return Outcome(verdict, failure, sorted(ends, key=lambda end: end.rank))
+        return Outcome(verdict, failure, sorted(ends, key=lambda end: end.rank), self.stop_asked)
 
 
 def _has_text(path: Path) -> bool:
