@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -104,6 +105,17 @@ beat(SAVED_AND_STOPPED)
 def test_code_75_stops_without_being_asked(launch: Launch) -> None:
     started = launch("import sys; sys.exit(75)")
     assert started.wait() == 0
+    assert started.verdicts() == ("stopped", "stopped")
+
+
+def test_a_scheduler_that_ends_torchrun_itself(launch: Launch) -> None:
+    """It passes SIGTERM on, and fails though all ranks have stopped as they should."""
+    script = SAVES.replace("SIGUSR1", "SIGTERM").replace("os.getpid()", "os.getppid()")
+    started = launch(script, style="torchrun", light=False)
+    agents = {int(started.await_file(f"listening-{rank}")) for rank in (0, 1)}
+    assert len(agents) == 1
+    os.kill(agents.pop(), signal.SIGTERM)
+    assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
 
 

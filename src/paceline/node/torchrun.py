@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-from paceline.contract import RUNNING
+from paceline.contract import FINISHED, RUNNING, SAVED_AND_STOPPED
 from paceline.errors import LaunchError
 from paceline.node import processes
 from paceline.node.beats import Beats
@@ -22,6 +22,7 @@ AGENT = -1  # torchrun's own output, which goes to the node's log
 TORCHRUN = f"{NOT_FROM_HERE}; from torch.distributed.run import main; main()"
 # Its summary of a failure is the only place where it tells the exit codes of ranks.
 FAILED = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)")
+GOT_TERM = re.compile(r"got signal: (15|Signals\.SIGTERM)")
 
 
 class TorchrunRanks:
@@ -130,5 +131,11 @@ class TorchrunRanks:
         failed = {int(local_rank): int(its) for local_rank, its in FAILED.findall(told)}
         ends = [Exit(local_rank, its, now) for local_rank, its in failed.items()]
         ends = ends[-1:] + ends[:-1]
-        rest = code if not failed else -signal.SIGTERM
-        return ends + [Exit(each, rest, now) for each in self._local_ranks() if each not in failed]
+        # Told by the scheduler to end, it passes that on and calls it an error, also when all ranks then stop well.
+        by_term = code == -signal.SIGTERM or GOT_TERM.search(told)
+        rest = -signal.SIGTERM if failed or by_term else code
+        for each in self._local_ranks():
+            if each not in failed:
+                well = self._beats.read(each).state in (SAVED_AND_STOPPED, FINISHED)
+                ends.append(Exit(each, 0 if well else rest, now))
+        return ends
