@@ -26,7 +26,21 @@ def ask_for_a_stop(*numbers: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def training(folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = ()) -> dict[str, Any]:
+def evaluate_others(run: Any, model: torch.nn.Module, held_out: Any, moment: Any) -> None:
+    """As with averaged weights: they take the place of the model's own, and give it back."""
+    own = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+    for _ in run.evaluating(held_out, batch_size=2):
+        moment("evaluation of other weights")
+        time.sleep(0.03)
+    for parameter, kept in zip(model.parameters(), own, strict=True):
+        parameter.data.copy_(kept)
+
+
+def training(
+    folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = (), mode: str = "auto"
+) -> dict[str, Any]:
     """Train to the end, or until rank 1 has been asked to stop at the named moment."""
     x, y = data()
     found: dict[str, Any] = {"after": False}
@@ -37,7 +51,7 @@ def training(folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = 
 
     try:
         with paceline.session(cpu=True, seed=0, report=False, folder=folder) as run:
-            model = run.wrap(net())
+            model = run.wrap(net(), mode=mode)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
             schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
             loader = run.loader(TensorDataset(x, y), batch_size=8)
@@ -60,6 +74,8 @@ def training(folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = 
                     if when:
                         time.sleep(0.03)  # so that there are steps left when the ranks agree
                 schedule.step()  # ahead of the evaluation, so that a stop within it must undo it
+                if when == "evaluation of other weights" and epoch == 1:
+                    evaluate_others(run, model, TensorDataset(x, y), moment)
                 total = 0.0
                 with torch.no_grad():
                     for number, (a, b) in enumerate(run.evaluating(TensorDataset(x, y), batch_size=2)):
@@ -100,6 +116,7 @@ MOMENTS = [
     ("step 5", (TERM, USR1, TERM)),
     ("evaluation 1 3", (USR1,)),
     ("evaluation within step 5", (USR1,)),
+    ("evaluation of other weights", (USR1,)),
     ("before", (USR1,)),
 ]
 
@@ -122,6 +139,8 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_not_stopped(
         assert checkpoints(tmp_path) == []
     elif when == "evaluation within step 5":
         assert step == 5, "a step that was begun is brought to its end"
+    elif when == "evaluation of other weights":
+        assert step == 17, "the first training boundary after that evaluation"
     elif when.startswith("evaluation"):
         assert step == 16, "the last training boundary before that evaluation"
     else:
@@ -132,6 +151,16 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_not_stopped(
     assert (resumed["began"], resumed["step"]) == (step, STEPS)
     assert resumed["weights"] == whole[0], "not bit for bit the same"
     assert losses(tmp_path) == whole[1]
+
+
+def test_a_sharded_model_stops_within_an_evaluation_too(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(training, 2, str(tmp_path), "evaluation 1 3", (USR1,), "fsdp")
+    assert (first["step"], first["exit"]) == (second["step"], second["exit"]) == (16, 0)
+    assert checkpoints(tmp_path) == [16]
+    resumed, _ = ranks(training, 2, str(tmp_path), "", (), "fsdp")
+    expected, _ = ranks(training, 2, str(tmp_path / "whole"), "", (), "fsdp")
+    assert (resumed["began"], resumed["step"]) == (16, STEPS)
+    assert resumed["weights"] == expected["weights"]
 
 
 def saving_often(folder: str, every: dict[str, Any]) -> list[str]:
@@ -166,7 +195,9 @@ def test_a_save_that_ends_with_the_session_is_told(tmp_path: Path) -> None:
     assert [event["step"] for event in events if event["event"] == "saved"] == [20]
 
 
-def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bool = False) -> tuple[int, float]:
+def saving_after_the_loop(
+    folder: str, *, until: int, epochs: int = 4, plain: bool = False
+) -> tuple[int, float]:
     """Save in every epoch after its loop; leave by an error after epoch `until`. Steps done here, learning rate."""
     x, y = data()
     began = 0
@@ -194,7 +225,9 @@ def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bo
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(tmp_path: Path, plain: bool) -> None:
+def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(
+    tmp_path: Path, plain: bool
+) -> None:
     assert saving_after_the_loop(str(tmp_path), until=1, plain=plain) == (8, 0.25)
     assert saving_after_the_loop(str(tmp_path), until=9, plain=plain) == (8, 0.5**4)
     # A run that came to its end, and is given more epochs: each of them is trained.

@@ -62,6 +62,7 @@ class Boundary:
         self.plain_batches = 0  # batches per step of an iterable that keeps no position of its own
         self._sync_buffers = sync_buffers
         self._save_wanted = False  # agreed, and waits for a training boundary
+        self._put_off = False  # a stop was agreed on in an evaluation, and waits for one, too
         self._beating = beat.is_on
         self._busy = True
 
@@ -129,19 +130,25 @@ class Boundary:
     def after_forward(self, step: int, *, in_a_step: bool) -> None:
         """The boundary after a batch of evaluation: no state of its own, so a stop saves the last training one.
 
-        Within the body of a training step there is no such state any more: the step is brought to its end first.
+        Where that state is not at hand, the next training boundary is where it stops: within the body of a step,
+        and while the script has put other weights into its model (averaged ones, to evaluate them).
         """
         self.beat(step)
-        self.agreement.tick += 1
-        if self.agreement.tick >= self.agreement.due and not (in_a_step and self.stopping):
-            self._meet()
-            if self.stopping and in_a_step:
-                self.agreement.due = 0  # the next boundary of training is where it stops
-            elif self.stopping:
-                if step > 0 and step != self.saving.last_step:
-                    self.saving.put_back()
-                    self._save(step, wait=True)
-                self._leave(step)
+        agreement = self.agreement
+        agreement.tick += 1
+        if agreement.tick < agreement.due or self._put_off:
+            return
+        self._meet()
+        if not self.stopping:
+            return
+        if in_a_step or agreement.is_so_anywhere(self.saving.has_other_weights()):
+            self._put_off = True
+            agreement.due = 0
+            return
+        if step > 0 and step != self.saving.last_step:
+            self.saving.put_back()
+            self._save(step, wait=True)
+        self._leave(step)
 
     def poll(self, step: int) -> bool:
         """The boundary of a hand-written loop."""

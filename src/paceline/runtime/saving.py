@@ -18,6 +18,8 @@ from paceline.runtime.settings import Settings
 
 SMALL = 1 << 20  # bytes of tensors up to which a state is copied aside at the end of an epoch
 
+NORMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 class Saving:
     """The checkpoints of a session; without `resume` there are none, and every call does nothing."""
@@ -33,6 +35,7 @@ class Saving:
         self._since = time.perf_counter()
         self._held: dict[str, Any] = {}
         self._held_randomness: dict[str, Any] | None = None
+        self._held_norms: list[torch.Tensor] = []
 
     def policy(self) -> Policy:
         best = self.settings.best
@@ -111,6 +114,7 @@ class Saving:
         if self.checkpoints is None:
             return
         self._held, self._held_randomness = {}, rng.capture()
+        self._held_norms = self._norms()
         for name, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._held[name] = [_without_parameters(group) for group in thing.param_groups]
@@ -118,6 +122,26 @@ class Saving:
                 state = thing.state_dict()
                 if _tensor_bytes(state) <= SMALL:
                     self._held[name] = copy.deepcopy(state)
+
+    def has_other_weights(self) -> bool:
+        """Whether the models' weights are not those of the last boundary."""
+        if self._held_randomness is None or self.checkpoints is None:
+            return False
+        return [each.item() for each in self._held_norms] != [each.item() for each in self._norms()]
+
+    def _norms(self) -> list[torch.Tensor]:
+        """What tells weights from other weights: a number for each parameter, left on the device."""
+        models = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
+        parameters: list[Any] = []
+        for model in models:
+            names = [name for name, _ in model.named_parameters()]
+            state = (
+                model.state_dict()
+            )  # not the parameters themselves: after a forward FSDP may hold them whole
+            parameters += [state[name] for name in names if isinstance(state.get(name), torch.Tensor)]
+        local = [each.to_local() if hasattr(each, "to_local") else each for each in parameters]
+        known = [each for each in local if each.dtype in NORMED]
+        return list(torch._foreach_norm(known)) if known else []
 
     def put_back(self) -> None:
         """Return to the last boundary."""
@@ -137,10 +161,10 @@ class Saving:
         if self._held_randomness is None:
             yield
             return
-        boundary = self._held, self._held_randomness
+        boundary, norms = (self._held, self._held_randomness), self._held_norms
         self.hold()
         now = self._held, self._held_randomness
-        self._held, self._held_randomness = boundary
+        (self._held, self._held_randomness), self._held_norms = boundary, norms
         self.put_back()
         try:
             yield

@@ -121,6 +121,14 @@ class Agreement:
         self.seconds = agreed[SECONDS]
         return agreed
 
+    def is_so_anywhere(self, mine: bool) -> bool:
+        """A question that all ranks ask at the same place, and wait for."""
+        if self.group is None:
+            return mine
+        word = torch.tensor(int(mine))
+        dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(word)
+
     @property
     def under_way(self) -> bool:
         return self._work is not None
