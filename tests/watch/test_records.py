@@ -69,6 +69,8 @@ def test_a_scheduler_that_does_not_answer_leaves_runs_unknown(tmp_path: Path) ->
         raise ClusterError("no answer")
 
     assert look_at(make_run(tmp_path), silent).status == "unknown"
+    again = make_run(tmp_path, "20260101-000002-cccc", job="9", verdict="stopped")
+    assert look_at(again, silent).status == "unknown", "it may be in the queue again"
     finished = make_run(tmp_path, "20260101-000001-bbbb", job="8", verdict="done")
     assert look_at(finished, silent).status == "done"
 

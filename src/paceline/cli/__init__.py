@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # Whoever read our output has had enough; keep the interpreter from saying so at its exit.
         sys.stdout = None
         code = 141
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        console.say_problem(f"{error.strerror or error}{where}")
+        code = 1
     sys.exit(code)
 
 

@@ -12,8 +12,8 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster import slurm
-from paceline.contract import RunFolder, write_atomically
-from paceline.watch.records import Record, look_at, newest_leg
+from paceline.contract import DONE, STOPPED, RunFolder, write_atomically
+from paceline.watch.records import Record, look_at, newest_leg, newest_verdict
 
 Names = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Runs: id, end of an id, folder, or `last`.")
@@ -32,7 +32,7 @@ def command(
     """
     for folder in [runs.named(name) for name in names]:
         record = look_at(folder)
-        if record.is_over:
+        if record.is_over and not _may_come_back(record):
             print(f"{record.run_id} is over already: {record.status}")
         elif record.job is None:
             _end_here(folder)
@@ -41,6 +41,13 @@ def command(
             _end_job(folder, record, save=save)
             print(f"cancelled {record.run_id} (job {record.job}){', once it has saved' if save else ''}")
     return 0
+
+
+def _may_come_back(record: Record) -> bool:
+    """A job that is on its way back into the queue looks as if it had ended."""
+    if record.job is None or record.status in (DONE, "cancelled"):
+        return False
+    return record.status in ("preempted", "node failed") or newest_verdict(record.folder) == STOPPED
 
 
 def _end_job(folder: RunFolder, record: Record, *, save: bool) -> None:

@@ -28,9 +28,10 @@ def command(
 ) -> int:
     """The runs of this scratch folder, newest first, here and on Slurm."""
     scratch = runs.scratch_here()
-    records = look(find_runs(scratch, limit=count))
-    if live:
-        records = [record for record in records if not record.is_over]
+    if live:  # one that is live may be older than many that are over
+        records = [record for record in look(find_runs(scratch)) if not record.is_over][:count]
+    else:
+        records = look(find_runs(scratch, limit=count))
     if not records:
         console.say_note(f"no runs in {scratch}")
         return 0
@@ -39,6 +40,7 @@ def command(
 
 
 def _table(records: list[Record]) -> object:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -50,13 +52,13 @@ def _table(records: list[Record]) -> object:
         age = time.time() - float(told.get("created") or time.time())
         table.add_row(
             record.run_id,
-            f"[{colour}]{record.status}[/]",
+            f"[{colour}]{escape(record.status)}[/]",
             record.job or "",
             f"{told.get('nodes', '?')} x {told.get('nproc', '?')}",
             str(record.attempts or ""),
             "" if record.step is None else str(record.step),
             show_seconds(age),
-            str(told.get("name") or told.get("program", "")),
-            record.detail,
+            escape(str(told.get("name") or told.get("program", ""))),
+            escape(record.detail),
         )
     return table

@@ -13,10 +13,13 @@ from pathlib import Path
 from paceline.cluster.findings import GOOD, PROBLEM, Finding
 from paceline.errors import ClusterError, PacelineError
 from paceline.node.staging.wish import Wish, check_exists, make_wish
+from paceline.plan.environment import OF_SLURM
 from paceline.plan.order import data_wish
 from paceline.plan.site import Site
 from paceline.spec import Job
 
+# Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
+PACELINE = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline.cli import main; main()"
 PATIENCE = 300.0  # seconds for a node to be free and to answer
 
 
@@ -48,11 +51,11 @@ def on_node(node: str, words: Sequence[str]) -> int:
         raise ClusterError("there is no srun here", hint="type this on a login node, or leave --node out")
     command = [
         "srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--time=10", "--quiet", "--export=ALL",
-        "--job-name=paceline-clean", sys.executable, "-m", "paceline", *words,
+        "--job-name=paceline-clean", sys.executable, "-c", PACELINE, *words,
     ]  # fmt: skip
     # What Slurm set for a job around this one does not concern the new one.
     environ = {
-        name: text for name, text in os.environ.items() if not name.startswith(("SLURM_JOB", "SLURM_STEP"))
+        name: text for name, text in os.environ.items() if not name.startswith("SLURM_") or name in OF_SLURM
     }
     try:
         return subprocess.run(command, env=environ, timeout=PATIENCE, stdin=subprocess.DEVNULL).returncode

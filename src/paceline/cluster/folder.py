@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.contract import RunFolder
-from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.errors import ClusterError, EnvironmentProblem, SpecError, UsageError
 from paceline.plan.site import STORE, Site, new_run_id
 from paceline.spec import Job
 
@@ -76,9 +76,23 @@ def refuse_if_alive(folder: RunFolder) -> None:
     """Never two at once in one run folder: a start of it on this machine may still be going on."""
     import psutil
 
+    from paceline.cluster import slurm
+    from paceline.cluster.states import LIVE, WAITING
+
+    job = slurm.job_of(folder)
+    try:
+        state = slurm.states([job]).get(job) if job is not None else None
+    except ClusterError:  # no scheduler answers here: whoever types this knows better
+        state = None
+    if state is not None and state.phase in (LIVE, WAITING):
+        raise UsageError(
+            f"the run {folder.path.name} is {state.word}, as job {job}",
+            hint=f"wait for it, or end it first: paceline cancel {folder.path.name}",
+        )
     for leg in folder.path.glob("legs/pid-*"):
         pid = int(leg.name.removeprefix("pid-"))
-        if (leg / "verdict").exists() or not psutil.pid_exists(pid):
+        # In a container the same few numbers come again: one that died may have had this process's own.
+        if (leg / "verdict").exists() or pid == os.getpid() or not psutil.pid_exists(pid):
             continue
         try:
             words = psutil.Process(pid).cmdline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,6 +33,8 @@ def run_launchers(plan: LocalPlan, *, headstart: int | None = None) -> int:
 
     `headstart` is the descriptor of a zygote that waits for its launcher: only one that is alone can take it.
     """
+    # What a process of the same number left there is not about this start.
+    shutil.rmtree(plan.site.folder.leg(leg_name()).path, ignore_errors=True)
     shared = _shared_variables(len(plan.launchers))
     processes: list[subprocess.Popen[bytes]] = []
     with _passing_signals(processes):

@@ -16,6 +16,7 @@ from paceline.errors import ClusterError
 from paceline.plan.slurm import SlurmPlan
 
 PATIENCE = 60.0  # seconds for one answer: a busy controller takes its time
+ASKED_AT_ONCE = 2000  # jobs in one question: an argument cannot be longer than 128 KiB
 BETWEEN = "\x1f"  # no name, reason or node list holds it
 
 Done = subprocess.CompletedProcess[str]
@@ -79,8 +80,19 @@ def submit(plan: SlurmPlan) -> str:
     done = call(plan.sbatch, environ=plan.submitter, check=False)
     if done.returncode:
         raise ClusterError(f"sbatch refused the job: {told(done)}")
-    job = done.stdout.strip().splitlines()[-1].split(";")[0]
-    note_job(plan.site.folder, job)
+    # The last line that is an id: what a site has put around sbatch may speak too.
+    ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
+    if not ids:
+        raise ClusterError(
+            f"sbatch named no job: {done.stdout.strip() or 'it printed nothing'}",
+            hint="look for it: squeue --me",
+        )
+    job: str = ids[-1]
+    try:
+        note_job(plan.site.folder, job)
+    except BaseException:  # the run folder goes away with this error: the job must not be left without it
+        call(["scancel", job], environ=plan.submitter, check=False)
+        raise
     return job
 
 
@@ -120,7 +132,9 @@ def states(jobs: Iterable[str]) -> dict[str, JobState]:
         return {}
     found = {job: state for job, state in _queue().items() if job in set(wanted)}
     gone = [job for job in wanted if job not in found]
-    return found | _accounted(gone) if gone else found
+    for start in range(0, len(gone), ASKED_AT_ONCE):
+        found |= _accounted(gone[start : start + ASKED_AT_ONCE])
+    return found
 
 
 def _queue() -> dict[str, JobState]:
@@ -166,7 +180,7 @@ def cancel(folder: RunFolder, job: str) -> None:
     """Mark the run first, so that nothing resurrects it; then end its job."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     done = call(["scancel", job], check=False)
-    if done.returncode and "Invalid job id" not in done.stderr:
+    if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
         raise ClusterError(
             f"scancel: {told(done)}", hint="the run is marked as cancelled: it will not be requeued"
         )

@@ -14,7 +14,7 @@ from paceline.spec import Job
 
 # What a job may know of the shell that submitted it. All else that it needs travels in environment.sh.
 _EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "TZ", "KRB5CCNAME")
-_OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
+OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
 # What makes the current Python findable on a node, for kind = "current".
 _OF_THE_CURRENT = (
@@ -61,7 +61,7 @@ def submission_environment(environ: Mapping[str, str], asked: Iterable[Directive
     a cluster's accounting may keep what is submitted.
     """
     ours = {each.option for each in asked}
-    kept = {name: environ[name] for name in (*_EXPORTED, *_OF_SLURM) if name in environ}
+    kept = {name: environ[name] for name in (*_EXPORTED, *OF_SLURM) if name in environ}
     deciding: dict[str, str] = {}
     for name in (name for name in environ if name.startswith("SBATCH_")):
         option = SBATCH_DEFAULTS.get(name, name.removeprefix("SBATCH_").lower().replace("_", "-"))

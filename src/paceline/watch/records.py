@@ -111,10 +111,12 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, asked
         return "cancelled"
     if state is not None:
         return state.word if state.word != DONE else verdict or state.word
+    if job is not None and not asked and verdict in (None, STOPPED):
+        return "unknown"  # its last leg may have stopped, and the job be in the queue again
     if job is None and verdict is None:
         return "running" if _runs_here(folder) else "lost"
     # A job that the queue and the accounting have forgotten, and that has left no verdict.
-    return verdict or ("lost" if asked else "unknown")
+    return verdict or "lost"
 
 
 def newest_leg(folder: RunFolder) -> Path | None:

@@ -1,0 +1,86 @@
+"""Talking to Slurm, with commands of our own in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.golden.cases import plan
+
+from paceline.cluster import folder as folders
+from paceline.cluster import slurm
+from paceline.cluster.states import JobState
+from paceline.contract import RunFolder
+from paceline.errors import ClusterError, UsageError
+from paceline.plan.site import Site
+from paceline.plan.slurm import SlurmPlan
+
+
+def put_command(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def submission(tmp_path: Path) -> SlurmPlan:
+    """A plan whose sbatch is found in `tmp_path`."""
+    site = Site(tmp_path / "scratch", "p", "e", "id")
+    site.folder.events.mkdir(parents=True)
+    return replace(plan({}, site=site), submitter={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+
+
+def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_path: Path) -> None:
+    put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
+    assert slurm.submit(submission) == "123"
+    assert slurm.job_of(submission.site.folder) == "123"
+    put_command(tmp_path, "sbatch", "echo")
+    with pytest.raises(ClusterError, match="named no job"):
+        slurm.submit(submission)
+
+
+def test_a_job_that_cannot_be_noted_is_not_left_in_the_queue(submission: SlurmPlan, tmp_path: Path) -> None:
+    put_command(tmp_path, "sbatch", "echo 123")
+    put_command(tmp_path, "scancel", f'echo "$*" >{tmp_path}/cancelled')
+    submission.site.folder.events.rmdir()
+    with pytest.raises(OSError, match=r"launch\.jsonl"):
+        slurm.submit(submission)
+    assert (tmp_path / "cancelled").read_text() == "123\n"
+
+
+def test_a_run_that_is_alive_is_not_resumed_beside_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.leg(f"pid-{os.getpid()}").path.mkdir(parents=True)
+    folders.refuse_if_alive(folder)  # a number that has come again is no sign of life
+    folder.job.write_text("7\n")
+    for state in ("RUNNING", "PENDING"):
+        monkeypatch.setattr(slurm, "states", lambda jobs, state=state: {"7": JobState("7", state)})
+        with pytest.raises(UsageError, match="as job 7"):
+            folders.refuse_if_alive(folder)
+    monkeypatch.setattr(slurm, "states", lambda jobs: {"7": JobState("7", "TIMEOUT")})
+    folders.refuse_if_alive(folder)
+
+
+def test_ps_shows_any_name_and_finds_the_live_among_many(
+    scratch: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    for number in range(25):
+        folder = RunFolder(scratch / "p" / "e" / f"20260101-0000{number:02d}-aaaa")
+        leg = folder.leg(f"pid-{os.getpid()}")
+        leg.path.mkdir(parents=True)
+        if number:
+            leg.verdict.write_text("done\n")
+        folder.run_json.write_text(json.dumps({"name": "a[/b]", "nodes": 1, "nproc": 2}))
+    every = paceline("ps", COLUMNS="200")
+    assert every.returncode == 0, every.stderr
+    assert every.stdout.count("a[/b]") == 20
+    live = paceline("ps", "--live", COLUMNS="200")
+    assert "20260101-000000-aaaa  running" in live.stdout, live.stdout + live.stderr
+    assert live.stdout.count("aaaa") == 1
