@@ -79,15 +79,23 @@ self=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 self=${{self:-$SLURM_JOB_ID}}
 leg="$self-${{SLURM_RESTART_COUNT:-0}}"
 
-{_fixed(batch)}# Two jobs must not train in one folder. And what somebody cancelled stays cancelled.
-other=$(cat "$run/job" 2>/dev/null)
-if [ -n "$other" ] && [ "$other" != "$self" ]; then
-    state=$(squeue --noheader --jobs="$other" --format=%T 2>/dev/null)
-    case $state in RUNNING | SUSPENDED | STOPPED) fail "this run is live already, as job $other" ;; esac
-fi
+{_fixed(batch)}# What somebody cancelled stays cancelled.
 [ -e "$run/cancelled" ] && fail "this run was cancelled; remove $run/cancelled to let it go on"
 mkdir -p "$run/legs/$leg" || fail "cannot write to $run from $HOSTNAME: is it on a shared file system?"
+
+# Two jobs must not train in one folder. Of two that start at once, the last to write its name here goes on.
+other=$(cat "$run/job" 2>/dev/null)
 echo "$self" >"$run/legs/$leg/job" && mv -f "$run/legs/$leg/job" "$run/job"
+if [ -n "$other" ] && [ "$other" != "$self" ]; then
+    case $(squeue --noheader --jobs="$other" --format=%T 2>/dev/null) in
+        RUNNING | SUSPENDED | STOPPED)
+            echo "$other" >"$run/job"
+            fail "this run is live already, as job $other"
+            ;;
+    esac
+fi
+other=$(cat "$run/job")
+[ "$other" = "$self" ] || fail "this run is live already, as job $other"
 
 # Before the time limit Slurm sends USR1 to this shell: the head launcher sees the file `stop`, the ranks save
 # and stop. TERM means that somebody wants the job gone.
@@ -233,9 +241,12 @@ unfit=$({{ {_first_of_exclude(batch)}cat "${{reports[@]}}" 2>/dev/null; }} | sor
 if [ -n "$again" ] && [ -z "$ended" ] && [ ! -e "$run/cancelled" ]; then
     trap '' TERM # requeueing ends this shell by TERM; the rest must be done first
     if [ -n "$fixed" ]; then
-        # A new job goes on from here once this one is gone.
-        next=$(env -i HOME="$HOME" USER="${{USER:-}}" LANG="${{LANG:-C}}" PATH="$PATH" \\
-            ${{SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"}} \\
+        # A new job goes on from here once this one is gone. It is to know nothing of this one, but the user's defaults.
+        kept=()
+        for name in HOME USER LOGNAME SHELL LANG PATH TZ KRB5CCNAME SLURM_CONF SLURM_CLUSTERS "${{!SBATCH_@}}"; do
+            [ -n "${{!name+set}}" ] && kept+=("$name=${{!name}}")
+        done
+        next=$(env -i "${{kept[@]}}" \\
             sbatch --parsable --dependency="afterany:$SLURM_JOB_ID"{_continuation_exclude(batch)} "$run/job.sbatch") &&
             echo "${{next%%;*}}" >"$run/job"
     elif scontrol requeue "$self"; then

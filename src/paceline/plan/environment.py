@@ -16,6 +16,12 @@ from paceline.spec import Job
 _EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "TZ", "KRB5CCNAME")
 OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
+# What the batch script calls its own things.
+SCRIPT_NAMES = {
+    "run", "python", "self", "leg", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
+    "again", "reports", "unfit", "kept", "next",
+}  # fmt: skip
+
 # What makes the current Python findable on a node, for kind = "current".
 _OF_THE_CURRENT = (
     "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE",
@@ -83,8 +89,14 @@ def environment_file(job: Job, environ: Mapping[str, str]) -> str:
                 f"{job.said('environment.secrets')} names {name}, which is not set here",
                 hint=f"export {name} before you submit, or take it out of secrets",
             )
+        if not name.isidentifier() or name in SCRIPT_NAMES:
+            raise SpecError(
+                f"{job.said('environment.secrets')} names {name}, which a batch script cannot carry",
+                hint="give it another name",
+            )
         variables[name] = environ[name]
-    variables.update(job.environment.variables)
+    # The ranks have every plain variable from the order; here one must not get in the script's own way.
+    variables.update({k: v for k, v in job.environment.variables.items() if k not in SCRIPT_NAMES})
     lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
     return "\n".join(["# The variables of this run. Sourced by job.sbatch.", *lines]) + "\n"
 
