@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from paceline.contract import RunFolder, read_verdict
 from paceline.node import relaunch
 from paceline.node.ending import Failure, first_failure
 from tests.node.conftest import Launch, is_alive, until
@@ -191,6 +193,19 @@ def test_the_same_failure_again_and_again_ends_the_run(launch: Launch) -> None:
     started = launch("import sys; print('paceline'); raise KeyError('always')", nproc=1, max_restarts=5)
     assert started.wait() == 1
     assert len(started.run.attempts()) == 1, "it failed before its first step"
+
+
+def test_a_node_that_was_lost_before_does_not_requeue_what_fails_by_itself(
+    launch: Launch, tmp_path: Path
+) -> None:
+    earlier = RunFolder(tmp_path / "run").attempt(1)
+    earlier.path.mkdir(parents=True)
+    relaunch.remember(earlier, relaunch.AttemptSummary(1, relaunch.LOST, hosts=["n3"], leg="an earlier one"))
+    started = launch("print('paceline'); raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
+    assert started.wait() == 1
+    assert [each.number for each in started.run.attempts()] == [1, 2]
+    assert read_verdict(started.leg.verdict) == "failed"
+    assert not started.leg.unfit.exists()
 
 
 def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:

@@ -65,10 +65,10 @@ class Conclusions:
                 follows = Next(decision.relaunch, decision.wait_seconds)
                 if self.order.max_restarts:
                     self.say(decision.reason)
-                if not decision.relaunch:
+                if decision.requeue:
+                    # Not otherwise: nodes that are named send a failed run back into the queue, to get rid of them.
                     self.quietly(lambda: preflight.mark_unfit(self.leg, decision.exclude))
-                    if decision.requeue and self.from_queue:
-                        leg_verdict = STOPPED
+                    leg_verdict = STOPPED if self.from_queue else leg_verdict
         self.quietly(lambda: write_atomically(attempt.verdict, outcome.verdict + "\n"))
         if outcome.verdict == STOPPED:
             self.stopped(in_vain=self._in_vain(outcome))
