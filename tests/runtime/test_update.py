@@ -120,6 +120,20 @@ def test_one_loss_with_two_optimizers() -> None:
     assert_close(weights(model), weights(by_hand), atol=0)
 
 
+def test_parameters_that_join_an_optimizer_later_are_clipped_too() -> None:
+    with quiet() as run:
+        model = run.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=1.0)
+        for late in (False, True):
+            if late:
+                optimizer.add_param_group({"params": list(model[1].parameters())})
+            before = model[1].weight.detach().clone()
+            run.backward(1e4 * model(torch.ones(1, 2)).sum())
+            run.update(optimizer, clip=1e-3)
+        moved = (model[1].weight.detach() - before).abs().max().item()
+        assert 0 < moved <= 1.1e-3
+
+
 def test_weights_that_do_not_count_samples_are_refused() -> None:
     x, y = data()
     with quiet() as run:

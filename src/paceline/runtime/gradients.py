@@ -21,9 +21,12 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class _Known:
     """What is worked out once per optimizer."""
 
-    __slots__ = ("all_of_them", "models", "parameters")
+    __slots__ = ("all_of_them", "groups", "models", "parameters")
 
-    def __init__(self, parameters: list[nn.Parameter], models: list[Wrapped], all_of_them: bool) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], models: list[Wrapped], *, groups: int, all_of_them: bool
+    ) -> None:
+        self.groups = groups  # as many as there were: `add_param_group` adds to them
         self.parameters = parameters
         self.models = models  # those that it trains
         self.all_of_them = all_of_them  # no wrapped parameter is left out: its zero_grad clears everything
@@ -130,7 +133,7 @@ class Gradients:
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> bool:
         """Unscale, clip, step, clear the gradients; one call per optimizer. False on micro-steps that only add up."""
         known = self._known.get(id(optimizer))
-        if known is None or known[0] is not optimizer:
+        if known is None or known[0] is not optimizer or known[1].groups != len(optimizer.param_groups):
             known = self._learn(optimizer)
         if not self._last:
             return False
@@ -183,7 +186,8 @@ class Gradients:
         own = {id(parameter) for parameter in parameters}
         others = any(id(p) not in own for p in self.wrapper.parameters() if p.requires_grad)
         models = [each for each in self.wrapper.wrapped if any(id(p) in own for p in each.model.parameters())]
-        entry = (optimizer, _Known(parameters, models, not others))
+        groups = len(optimizer.param_groups)
+        entry = (optimizer, _Known(parameters, models, groups=groups, all_of_them=not others))
         self._known[id(optimizer)] = entry
         return entry
 
