@@ -102,3 +102,9 @@ def test_variables_keep_out_of_the_scripts_way() -> None:
     for name in ("leg", "A B"):
         with pytest.raises(SpecError, match="cannot carry"):
             plan({"environment.secrets": [name]}, environ={"PATH": "/bin", name: "x"})
+
+
+def test_a_container_cannot_be_shown_a_path_with_separators() -> None:
+    keys = {"environment.kind": "container", "environment.image": "a.sif", "data.stage": ["/data/a,b"]}
+    with pytest.raises(SpecError, match="a colon or a comma"):
+        plan(keys)

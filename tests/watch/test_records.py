@@ -84,6 +84,9 @@ def test_many_runs_are_one_question(tmp_path: Path) -> None:
 
     for number in range(5):
         make_run(tmp_path, f"20260101-00000{number}-aaaa", job=str(number))
+    copied = tmp_path / "project" / ".snapshots" / "f00d" / "run.json"  # a file of somebody's project
+    copied.parent.mkdir(parents=True)
+    copied.touch()
     records = look(find_runs(tmp_path, limit=4), ask)
     assert asked == [["1", "2", "3", "4"]]
     assert records[0].run_id == "20260101-000004-aaaa"

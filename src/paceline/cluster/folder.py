@@ -57,14 +57,16 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     """A run by its folder, its id, or the end of its id; `last` is the newest."""
     if (RunFolder(Path(name)).run_json).is_file():
         return RunFolder(Path(name).resolve())
-    known = sorted(path.parent for path in scratch.glob("*/*/*/run.json"))
+    found = (path.parent for path in scratch.glob("*/*/*/run.json"))
+    # Copies of code lie beside the runs, and may hold a file of that name.
+    known = sorted(path for path in found if path.parent.name != STORE)
     known.sort(key=lambda path: path.name)
-    found = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
-    if len(found) == 1:
-        return RunFolder(found[0])
-    if found:
+    meant = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
+    if len(meant) == 1:
+        return RunFolder(meant[0])
+    if meant:
         raise UsageError(
-            f"{name!r} names {len(found)} runs: {', '.join(path.name for path in found[:5])}",
+            f"{name!r} names {len(meant)} runs: {', '.join(path.name for path in meant[:5])}",
             hint="write more of the run's id, or its folder",
         )
     raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -198,6 +199,13 @@ def wrapping(job: Job, folder: RunFolder, *, gpus: int, shared: Iterable[str] = 
     if environment.kind != "container":
         return Wrapping([], [])
     assert environment.image is not None
+    shared = list(shared)
+    for path in shared:
+        if re.search("[:,]", path):
+            raise SpecError(
+                f"the container must see {path}, and a colon or a comma in its path would be taken for a separator",
+                hint="move it to a path without them",
+            )
     binds = [*dict.fromkeys(f"{path}:{path}" for path in (str(folder.path), *shared)), *environment.binds]
     if environment.engine == "pyxis":
         if job.launch.style == "mpirun":

@@ -14,6 +14,7 @@ from paceline.cluster import slurm
 from paceline.cluster.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
 from paceline.contract import DONE, FAILED, STOPPED, RunFolder, read_verdict
 from paceline.errors import ClusterError
+from paceline.plan.site import STORE
 
 Ask = Callable[[Iterable[str]], Mapping[str, JobState]]
 
@@ -64,7 +65,9 @@ class Record:
 
 def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
     """The runs under a scratch folder, newest first: a run's id sorts by time."""
-    paths = sorted((path.parent for path in scratch.glob("*/*/*/run.json")), key=lambda path: path.name)
+    found = (path.parent for path in scratch.glob("*/*/*/run.json"))
+    # Copies of code lie beside the runs, and may hold a file of that name.
+    paths = sorted((path for path in found if path.parent.name != STORE), key=lambda path: path.name)
     newest = paths[::-1]
     return [RunFolder(path) for path in (newest if limit is None else newest[:limit])]
 
