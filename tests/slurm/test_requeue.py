@@ -66,9 +66,7 @@ class Trial:
         self.folder = self.site.folder.path
         self.folder.mkdir(parents=True)
         with zipfile.ZipFile(self.site.folder.runhalf, "w") as run_half:
-            run_half.writestr("paceline/__init__.py", "")
-            run_half.writestr("paceline/node/__init__.py", "")
-            run_half.writestr("paceline/node/__main__.py", LAUNCHER)
+            run_half.writestr("__main__.py", LAUNCHER)
         self.job = ""
 
     def submit(self, *options: str, edit: Callable[[str], str] = str, **keys: Any) -> None:
