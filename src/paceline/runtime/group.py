@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import os
 import re
+import time
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from paceline.runtime.identity import Identity
 # The store is where ranks find each other. Its address serves once per process, so it is kept for all sessions.
 _store: Any = None
 _sessions = 0
+LETTING_GO = 0.1  # seconds, after an error only
 
 
 @dataclass
@@ -53,6 +55,9 @@ class Group:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.store))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.distributed_c10d._world))
         self.main = self.control = None
+        # Gloo's threads let go of their last tensors, for which they need the interpreter. One that comes to it only
+        # while the interpreter ends aborts the process, and its exit code would no longer be that of the error.
+        time.sleep(LETTING_GO)
 
 
 def automatic_backend(device: torch.device) -> str:
