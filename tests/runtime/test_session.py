@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import paceline
 from paceline import contract
@@ -230,6 +232,17 @@ def write_rank(folder: str, fail: bool) -> None:
             raise ValueError("boom")
         while fail and run.rank == 0:
             time.sleep(0.05)
+
+
+def test_evaluations_of_ever_new_data_do_not_pile_up() -> None:
+    made = []
+    with quiet() as run:
+        for _ in range(30):
+            fresh = TensorDataset(torch.ones(4, 1))
+            made.append(weakref.ref(fresh))
+            assert sum(len(x) for (x,) in run.evaluating(fresh)) == 4
+            del fresh
+        assert sum(each() is not None for each in made) < 15
 
 
 def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
