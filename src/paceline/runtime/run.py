@@ -249,7 +249,11 @@ class Run:
         return self._boundary.poll(self.step)
 
     def save(self, *, wait: bool = False) -> None:
-        """Save now, between steps. Called on all ranks."""
+        """Save now, between steps. Called on all ranks.
+
+        Within `run.epochs`, after the loop over its steps, the state is that of the last step's end: a resume does
+        once more what follows the loop (a scheduler's step), and saves it with the next step.
+        """
         if self._loop.micro is not None:
             raise UsageError(
                 "run.save inside a step", hint="run.steps saves between steps; set save_every_steps."
