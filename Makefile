@@ -31,11 +31,11 @@ check: .make/dev  ## style, types
 
 test: check  ## all tests but the slowest cases of each kind
 	@tests/system.sh
-	@$(BIN)/python -m pytest -q -m "not slow" --reruns 2 --reruns-delay 2 -rR
+	@$(BIN)/python -m pytest -q -m "not slow" --reruns 2 --reruns-delay 2 -rsR
 
 test-all: check  ## every test
 	@tests/system.sh
-	@$(BIN)/python -m pytest -q --reruns 2 --reruns-delay 2 -rR
+	@$(BIN)/python -m pytest -q --reruns 2 --reruns-delay 2 -rsR
 
 bench: .make/dev  ## every benchmark beside its peer
 	@for each in benchmarks/*.py; do case $$each in */machine.py) ;; *) $(BIN)/python $$each || exit 1 ;; esac; done
