@@ -184,3 +184,35 @@ def test_a_place_travels_in_the_facts(tmp_path: Path) -> None:
     place = find_place(order(), {"PACELINE_LAUNCHER": "1/2"})
     found = preflight.gather(place, folder=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "3"})
     assert (found["node"], found["ranks"], found["visible_gpus"]) == (1, [2, 3], 1)
+
+
+def adapter(devices: Path, name: str, layer: str, entries: list[tuple[str, str]]) -> None:
+    """What the kernel shows of one network adapter."""
+    port = devices / name / "ports" / "1"
+    for folder in ("gids", "gid_attrs/types"):
+        (port / folder).mkdir(parents=True)
+    (port / "link_layer").write_text(layer + "\n")
+    for index, (kind, address) in enumerate(entries):
+        (port / "gids" / str(index)).write_text(address + "\n")
+        if kind:  # reading the type of an entry that is not in use is an error
+            (port / "gid_attrs" / "types" / str(index)).write_text(kind + "\n")
+
+
+def test_the_entry_of_roce_v2_is_found_where_all_adapters_agree(tmp_path: Path) -> None:
+    local, mapped = "fe80:0000:0000:0000:0000:0000:0000:0001", "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    table = [
+        ("IB/RoCE v1", local),
+        ("RoCE v2", local),
+        ("IB/RoCE v1", mapped),
+        ("RoCE v2", mapped),
+        ("", mapped),
+    ]
+    assert network.roce_gid_index(tmp_path / "none") is None
+    adapter(tmp_path / "same", "mlx5_0", "Ethernet", table)
+    adapter(tmp_path / "same", "mlx5_1", "Ethernet", table)
+    assert network.roce_gid_index(tmp_path / "same") == 3
+    adapter(tmp_path / "other", "mlx5_0", "Ethernet", table)
+    adapter(tmp_path / "other", "mlx5_1", "Ethernet", table[1:])
+    assert network.roce_gid_index(tmp_path / "other") is None
+    adapter(tmp_path / "infiniband", "mlx5_0", "InfiniBand", table)
+    assert network.roce_gid_index(tmp_path / "infiniband") is None

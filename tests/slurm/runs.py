@@ -23,17 +23,6 @@ told |= {"environ": dict(os.environ), "gpus": os.environ.get("CUDA_VISIBLE_DEVIC
 print("told " + json.dumps(told), flush=True)
 """
 
-# The same after a real all-reduce over the nodes' network.
-REDUCING = """\
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([2.0 ** dist.get_rank()])
-dist.all_reduce(total)
-assert total.item() == 2 ** dist.get_world_size() - 1, total
-dist.destroy_process_group()
-"""
-
 SPAWNING = """\
 import runpy
 import paceline

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, REDUCING, SPAWNING, Type, everything, project, run_of, told
+from tests.slurm.runs import PLAIN, SPAWNING, Type, everything, project, run_of, told
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "mnist"
 STYLES = {
@@ -23,7 +23,7 @@ STYLES = {
     "accelerate": ["--style", "accelerate"],
     "srun-one-gpu-each": ["--style", "srun", "--cluster-profile", "one"],
 }
-# These train over the network; the others differ only in who starts the ranks, and need no torch to show it.
+# These run the example over the network; the others differ only in who starts the ranks, and need no torch to show it.
 TRAINING = ("fork", "srun", "torchrun", "spawn", "mpirun")
 CONFIG = """
 [profiles.over.launch]
@@ -33,10 +33,19 @@ gpu_binding = "one"
 """
 
 
+# The example, for one step and one test, once the rank has told who it is.
+MNIST = f"""\
+import runpy, sys
+sys.path.insert(0, {str(EXAMPLE)!r})
+sys.argv[1:] = ["--dry-run", "--cpu"]
+runpy.run_path({str(EXAMPLE / "train.py")!r}, run_name="__main__")
+"""
+
+
 def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> None:
     if style.startswith("mpirun") and shutil.which("mpirun") is None:
         pytest.skip("OpenMPI is not installed: openmpi-bin")
-    home = project(tmp_path / "project", REDUCING * (style in TRAINING) + PLAIN, config=CONFIG)
+    home = project(tmp_path / "project", PLAIN + MNIST * (style in TRAINING), config=CONFIG)
     script = "train.py"
     if style == "spawn":
         script = "spawning.py"
@@ -47,6 +56,8 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> No
     )  # fmt: skip
     folder = run_of(done)
     assert done.returncode == 0, everything(folder, done)
+    if style in TRAINING:
+        assert "final test accuracy" in folder.attempt(1).log(0).read_text(encoding="utf-8")
     ranks = told(folder)
     assert sorted(ranks) == list(range(2 * nodes)), everything(folder, done)
     hosts = {node: ranks[2 * node]["host"] for node in range(nodes)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +54,19 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     text = f"{free / 2**30:.1f} GB free"
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
     hint = "" if level == GOOD else "remove old runs, or choose another scratch folder"
-    return [*found, Finding("free space", level, text, hint)]
+    return [*found, Finding("free space", level, text, hint), *check_quota()]
+
+
+def check_quota() -> list[Finding]:
+    """Quotas that are used up already, where the system keeps any: `quota -q` tells of those alone."""
+    try:
+        done = subprocess.run(["quota", "-q"], capture_output=True, text=True, timeout=10, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    told = " ".join(done.stdout.split())
+    if not told:
+        return []
+    return [Finding("quota", WARNING, told, "remove what is no longer needed: checkpoints may not fit")]
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:

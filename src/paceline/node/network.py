@@ -79,6 +79,31 @@ def has_infiniband() -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
+def roce_gid_index(devices: Path = Path("/sys/class/infiniband")) -> int | None:
+    """The address table's entry for RoCE v2 over IPv4, where all Ethernet ports agree on it; else NCCL's own choice.
+
+    The default entry is often RoCE v1 or link-local: adapters then find no way to each other.
+    """
+    chosen = set()
+    for port in devices.glob("*/ports/*"):
+        try:
+            if (port / "link_layer").read_text().strip() != "Ethernet":
+                return None  # InfiniBand proper needs no such choice
+        except OSError:
+            continue
+        usable = [int(entry.name) for entry in port.glob("gids/*") if _is_roce_v2(port, entry)]
+        chosen.add(min(usable, default=None))
+    return chosen.pop() if len(chosen) == 1 else None
+
+
+def _is_roce_v2(port: Path, entry: Path) -> bool:
+    try:
+        kind = (port / "gid_attrs" / "types" / entry.name).read_text().strip()
+        return kind == "RoCE v2" and entry.read_text().startswith("0000:0000:0000:0000:0000:ffff:")
+    except OSError:  # an entry that is not in use cannot be read
+        return False
+
+
 def network_variables(
     *,
     nodes: int,
@@ -100,6 +125,8 @@ def network_variables(
             wanted["GLOO_SOCKET_IFNAME"] = name
         if not (has_infiniband() if infiniband is None else infiniband):
             wanted["NCCL_IB_DISABLE"] = "1"
+        elif (index := roce_gid_index()) is not None:
+            wanted["NCCL_IB_GID_INDEX"] = str(index)
     if runtime.get("debug"):
         wanted["NCCL_DEBUG"] = "INFO"
         wanted["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
