@@ -58,7 +58,7 @@ def is_gone(process: psutil.Process) -> bool:
 def test_workers_go_on_after_every_stop_signal() -> None:
     loader = Loader(Numbers(40), batch_size=2, num_workers=2, shuffle=False, identity=At(), prefetch_factor=1)
     batches = loader.micro_batches(0)
-    got = [next(batches)]
+    got = [next(batches), next(batches)]  # one from each worker: both are past their start
     assert isinstance(loader.source, ItemSource)
     workers = [psutil.Process(each.pid) for each in loader.source.loader._iterator._workers]
     assert len(workers) == 2
