@@ -35,7 +35,9 @@ def needs_slurm(commands: list[str]) -> bool:
 def copy(tmp_path: Path) -> Path:
     """The project as a newcomer has it: what git knows of, and nothing else."""
     listed = subprocess.run(
-        ["git", "-C", ROOT, "ls-files", "-z", "examples"], capture_output=True, check=True
+        ["git", "-c", "safe.directory=*", "-C", ROOT, "ls-files", "-z", "examples"],
+        capture_output=True,
+        check=True,
     ).stdout.decode()
     for name in filter(None, listed.split("\0")):
         target = tmp_path / "paceline" / name
