@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.checkpoint import Checkpoints, tree
+from paceline.runtime.checkpoint import Checkpoints, Policy, tree
 from paceline.runtime.checkpoint.marker import read
 from tests.checkpoint.worlds import World, draws, make
 from tests.forked import Ranks
@@ -260,3 +260,30 @@ def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
     begin, end = header["model/weight"]["data_offsets"]
     found = torch.frombuffer(bytearray(raw[8 + length + begin : 8 + length + end]), dtype=torch.float32)
     assert torch.equal(found.reshape(3, 4), model.weight)
+
+
+def test_a_model_in_another_memory_layout_comes_back_in_it(tmp_path: Path) -> None:
+    def built(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 64, 3))
+        model = layers.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        return model, optimizer
+
+    saved, restored = built(1), built(2)
+    for (model, optimizer), attempt in ((saved, 1), (restored, 2)):
+        checkpoints = Checkpoints(tmp_path, rank=0, world=1, group=None, attempt=attempt, policy=Policy())
+        checkpoints.register(model=model, optimizer=optimizer)
+        if attempt == 1:
+            checkpoints.save(1, epoch=0, meta={}, wait=True)
+        else:
+            assert checkpoints.restore() is not None
+        checkpoints.close()
+    for mine, its in zip(saved[0].parameters(), restored[0].parameters(), strict=True):
+        assert mine.equal(its)
+        assert mine.stride() == its.stride()
+        for name, value in saved[1].state[mine].items():
+            assert value.equal(restored[1].state[its][name]), name
