@@ -167,6 +167,8 @@ class Launcher:
             nodes=self.order.nodes, peer=self.meeting.peer, runtime=self.order.runtime,
             environ={**self.environ, **self.order.variables},
         )  # fmt: skip
+        if "NCCL_SOCKET_IFNAME" in extra:
+            self._show_network(extra)
         if self.data is not None:
             extra = {**extra, **self.data.variables}
         launch = Launch(
@@ -197,6 +199,13 @@ class Launcher:
         )
         self._announce(outcome, follows)
         return outcome, follows
+
+    def _show_network(self, chosen: Mapping[str, str]) -> None:
+        """What was found out about the network, so that it can be overridden (`--env`) where it is wrong."""
+        assert self.place is not None
+        self.events.write("network", attempt=self.number, host=self.place.host, **chosen)
+        if self.place.is_head and not self.requests.stop:
+            self.say("network: " + " ".join(f"{name}={value}" for name, value in chosen.items()))
 
     def _starter(self) -> Starter:
         """Made once; a relaunch uses the same."""
