@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.node.opening import Opening, open_zygote
+from paceline.node.opening import FORKING_STYLES, Opening, open_zygote
 
-FORKING_STYLES = ("fork", "lightning", "accelerate")
 # Options of `paceline run` that stand alone; all others are followed by a value.
 ALONE = ("-m", "--module", "--cpu", "--debug", "--no-snapshot")
 ENDS = ("--dry-run", "--help", "-h", "--resume")  # nothing is started, or not what is typed

@@ -10,9 +10,8 @@ from paceline import contract
 from paceline.contract import INTERRUPTED_EXIT, Order, RunFolder
 from paceline.errors import LaunchError, PacelineError
 from paceline.node import forking
+from paceline.node.opening import FORKING_STYLES
 from paceline.node.signals import Requests
-
-FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables, and use them
 
 
 def main() -> int:

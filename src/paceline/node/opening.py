@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables, and use them
+
 # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library. `-c` does so
 # too, as an empty entry, unless PYTHONSAFEPATH is set: then the first entry is one that is needed.
 NOT_FROM_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
