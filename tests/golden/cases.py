@@ -27,7 +27,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "current": {"environment.kind": "current"},
     "venv": {"environment.kind": "venv", "environment.path": "/home/ann/my envs/torch"},
     "conda": {"environment.kind": "conda", "environment.path": "/opt/conda/envs/torch"},
-    "modules": {"environment.modules": ["cuda/12.4", "python/3.11"], "environment.purge": True},
+    "modules": {"environment.modules": ["cuda/12.4", "python/3.11"]},
     "apptainer": {
         "environment.kind": "container", "environment.image": "/shared/torch.sif",
         "environment.binds": ["/data:/data:ro"],
@@ -39,6 +39,11 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "srun-one-gpu-each": {"launch.style": "srun", "launch.gpu_binding": "one", "job.gpu_type": "a100"},
+    "modules-kept": {
+        "environment.kind": "venv", "environment.path": "/home/ann/torch", "environment.modules": ["cuda/12.4"],
+        "environment.module_paths": ["/shared/module files"], "environment.purge": False,
+        "environment.setup": ["export OMP_PROC_BIND=close"], "environment.proxies": True, "launch.style": "mpirun",
+    },
     "one-node": {"job.nodes": 1},
     "cpu": {"job.gpus_per_node": 0, "launch.nproc": 4, "runtime.cpu": True},
     "no-requeue": {"resume.requeue": False},

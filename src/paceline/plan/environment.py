@@ -10,6 +10,7 @@ from pathlib import PurePath
 from paceline.contract import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.directives import Directive
+from paceline.plan.modules import module_variables
 from paceline.plan.quote import quote
 from paceline.spec import Job
 
@@ -27,8 +28,14 @@ SCRIPT_NAMES = {
 _OF_THE_CURRENT = (
     "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE",
     "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH",
-    "MODULEPATH", "MODULESHOME", "LOADEDMODULES", "_LMFILES_", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG",
 )  # fmt: skip
+
+# By name, from whoever submits: their values may hold a password, and stand in environment.sh alone.
+PROXIES = tuple(
+    spelled
+    for name in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+    for spelled in (name, name.upper())
+)
 
 # sbatch reads these before the lines of a script: which of its options each one stands for.
 SBATCH_DEFAULTS = {
@@ -84,6 +91,9 @@ def environment_file(job: Job, environ: Mapping[str, str]) -> str:
     variables: dict[str, str] = {}
     if job.environment.kind == "current":
         variables.update({name: environ[name] for name in _OF_THE_CURRENT if environ.get(name)})
+    variables.update(module_variables(job.environment, environ))
+    if job.environment.proxies:
+        variables.update({name: environ[name] for name in PROXIES if environ.get(name)})
     for name in job.environment.secrets:
         if name not in environ:
             raise SpecError(
@@ -104,35 +114,14 @@ def environment_file(job: Job, environ: Mapping[str, str]) -> str:
 
 def forwarded_names(job: Job) -> list[str]:
     """Names that mpirun must carry to the other nodes (names only: values would stand in the process list)."""
-    asked = [*job.environment.secrets, *job.environment.variables]
+    asked = [
+        *job.environment.secrets,
+        *job.environment.variables,
+        *(PROXIES if job.environment.proxies else ()),
+    ]
     usual = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"]
     ours = ["PYTHONPATH", "PACELINE_RUN", "PACELINE_LEG", "PACELINE_HEAD", "PACELINE_TOKEN"]
     return list(dict.fromkeys([*ours, *usual, *asked]))
-
-
-_MODULE_COMMAND = r"""# `module` is a function of the login shell; a batch shell has to fetch it.
-if ! command -v module >/dev/null; then
-    for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/lmod.sh \
-        /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/bash /usr/share/modules/init/bash; do
-        # shellcheck disable=SC1090
-        if [ -r "$init" ]; then source "$init"; break; fi
-    done
-fi
-command -v module >/dev/null || fail "modules are asked for, but there is no 'module' command on $HOSTNAME"
-"""
-
-
-def module_lines(job: Job) -> list[str]:
-    """`module purge` and `module load`, where the job asks for them."""
-    environment = job.environment
-    if not environment.modules and not environment.purge:
-        return []
-    lines = _MODULE_COMMAND.splitlines()
-    if environment.purge:
-        lines.append("module purge")
-    for name in environment.modules:
-        lines.append(f"module load {quote(name)} || fail {quote(f'module load {name} failed')}")
-    return lines
 
 
 def environment_path(job: Job, environ: Mapping[str, str]) -> str:
@@ -166,6 +155,7 @@ def activation_lines(job: Job, environ: Mapping[str, str]) -> list[str]:
         return [
             "# What `conda activate` does, without needing conda on the node.",
             f"export CONDA_PREFIX={quote(environment_path(job, environ))}",
+            'export CONDA_DEFAULT_ENV="$CONDA_PREFIX"',
             'export PATH="$CONDA_PREFIX/bin:$PATH"',
             'for hook in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do',
             "    # shellcheck disable=SC1090",

@@ -12,12 +12,18 @@ from paceline.plan.site import Site
 from paceline.spec import Job
 
 _SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
+_PASSWORD_IN_ADDRESS = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 HIDDEN = "***"
 
 
 def hide(name: str, value: str) -> str:
-    """A variable's value, unless its name says that it is a secret."""
-    return HIDDEN if _SECRET.search(name) else value
+    """A variable's value, unless its name says that it is a secret, or it is an address with a password in it."""
+    return HIDDEN if _SECRET.search(name) or has_password(value) else value
+
+
+def has_password(text: str) -> bool:
+    """Whether a text holds an address such as http://ann:password@proxy:3128."""
+    return _PASSWORD_IN_ADDRESS.search(text) is not None
 
 
 def hide_in_words(words: Sequence[str]) -> list[str]:

@@ -15,10 +15,10 @@ from paceline.plan.environment import (
     environment_file,
     forwarded_names,
     interpreter,
-    module_lines,
     submission_environment,
     wrapping,
 )
+from paceline.plan.modules import module_lines
 from paceline.plan.order import make_order
 from paceline.plan.quote import command_line
 from paceline.plan.run_json import HIDDEN, hide
@@ -84,7 +84,7 @@ def plan_slurm(
         layout=layout,
         directives=found,
         wrapping=wrapping(job, site.folder, gpus=layout.gpus, shared=_shared(job, site)),
-        modules=module_lines(job),
+        modules=module_lines(job.environment),
         activation=activation_lines(job, environ),
         setup=job.environment.setup,
         mpirun=job.launch.style == "mpirun",

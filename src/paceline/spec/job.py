@@ -109,15 +109,17 @@ def check_agreement(job: Job) -> None:
     """Refuse values that are fine alone and impossible together."""
     _check_grace(job)
     environment, resources = job.environment, job.resources
-    if environment.kind == "container" and environment.image is None:
+    if environment.kind == "container" and environment.image is None and environment.base is None:
         raise SpecError(
             f'{job.said("environment.kind")} is "container", and there is no image',
-            hint='set image in [environment], such as image = "/shared/images/torch.sif"',
+            hint='set image in [environment], such as image = "/shared/images/torch.sif", or base to build one from',
         )
-    if environment.kind in ("venv", "conda") and environment.path is None:
+    buildable = environment.kind == "venv" and environment.requirements
+    if environment.kind in ("venv", "conda") and environment.path is None and not buildable:
         raise SpecError(
             f'{job.said("environment.kind")} is "{environment.kind}", and there is no path',
-            hint="set path in [environment] to the environment's folder",
+            hint="set path in [environment] to the environment's folder"
+            + (", or requirements to what it is built from" if environment.kind == "venv" else ""),
         )
     if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
         raise SpecError(

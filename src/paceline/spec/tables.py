@@ -19,6 +19,11 @@ def _words(value: object) -> object:
     return tuple(value)
 
 
+def _one_or_more(value: object) -> object:
+    """A text alone stands for a list of one."""
+    return _words([value] if isinstance(value, str) else value)
+
+
 def _variables(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError('a table such as { NAME = "value" }')
@@ -54,6 +59,7 @@ def _one_line(value: str) -> str:
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
 Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 Line = Annotated[str, AfterValidator(_one_line)]
@@ -133,14 +139,30 @@ class Environment(Table):
     """The interpreter, where it is not the environment's own."""
     modules: Words = ()
     """Environment modules to load."""
-    purge: bool = False
-    """Unload all modules first."""
+    module_paths: Words = ()
+    """Further folders of module files, as for `module use`."""
+    purge: bool | None = None
+    """Unload all modules first; else only where modules are asked for."""
     setup: Words = ()
     """Lines of shell that the job runs before the launch."""
     variables: Variables = {}
     """Environment variables for the ranks."""
+    proxies: bool = False
+    """Take http_proxy, https_proxy, no_proxy and the like along from the submitter's environment."""
+    requirements: Names = ()
+    """What `paceline env build` installs: requirements.txt, pyproject.toml, Pipfile or Pipfile.lock."""
+    constraints: Line | None = None
+    """Versions that the installation is held to; else constraints.txt beside the requirements."""
+    base_python: Line | None = None
+    """The Python that a venv is built with; else python3 of the modules, or the one that runs now."""
+    system_packages: bool = False
+    """A venv that is built sees the packages of that Python too."""
+    base: Line | None = None
+    """The image that `paceline env build` makes the container's image from, such as docker://python:3.12."""
     secrets: Words = ()
     """Variables that are taken from the submitter's environment, and stand in no script and no log."""
+    secret_files: Words | None = None
+    """Files of secrets; else .env, ~/.config/paceline/secrets.env, ~/wandb_credentials.txt and ~/.netrc."""
     engine: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
     """What runs the container."""
     image: Line | None = None
@@ -191,6 +213,8 @@ class Runtime(Table):
     """What a loss that is not a number does."""
     start_from: Line | None = None
     """Another run's folder, or a checkpoint, to begin with."""
+    system_metrics: Seconds = 15
+    """How often each node's CPU, memory, GPUs and network are looked at; 0 means never."""
 
 
 class Checkpoint(Table):
