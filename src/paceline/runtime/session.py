@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from paceline import contract
 from paceline.runtime import device as devices
 from paceline.runtime import group as groups
-from paceline.runtime import report
+from paceline.runtime import report, trial
 from paceline.runtime.beating import Beat
 from paceline.runtime.boundary import Boundary
 from paceline.runtime.events import Events, Lines
@@ -119,10 +120,26 @@ class session:
         posts = report.take_posts(store, report.own_post(identity, device))
         if posts and settings.report:
             report.print_posts(posts)
-        group = groups.form(identity, device, store=store, backend=settings.backend, timeout=settings.timeout)
+        group = self._form(identity, device, store)
         if settings.seed is not None:
             seed_everything(settings.seed, settings.deterministic)
         return self._assemble(identity, device, group, beat, hosts=[post.host for post in posts])
+
+    def _form(self, identity: Identity, device: torch.device, store: Any) -> groups.Group:
+        """The groups, formed and tried out. Of those that do not work none is waited for."""
+        settings, order = self._settings, self._surroundings.order
+        backend = settings.backend or groups.automatic_backend(device)
+        try:
+            group = groups.form(identity, device, store=store, backend=backend, timeout=settings.timeout)
+        except RuntimeError as error:
+            raise trial.problem(identity, backend, error, what="forming the group") from error
+        try:
+            if order is None or order.check:
+                trial.try_out(group, identity, device, timeout=settings.timeout)
+        except BaseException:
+            group.abandon()
+            raise
+        return group
 
     def _assemble(
         self, identity: Identity, device: torch.device, group: groups.Group, beat: Beat, *, hosts: list[str]
