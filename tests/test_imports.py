@@ -12,18 +12,20 @@ import pytest
 import paceline
 
 SOURCE = Path(paceline.__file__).parent
-FOUNDATION = {"contract", "errors"}
+FOUNDATION = {"contract", "errors", "trials"}
 
 # Each room, and the rooms that it may import besides itself and the foundation.
 MAY_IMPORT = {
     "contract": set(),
     "errors": set(),
+    "trials": set(),
     "spec": set(),
     "plan": {"spec"},
     "cluster": {"spec", "plan"},
     "watch": {"spec", "plan", "cluster"},
     "sandbox": {"spec", "plan", "cluster", "watch"},
-    "cli": {"spec", "plan", "cluster", "watch", "sandbox"},
+    "sweep": {"spec", "plan", "cluster", "watch"},
+    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep"},
     "node": set(),
     "runtime": set(),
 }
@@ -97,7 +99,7 @@ def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> Non
 
 def test_node_needs_the_standard_library_only() -> None:
     for path in files():
-        if room_of(path) not in ("node", "contract", "errors"):
+        if room_of(path) not in ("node", *FOUNDATION):
             continue
         roots = {name.split(".")[0] for name in imported(path)}
         # The zygote and the ranks import torch for the script, where the script's Python has it.
