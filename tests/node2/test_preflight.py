@@ -43,6 +43,12 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
     "another python": ({"python": "3.10.1"}, {}, False, "python is 3.10.1"),
     "a full disk": ({"run_free": 3 << 20}, {}, False, "only 3 MB of disk is left in the run folder"),
     "little memory": ({"memory_free": 1 << 20}, {}, False, "only 1 MB of memory"),
+    "a rank's launcher sees fewer than those elsewhere": (
+        {"ranks": [1], "visible_gpus": 1},
+        {"style": "srun"},
+        True,
+        "sees 1 of the 2",
+    ),
     "a rank's launcher sees no GPU": (
         {"ranks": [1], "visible_gpus": 0},
         {"style": "srun"},
@@ -74,6 +80,7 @@ def test_a_bad_node_is_named(case: str, tmp_path: Path) -> None:
         ({}, {}),
         ({"gpus": 0}, {"visible_gpus": 0, "slurm_gpus": None}),
         ({"style": "srun"}, {"ranks": [1], "visible_gpus": 1}),  # one GPU bound to each rank
+        ({"style": "srun", "one_gpu_per_rank": True}, {"ranks": [0], "visible_gpus": 1}),
         ({}, {"visible_gpus": None}),  # only Slurm says
         ({}, {"visible_gpus": None, "slurm_gpus": None, "gpu_devices": 2}),  # only the device files say
     ],

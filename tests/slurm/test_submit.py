@@ -165,7 +165,10 @@ def test_a_rank_that_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, 
     assert "failed" in slurm_paceline("ps", cwd=home, check=True).stdout
 
 
-def test_a_node_with_fewer_gpus_is_left_out(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+@pytest.mark.parametrize("style", ["fork", "srun"])
+def test_a_node_with_fewer_gpus_is_left_out(
+    style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
     """Preflight finds it before ranks start; the job goes back into the queue without it, and is done."""
     poor = tmp_path / "python.sh"
     poor.write_text(
@@ -174,13 +177,17 @@ def test_a_node_with_fewer_gpus_is_left_out(tmp_path: Path, cluster: Cluster, sl
     poor.chmod(0o755)
     home = project(tmp_path / "project", config=f"[environment]\npython = {json.dumps(str(poor))}\n")
     done = slurm_paceline(
-        "submit", "--gpus", "2", "--nodes", "2", "--exclude", "node4", "--time", "10m",
+        "submit", "--style", style, "--gpus", "2", "--nodes", "2", "--exclude", "node4", "--time", "10m",
         "--cpus-per-gpu", "1", "--wait", "train.py", cwd=home, timeout=PATIENCE,
     )  # fmt: skip
     folder = run_of(done)
     assert done.returncode == 0, everything(folder, done)
     job = (folder.path / "job").read_text().strip()
     assert (folder.leg(f"{job}-0").unfit).read_text().split() == ["node2"]
+    said = folder.slurm_log.read_text(encoding="utf-8")
+    marked = {line.split()[1] for line in said.splitlines() if line.startswith("✗")}
+    assert marked == {"node2"}, "the table names it"
+    assert "node node2: it sees 1 of the 2 GPUs that were asked for" in said
     last = max(attempt.number for attempt in folder.attempts())
     assert {each["host"] for each in told(folder, attempt=last).values()} == {"node1", "node3"}
 

@@ -134,8 +134,12 @@ class Problem:
 def judge(order: Order, roster: Sequence[Facts]) -> list[Problem]:
     """All problems of all nodes; the order of nodes, fatal ones first."""
     problems: dict[Problem, None] = {}
+    most = max((_seen(facts) for facts in roster), default=0)
+    # Where devices can be counted at all: fewer of them than promised have fallen off the bus.
+    countable = any(facts["gpu_devices"] for facts in roster)
     for facts in roster:
-        for problem in (*_gpu_problems(order, facts, roster), *_room_problems(facts)):
+        gpus = _gpu_problems(order, facts, expected=_expected_gpus(order, facts, most), countable=countable)
+        for problem in (*gpus, *_room_problems(facts)):
             problems[problem] = None  # launchers of one node say the same thing once
     for name in ("torch", "python", "gpu_driver"):
         for problem in _differing(name, roster):
@@ -143,21 +147,14 @@ def judge(order: Order, roster: Sequence[Facts]) -> list[Problem]:
     return sorted(problems, key=lambda problem: not problem.fatal)
 
 
-def _gpu_problems(order: Order, facts: Facts, roster: Sequence[Facts]) -> list[Problem]:
+def _gpu_problems(order: Order, facts: Facts, *, expected: int, countable: bool) -> list[Problem]:
     if order.gpus <= 0:
         return []
-    host, asked = facts["host"], order.gpus
-    visible, granted, devices = facts["visible_gpus"], facts["slurm_gpus"], facts["gpu_devices"]
-    if granted is not None and granted < asked:
-        return [Problem(host, f"Slurm granted {granted} of the {asked} GPUs that were asked for")]
-    # A launcher that starts one rank of several may have been given that rank's GPU alone.
-    alone = order.nproc > 1 and len(facts["ranks"]) == 1
-    expected = 1 if alone else asked
-    seen = visible if visible is not None else granted if granted is not None else devices
-    if seen < expected:
+    host, granted, devices = facts["host"], facts["slurm_gpus"], facts["gpu_devices"]
+    if granted is not None and granted < order.gpus:
+        return [Problem(host, f"Slurm granted {granted} of the {order.gpus} GPUs that were asked for")]
+    if (seen := _seen(facts)) < expected:
         return [Problem(host, f"it sees {seen} of the {expected} GPUs that were asked for")]
-    # Where devices can be counted at all: fewer of them than promised have fallen off the bus.
-    countable = any(each["gpu_devices"] for each in roster)
     if countable and devices < expected:
         return [
             Problem(
@@ -166,6 +163,23 @@ def _gpu_problems(order: Order, facts: Facts, roster: Sequence[Facts]) -> list[P
             )
         ]
     return []
+
+
+def _seen(facts: Facts) -> int:
+    """The GPUs that ranks of this launcher would see, as far as anybody says."""
+    told = [facts[name] for name in ("visible_gpus", "slurm_gpus", "gpu_devices")]
+    return next((number for number in told if number is not None), 0)
+
+
+def _expected_gpus(order: Order, facts: Facts, most: int) -> int:
+    """How many this launcher must see. `most` is what the best-off launcher of the run sees.
+
+    A launcher of one rank among several may have been given that rank's GPU alone: because the run asked for it, or
+    because the site binds every task so. Where another one sees more, it is no such binding but a node in need.
+    """
+    if order.nproc == 1 or len(facts["ranks"]) > 1:
+        return order.gpus
+    return 1 if order.one_gpu_per_rank else max(1, min(order.gpus, most))
 
 
 def _room_problems(facts: Facts) -> list[Problem]:
