@@ -23,8 +23,8 @@ LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
 def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
     """Every check, the quick and certain ones first. Slurm itself is asked last, with the real script."""
     found = [
-        *check_program(job, plan), *check_folder(plan, partitions), *check_data(job, plan.site, os.environ),
-        *check_limits(job, plan, partitions),
+        *check_program(job, plan), *check_python_place(job, plan), *check_folder(plan, partitions),
+        *check_data(job, plan.site, os.environ), *check_limits(job, plan, partitions),
     ]  # fmt: skip
     if any(each.level == PROBLEM for each in found):
         return found
@@ -55,6 +55,26 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
     hint = "" if level == GOOD else "remove old runs, or choose another scratch folder"
     return [*found, Finding("free space", level, text, hint), *check_quota()]
+
+
+def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = Path("/proc/mounts")) -> list[Finding]:
+    """A Python on a disk of this host beside a scratch folder that is shared: the nodes will not find it.
+
+    Systems' own Pythons are every node's, and where the scratch folder is on a disk too, that is said of it already.
+    """
+    python = Path(plan.order.python)
+    system = ("/usr", "/bin", "/opt", "/sw", "/cvmfs")
+    if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
+        return []
+    places = [
+        next(path for path in (each, *each.parents) if path.exists()) for each in (python, plan.site.scratch)
+    ]
+    kinds = [file_system(place, mounts) for place in places]
+    if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:
+        return []
+    host = socket.gethostname().split(".")[0]
+    text = f"{python} is on a disk of {host} ({kinds[0]}): do the nodes see it?"
+    return [Finding("python", WARNING, text, "if not, build one on shared disk: paceline env build")]
 
 
 def check_quota() -> list[Finding]:

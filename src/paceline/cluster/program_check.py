@@ -1,14 +1,18 @@
-"""The job's own Python, asked before queueing: does it run, does the script compile, is what it imports there?"""
+"""The job's own Python, asked before queueing: does it run, does the script compile, is what it imports there?
+
+It is asked in the job's own surroundings: bash puts on its modules, its environment and its set-up lines first, as the
+batch script will.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from paceline.cluster.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.rehearsing import Tried, module_hint, try_command
+from paceline.plan.modules import failed_module
 from paceline.plan.slurm import SlurmPlan
 from paceline.spec import Job
 
@@ -53,49 +57,70 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
     python = plan.order.python
     if job.environment.kind == "container":
         return [_check_image(job), *_compile_here(job)]
-    answer = _ask_python(job, python)
+    answer = _ask_python(job, plan)
     if isinstance(answer, Finding):
         return [answer]
     found = [Finding("python", GOOD, f"{python} ({answer['version']})")]
+    if job.environment.modules:
+        found.insert(0, Finding("modules", GOOD, " ".join(job.environment.modules)))
     if answer.get("missing_module"):
-        return [*found, _loose(job, "module", f"{python} finds no module {job.program.name!r}")]
+        return [
+            *found,
+            Finding("module", PROBLEM, f"{python} finds no module {job.program.name!r}", _INSTALL),
+        ]
     if "syntax" in answer:
         return [*found, _syntax(job, *answer["syntax"])]
     found.append(Finding("script", GOOD, f"{job.program.name} compiles"))
     if missing := answer.get("missing"):
         text = f"{job.program.name} imports {', '.join(missing)}, which {python} does not have"
-        return [*found, _loose(job, "imports", text)]
+        return [*found, Finding("imports", PROBLEM, text, _INSTALL)]
     return [*found, Finding("imports", GOOD, "all found")]
 
 
-def _ask_python(job: Job, python: str) -> dict[str, Any] | Finding:
+_MEND = {
+    "venv": "mend the path, or build one: paceline env build",
+    "conda": "mend the path: `conda env list` shows the folders of what there is",
+}
+_INSTALL = "install it there, or set kind and path in [environment]"
+
+
+def _ask_python(job: Job, plan: SlurmPlan) -> dict[str, Any] | Finding:
     program = job.program
     name = program.name if program.is_module else str(job.cwd / program.name)
     kind = "module" if program.is_module else "script"
-    variables = {**os.environ, **job.environment.variables}
+    tried = try_command(plan, ["-c", _PROBE, name, kind, str(job.cwd)])
     try:
-        done = subprocess.run(
-            [python, "-c", _PROBE, name, kind, str(job.cwd)], env=variables, text=True, capture_output=True,
-            timeout=60, stdin=subprocess.DEVNULL, cwd=job.cwd if job.cwd.is_dir() else None,
-        )  # fmt: skip
-        answer: dict[str, Any] = json.loads(done.stdout)
+        # The last line: modules and lines of `setup` may print too.
+        answer: dict[str, Any] = json.loads(tried.out.strip().splitlines()[-1])
         return answer
-    except (OSError, subprocess.TimeoutExpired) as error:
-        where = job.said("environment.path" if job.environment.path else "environment.kind")
-        return _loose(job, "python", f"{python} cannot be run here: {_why(error)} ({where})")
-    except ValueError:
-        return Finding("python", WARNING, f"{python} gave no answer: {done.stderr.strip()[-200:]}")
+    except (ValueError, IndexError):
+        return _no_answer(job, plan, tried)
 
 
-def _why(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it gave no answer"
+def _no_answer(job: Job, plan: SlurmPlan, tried: Tried) -> Finding:
+    """Why the job's Python was never reached, or said nothing."""
+    python = plan.order.python
+    if (refusal := tried.refusal) is not None:
+        if (module := failed_module(refusal)) is not None:
+            return Finding("modules", PROBLEM, _told(job, "modules", refusal), module_hint(plan, module))
+        if "'module' command" in refusal:
+            hint = "take modules out of [environment], or submit where there are some"
+            return Finding("modules", PROBLEM, _told(job, "modules", refusal), hint)
+        return Finding("python", PROBLEM, _told(job, "path", refusal), _MEND["venv"])
+    if tried.code in (126, 127):
+        key = "python" if job.environment.python else "path" if job.environment.path else "kind"
+        why = tried.last_words.rpartition(": ")[2]
+        text = _told(job, key, f"{python} cannot be run here: {why}")
+        return Finding("python", PROBLEM, text, _MEND.get(job.environment.kind, "mend the path"))
+    why = "it took too long" if tried.code is None else tried.last_words
+    if job.environment.setup:
+        text = f"with the lines of {job.said('environment.setup')} {python} gave no answer here: {why}"
+        return Finding("setup", WARNING, text, "so nobody knows whether the script's imports are there")
+    return Finding("python", WARNING, f"{python} gave no answer: {why}")
 
 
-def _loose(job: Job, about: str, text: str) -> Finding:
-    """What is missing here may be there once modules and set-up lines have run: then it is only a warning."""
-    if job.environment.modules or job.environment.setup:
-        return Finding(about, WARNING, text, "the job's modules or setup may bring it")
-    return Finding(about, PROBLEM, text, "install it there, or set kind and path in [environment]")
+def _told(job: Job, key: str, text: str) -> str:
+    return f"{text} ({job.said(f'environment.{key}')})"
 
 
 def _syntax(job: Job, line: int, message: str, text: str) -> Finding:

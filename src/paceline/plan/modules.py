@@ -56,6 +56,12 @@ def load_failure(name: str) -> str:
     return f"module load {name} failed"
 
 
+def failed_module(refusal: str) -> str | None:
+    """The module that such words are about."""
+    match = re.fullmatch(re.escape(load_failure("\0")).replace(re.escape("\0"), "(.*)"), refusal)
+    return match[1] if match else None
+
+
 def module_variables(environment: Environment, environ: Mapping[str, str]) -> dict[str, str]:
     """What a job must know of the submitter's modules: where they are, and what there is to purge."""
     if not uses_modules(environment) and environment.kind != "current":
