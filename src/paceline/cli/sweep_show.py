@@ -1,0 +1,186 @@
+"""`paceline sweep show`: a sweep's trials, best first; its failures; the same as CSV and as a page with plots."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import console, runs
+from paceline.contract import write_atomically
+from paceline.spec.amounts import show_seconds
+from paceline.sweep.drawing import value_text
+from paceline.sweep.ranking import Row, has_repeats, rows, sort_by
+from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
+from paceline.sweep.scales import shown
+from paceline.trials import FAILED
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 60
+COLOURS = {
+    "done": "green", "pruned": "grey50", "failed": "red", "missing": "yellow", "running": "cyan", "pending": "grey30",
+}  # fmt: skip
+FAILURES = 10  # shown; the rest is counted
+WATCHED_EVERY = 3.0
+
+
+def command(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="The sweep's name, the beginning of it, its folder, or `last`."),
+    ] = "last",
+    *,
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort", metavar="KEY", help="value, number, state, seconds, a parameter; -KEY: the other way."
+        ),
+    ] = "value",
+    count: Annotated[int, typer.Option("-n", "--count", help="So many rows; 0 shows all.")] = 20,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write a page with plots to FILE (HTML).")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until all have ended.")
+    ] = False,
+) -> int:
+    """A sweep: its trials best first, how far it is, and what failed.
+
+    \b
+    paceline sweep show                          the newest sweep
+    paceline sweep show digits --sort lr         by a parameter
+    paceline sweep show digits --csv digits.csv  every trial, for other programs
+    paceline sweep show digits --report digits.html
+    paceline sweep show digits --watch           until all have ended
+
+    The report is one file: parallel coordinates, importances, history, and a table to sort.
+    """
+    folder = find_sweep(name, runs.scratch_here())
+    sweep = read_sweep(folder)
+    if csv is not None or report is not None:
+        _write(sweep, csv, report)
+        return 0
+    sort_by(sweep, [], sort)  # a wrong key is said before anything is shown
+    if watch and _is_live(sweep):
+        from rich.live import Live
+
+        with Live(_picture(sweep, sort, count), console=console.console(), auto_refresh=False) as live:
+            while _is_live(sweep):
+                time.sleep(WATCHED_EVERY)
+                sweep = read_sweep(folder)
+                live.update(_picture(sweep, sort, count), refresh=True)
+        return 0
+    console.console().print(_picture(sweep, sort, count))
+    return 0
+
+
+def _is_live(sweep: Sweep) -> bool:
+    return any(trial.state in (RUNNING, PENDING) for trial in sweep.trials)
+
+
+def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
+    from paceline.sweep.report import render
+    from paceline.sweep.table import to_csv
+
+    if csv is not None:
+        write_atomically(csv.absolute(), to_csv(sweep))
+        print(f"{len(sweep.trials)} trials: {csv}")
+    if report is not None:
+        write_atomically(report.absolute(), render(sweep))
+        print(f"report: {report}")
+
+
+def _picture(sweep: Sweep, sort: str, count: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    ordered = sort_by(sweep, rows(sweep), sort)
+    listed = ordered if count <= 0 else ordered[:count]
+    parts: list[RenderableType] = [_head(sweep), _bar(sweep), Text(""), _table(sweep, listed)]
+    if len(listed) < len(ordered):
+        parts.append(
+            Text(f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)", "dim")
+        )
+    return Group(*parts, *_failures(sweep))
+
+
+def _head(sweep: Sweep) -> Any:
+    from rich.text import Text
+
+    aim = "larger" if sweep.maximizes else "smaller"
+    text = Text(sweep.name, "bold")
+    return text.append(f"  {sweep.metric}, {aim} is better  {sweep.folder.path}", "dim not bold")
+
+
+def _bar(sweep: Sweep) -> Any:
+    """How far it is: one coloured bar, and the numbers."""
+    from rich.text import Text
+
+    total = max(1, len(sweep.trials))
+    text, used, seen = Text(), 0, 0
+    for state, count in sweep.counts.items():
+        seen += count
+        # By where each piece ends, so that the pieces add up to the whole; the little that there is shows.
+        end = min(WIDTH, max(round(WIDTH * seen / total), used + 1))
+        text.append("█" * (end - used), COLOURS[state])
+        used = end
+    words = [f"{count:,} {state}" for state, count in sweep.counts.items()]
+    return text.append(f"\n{' · '.join(words)} of {len(sweep.trials):,}", "default")
+
+
+def _table(sweep: Sweep, listed: list[Row]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    repeats = has_repeats(sweep)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("TRIAL", "STATE"):
+        table.add_column(name, no_wrap=True)
+    table.add_column(escape(sweep.metric), no_wrap=True, justify="left" if repeats else "right")
+    for key in sweep.keys:
+        table.add_column(escape(key), overflow="fold")
+    table.add_column("TIME", no_wrap=True)
+    for row in listed:
+        table.add_row(
+            str(row.number) if len(row.trials) == 1 else _numbers(row),
+            f"[{COLOURS[row.state]}]{row.told}[/]",
+            value_text(row),
+            *(escape(shown(row.point[key])) if key in row.point else "" for key in sweep.keys),
+            "" if row.seconds is None else show_seconds(row.seconds),
+        )
+    return table
+
+
+def _numbers(row: Row) -> str:
+    """The trials of a point: `0-4`, or those that there are."""
+    numbers = [trial.number for trial in row.trials]
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers[:4])) + (",…" if len(numbers) > 4 else "")
+
+
+def _failures(sweep: Sweep) -> list[Any]:
+    """Which failed and why: trials with the same first line together."""
+    from rich.text import Text
+
+    reasons: dict[str, list[int]] = {}
+    for trial in sweep.trials:
+        if trial.state in (FAILED, MISSING):
+            reasons.setdefault(trial.error or "no error line was left", []).append(trial.number)
+    if not reasons:
+        return []
+    lines = [Text(""), Text("failures", "dim")]
+    for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:FAILURES]:
+        listed = ", ".join(map(str, numbers[:6])) + (f", … ({len(numbers):,})" if len(numbers) > 6 else "")
+        lines.append(Text.assemble((f"trial {listed}: ", "red"), error))
+    if len(reasons) > FAILURES:
+        lines.append(Text(f"… and {len(reasons) - FAILURES} other reasons", "dim"))
+    lines.append(Text(f"again: paceline sweep --resubmit failed {sweep.name}", "dim"))
+    return lines

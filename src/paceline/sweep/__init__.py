@@ -1,0 +1,1 @@
+"""Many runs: search spaces, samplers, arrays, and what came of them."""

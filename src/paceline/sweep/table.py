@@ -1,0 +1,46 @@
+"""A sweep's trials as a CSV file: one line for each, with every parameter in a column of its own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from paceline.sweep.results import Sweep, Trial
+
+BEFORE, AFTER = ("number", "state", "value"), ("seed", "seconds", "folder", "error")
+
+
+def columns(sweep: Sweep) -> dict[str, str]:
+    """Each parameter and its column: a parameter with the name of another column is told apart."""
+    taken = {*BEFORE, *AFTER}
+    return {key: f"parameter {key}" if key in taken else key for key in sweep.keys}
+
+
+def to_csv(sweep: Sweep) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    named = columns(sweep)
+    writer.writerow([*BEFORE, *named.values(), *AFTER])
+    for trial in sweep.trials:
+        writer.writerow(_cells(trial, list(named)))
+    return out.getvalue()
+
+
+def _cells(trial: Trial, keys: list[str]) -> list[str]:
+    return [
+        str(trial.number),
+        trial.state,
+        _text(trial.value),
+        *(_text(trial.point.get(key)) for key in keys),
+        _text(trial.seed),
+        "" if trial.seconds is None else f"{trial.seconds:.3f}",
+        str(trial.folder.path),
+        trial.error,
+    ]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,53 @@
+"""Sweep folders as sweeps leave them, made by hand: for tests of what is read from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.trials import Point, Search, SweepFolder
+
+
+def make_sweep(path: Path, points: Iterable[Point], **search: Any) -> SweepFolder:
+    """A sweep with nothing begun."""
+    path.mkdir(parents=True)
+    folder = SweepFolder(path)
+    told = {"name": path.name, "metric": "loss", **search}
+    folder.spec.write_text(Search(**told).to_json())
+    folder.points.write_text("".join(point.to_line() for point in points))
+    folder.trials.mkdir()
+    return folder
+
+
+def grid(values: Iterable[dict[str, Any]], seeds: int = 0) -> list[Point]:
+    found: list[Point] = []
+    for group, point in enumerate(values):
+        for seed in range(seeds) if seeds else [None]:
+            found.append(Point(len(found), group, point, seed))
+    return found
+
+
+def begin(folder: SweepFolder, number: int, *, job: str | None = None, **told: Any) -> None:
+    """What a trial's folder has once it has begun."""
+    trial = folder.trial(number)
+    trial.path.mkdir()
+    trial.run_json.write_text("{}")
+    trial.trial.write_text(json.dumps({"number": number, **told}))
+    if job is not None:
+        trial.job.write_text(job + "\n")
+
+
+def end(
+    folder: SweepFolder, number: int, state: str = "done", value: float | None = None, **told: Any
+) -> None:
+    begin(folder, number, **{key: told[key] for key in ("point", "seed") if key in told})
+    result = {"state": state, "value": value, "started": 100.0, "ended": 130.0, "error": "", **told}
+    folder.trial(number).result.write_text(json.dumps(result))
+
+
+def note_jobs(folder: SweepFolder, job: str, tasks: Mapping[str, list[int]]) -> None:
+    line = json.dumps({"time": 1.0, "job": job, "submission": 1, "tasks": dict(tasks)})
+    with open(folder.jobs, "a", encoding="utf-8") as file:
+        file.write(line + "\n")

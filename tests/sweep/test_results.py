@@ -1,0 +1,161 @@
+"""What became of a sweep's trials is read from its folder, and from one question to the scheduler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.states import JobState
+from paceline.errors import ClusterError, UsageError
+from paceline.sweep.ranking import rows, sort_by
+from paceline.sweep.results import Sweep, find_sweep, read_sweep
+from paceline.trials import Point, SweepFolder
+from tests.sweep.folders import begin, end, grid, make_sweep, note_jobs
+
+RATES = [{"lr": rate} for rate in (0.1, 0.01, 0.001, 0.0001, 0.00001, 0.000001)]
+
+
+class Scheduler:
+    """Answers as squeue would, and counts how often it is asked."""
+
+    def __init__(self, **states: str) -> None:
+        self.states = {name.removeprefix("j"): state for name, state in states.items()}
+        self.asked = 0
+
+    def __call__(self, jobs: Iterable[str]) -> dict[str, JobState]:
+        self.asked += 1
+        return {job: JobState(job, self.states[job]) for job in jobs if job in self.states}
+
+
+def states(sweep: Sweep) -> dict[int, str]:
+    return {trial.number: trial.state for trial in sweep.trials}
+
+
+def test_every_state_a_trial_can_be_in(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "rates", grid(RATES))
+    note_jobs(folder, "7", {str(index): [index] for index in range(6)})
+    end(folder, 0, value=0.5)
+    end(folder, 1, "failed", error="ValueError: no\nmore")
+    begin(folder, 2, job="7_2")
+    folder.trial(2).reports.write_text('{"step": 1, "value": 0.9}\n{"step": 2, "value": 0.7}\n{"ste')
+    begin(folder, 3, job="7_3")
+    scheduler = Scheduler(j7_2="RUNNING", j7_3="CANCELLED", j7_4="PENDING")
+    sweep = read_sweep(folder, scheduler)
+    assert states(sweep) == {0: "done", 1: "failed", 2: "running", 3: "missing", 4: "pending", 5: "missing"}
+    assert scheduler.asked == 1
+    done, failed, running, _, pending, gone = sweep.trials
+    assert (done.value, done.seconds, done.point) == (0.5, 30.0, {"lr": 0.1})
+    assert failed.error == "ValueError: no"
+    assert running.value == 0.7
+    assert pending.job == "7_4"
+    assert gone.error == "its job 7_5 is gone"
+    assert sweep.counts == {"done": 1, "failed": 1, "missing": 2, "running": 1, "pending": 1}
+
+
+def test_a_trial_submitted_again_waits_until_it_begins(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "rates", grid(RATES[:2]))
+    note_jobs(folder, "7", {"0": [0], "1": [1]})
+    end(folder, 0, value=0.5)
+    end(folder, 1, "failed", error="ValueError: no")
+    note_jobs(folder, "8", {"0": [1]})
+    assert states(read_sweep(folder, Scheduler(j8_0="PENDING"))) == {0: "done", 1: "pending"}
+    assert states(read_sweep(folder, Scheduler(j8_0="FAILED"))) == {0: "done", 1: "failed"}
+
+
+def test_without_a_scheduler_the_folder_alone_speaks(tmp_path: Path) -> None:
+    def silent(_: Iterable[str]) -> dict[str, JobState]:
+        raise ClusterError("no squeue here")
+
+    folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
+    note_jobs(folder, "7", {"0": [0, 1, 2]})
+    end(folder, 0, value=0.5)
+    begin(folder, 1, job="7_0")
+    assert states(read_sweep(folder, silent)) == {0: "done", 1: "running", 2: "pending"}
+
+
+def test_why_it_failed_is_found_where_the_result_does_not_say(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "rates", grid(RATES[:1]))
+    end(folder, 0, "failed")
+    attempt = folder.trial(0).attempt(2)
+    attempt.path.mkdir()
+    attempt.failure.write_text(json.dumps({"cause": "error", "type": "KeyError", "message": "'x'\nsecond"}))
+    assert read_sweep(folder).trials[0].error == "KeyError: 'x'"
+
+
+def test_points_that_were_chosen_late(tmp_path: Path) -> None:
+    folder = make_sweep(
+        tmp_path / "late", [Point(number, number, None) for number in range(3)], sampler="tpe"
+    )
+    end(folder, 0, value=1.0, point={"lr": 0.3})
+    begin(folder, 1, point={"lr": 0.4})
+    sweep = read_sweep(folder)
+    assert [trial.point for trial in sweep.trials] == [{"lr": 0.3}, {"lr": 0.4}, {}]
+    assert sweep.keys == ["lr"]
+
+
+def test_values_that_are_no_numbers_are_none(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "odd", grid(RATES[:3]))
+    end(folder, 0, value=float("nan"))
+    end(folder, 1, value=float("inf"))
+    end(folder, 2, value=3.0)
+    sweep = read_sweep(folder)
+    assert [row.number for row in sort_by(sweep, rows(sweep), "value")] == [2, 0, 1]
+
+
+def ordered(sweep: Sweep, key: str) -> list[int]:
+    return [row.number for row in sort_by(sweep, rows(sweep), key)]
+
+
+def test_best_first_and_by_any_column(tmp_path: Path) -> None:
+    points = [{"lr": 0.1, "name": "b"}, {"lr": 0.3, "name": "a"}, {"lr": 0.2}, {"lr": 0.4, "name": "c"}]
+    for direction, best in (("minimize", [2, 0, 1, 3]), ("maximize", [0, 2, 1, 3])):
+        folder = make_sweep(tmp_path / direction, grid(points), direction=direction)
+        end(folder, 0, value=0.8)
+        end(folder, 1, "pruned", value=0.1)
+        end(folder, 2, value=0.2)
+        sweep = read_sweep(folder)
+        assert ordered(sweep, "value") == best  # a pruned value is no final one
+        assert ordered(sweep, "lr") == [0, 2, 1, 3]
+        assert ordered(sweep, "-lr") == [3, 1, 2, 0]
+        assert ordered(sweep, "name") == [1, 0, 3, 2]
+        assert ordered(sweep, "-name") == [3, 0, 1, 2]  # what has none stays last
+        with pytest.raises(UsageError, match="no column 'rate'") as caught:
+            ordered(sweep, "rate")
+        assert "value, number, state, seconds, lr, name" in caught.value.hint
+
+
+def test_repeats_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "repeats", grid(RATES[:2], seeds=3))
+    for number, value in enumerate([1.0, 2.0, 3.0]):
+        end(folder, number, value=value, seed=number)
+    end(folder, 3, value=1.5, seed=0)
+    end(folder, 4, "failed", seed=1)
+    sweep = read_sweep(folder)
+    second, first = sort_by(sweep, rows(sweep), "value")
+    assert (first.value, first.deviation, first.count) == (2.0, 1.0, 3)
+    assert (second.value, second.deviation, second.count) == (1.5, None, 1)
+    assert second.told == "1 done, 1 failed, 1 pending"
+
+
+def test_a_sweep_is_found_by_name_folder_and_time(tmp_path: Path) -> None:
+    for name in ("digits", "digits-long", "words"):
+        make_sweep(tmp_path / "project" / "default" / name, [])
+    assert find_sweep("digits", tmp_path).name == "digits"
+    assert find_sweep("digits-", tmp_path).name == "digits-long"
+    assert find_sweep(str(tmp_path / "project" / "default" / "words"), tmp_path).name == "words"
+    assert find_sweep("last", tmp_path).name == "words"
+    with pytest.raises(UsageError, match="names 2 sweeps"):
+        find_sweep("dig", tmp_path)
+    with pytest.raises(UsageError, match="no sweep 'letters'") as caught:
+        find_sweep("letters", tmp_path)
+    assert "digits, digits-long, words" in caught.value.hint
+
+
+def test_a_sweep_without_trials(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "empty")
+    folder.path.mkdir()
+    folder.spec.write_text("{}")
+    assert read_sweep(folder).trials == []
