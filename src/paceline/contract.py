@@ -116,6 +116,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def trackers(self) -> Path:
+        """What W&B and TensorBoard keep: `trackers/wandb`, `trackers/tensorboard`."""
+        return self.path / "trackers"
+
+    @property
     def collected(self) -> Path:
         """What `[data] collect` brought back from the nodes."""
         return self.path / "collected"
@@ -277,6 +282,8 @@ class Order:
     kill_after: float = 5.0  # seconds from SIGTERM to SIGKILL when ranks are ended
     check: bool = True  # preflight inside the job
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect; empty: nothing
+    tracking: dict[str, Any] = field(default_factory=dict)  # where numbers go: what was said
+    trial: dict[str, Any] = field(default_factory=dict)  # of a sweep: which one, and how it is pruned
 
     @property
     def world_size(self) -> int:

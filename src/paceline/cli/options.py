@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import UsageError
-from paceline.spec import Program
+from paceline.spec import Flag, Program
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,6 +72,23 @@ Data = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="PATH", help="Copy it to each node's own disk first (again for more)."),
 ]
+Wandb = Annotated[
+    bool | None,
+    typer.Option("--wandb/--no-wandb", help="Log to W&B, or leave it alone whatever the script asks."),
+]
+WandbProject = Annotated[
+    str | None, typer.Option("--wandb-project", metavar="NAME", help="Log to this project of W&B.")
+]
+WandbGroup = Annotated[
+    str | None, typer.Option("--wandb-group", metavar="NAME", help="The group of the W&B run.")
+]
+WandbAllProcesses = Annotated[
+    bool,
+    typer.Option("--wandb-all-processes", help="Each rank logs a W&B run of its own, all in one group."),
+]
+Tensorboard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write TensorBoard's files too, below the run folder.")
+]
 NoSnapshot = Annotated[bool, typer.Option("--no-snapshot", help="Keep no copy of the code.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 
@@ -116,6 +133,24 @@ def _nearby(path: Path) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "options of Paceline come before the script, the script's own after it; use -m for a module"
+
+
+def tracking_flags(
+    *, wandb: bool | None, project: str | None, group: str | None, all_processes: bool, tensorboard: bool
+) -> list[Flag]:
+    """The flags of trackers. Who names a project, a group or all processes wants W&B."""
+    named = {"--wandb-project": project, "--wandb-group": group, "--wandb-all-processes": all_processes}
+    typed = [name for name, value in named.items() if value]
+    if wandb is False and typed:
+        raise UsageError(f"--no-wandb and {typed[0]} contradict each other", hint="leave one of them out")
+    on = wandb if wandb is not None else True if typed else None
+    return [
+        Flag("--no-wandb" if wandb is False else "--wandb", "tracking.wandb", on),
+        Flag("--wandb-project", "tracking.wandb_project", project),
+        Flag("--wandb-group", "tracking.wandb_group", group),
+        Flag("--wandb-all-processes", "tracking.wandb_all_processes", all_processes or None),
+        Flag("--tensorboard", "tracking.tensorboard", tensorboard or None),
+    ]
 
 
 def parse_variables(texts: Sequence[str] | None) -> dict[str, str] | None:

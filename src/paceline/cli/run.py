@@ -59,6 +59,11 @@ def command(
     ] = None,
     data: options.Data = None,
     debug: options.Debug = False,
+    wandb: options.Wandb = None,
+    wandb_project: options.WandbProject = None,
+    wandb_group: options.WandbGroup = None,
+    wandb_all_processes: options.WandbAllProcesses = False,
+    tensorboard: options.Tensorboard = False,
     config: options.Config = None,
     cluster_profile: options.ClusterProfile = None,
     no_snapshot: options.NoSnapshot = False,
@@ -102,6 +107,13 @@ def command(
         Flag("--hang-timeout", "resume.hang_timeout", hang_timeout),
         Flag("--data", "data.stage", data or None),
         Flag("--debug", "launch.debug", debug or None),
+        *options.tracking_flags(
+            wandb=wandb,
+            project=wandb_project,
+            group=wandb_group,
+            all_processes=wandb_all_processes,
+            tensorboard=tensorboard,
+        ),
         Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
     ]
     cwd = here()

@@ -69,6 +69,12 @@ def data_wish(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def tracking_wish(job: Job) -> dict[str, Any]:
+    """`[tracking]` as ranks read it: only what was said."""
+    said: dict[str, Any] = job.tracking.model_dump(mode="json", exclude_defaults=True)
+    return said
+
+
 def make_order(
     job: Job,
     *,
@@ -110,6 +116,7 @@ def make_order(
         hang_timeout=float(job.resume.hang_timeout or 0),
         check=job.launch.check,
         data=data_wish(job),
+        tracking=tracking_wish(job),
     )
 
 
@@ -125,9 +132,13 @@ def carry_over(old: Order, new: Order, job: Job) -> Order:
             runtime.pop(name, None)
             if name in new.runtime:
                 runtime[name] = new.runtime[name]
+    tracking = dict(old.tracking)
+    for name in type(job.tracking).model_fields:
+        if f"tracking.{name}" in typed:
+            tracking[name] = getattr(job.tracking, name)
     params = _deep(old.params, new.params) if any(key.startswith("params.") for key in typed) else old.params
     variables = {**old.variables, **new.variables} if "environment.variables" in typed else old.variables
-    return replace(old, **changes, runtime=runtime, params=params, variables=variables)
+    return replace(old, **changes, runtime=runtime, tracking=tracking, params=params, variables=variables)
 
 
 def _deep(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from paceline.spec.tables import (
     Resume,
     Runtime,
     Tables,
+    Tracking,
 )
 
 LEAST_GRACE = 60  # limits act on ticks of 30 s, and ranks need time to save
@@ -78,6 +79,10 @@ class Job:
     @property
     def data(self) -> Data:
         return self.tables.data
+
+    @property
+    def tracking(self) -> Tracking:
+        return self.tables.tracking
 
     @property
     def params(self) -> dict[str, Any]:

@@ -252,6 +252,27 @@ class Data(Table):
     """Where on the node; else `$SLURM_TMPDIR`, `$TMPDIR` or /tmp."""
 
 
+class Tracking(Table):
+    """`[tracking]`: where the numbers of `run.log` go besides metrics.jsonl."""
+
+    wandb: bool | None = None
+    """Log to W&B; false keeps `paceline.wandb` silent too. Unset: when wandb_project is given."""
+    wandb_project: Line | None = None
+    """The W&B project; else the project's name."""
+    wandb_group: Line | None = None
+    """The W&B group; else the experiment's name."""
+    wandb_entity: Line | None = None
+    """The W&B user or team; else the key's own."""
+    wandb_mode: Literal["online", "offline", "disabled"] | None = None
+    """Send as it happens, or keep for `paceline sync`; else online where there are a key and a network."""
+    wandb_all_processes: bool = False
+    """Each rank logs its own numbers in a W&B run of its own, all in one group."""
+    tensorboard: bool = False
+    """Write TensorBoard's files, below the run folder."""
+    trackers: Words = ()
+    """Trackers of your own, as "package.module:Class"."""
+
+
 class Tables(Table):
     """A whole file, or one layer of it: every key may be absent."""
 
@@ -263,5 +284,6 @@ class Tables(Table):
     checkpoint: Checkpoint = Checkpoint()
     resume: Resume = Resume()
     data: Data = Data()
+    tracking: Tracking = Tracking()
     params: dict[str, Any] = {}
     """The training script's own hyper-parameters, free in form."""
