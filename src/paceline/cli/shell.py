@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -10,8 +11,10 @@ import typer
 from paceline.cli import options, runs
 from paceline.cli.submit import Draft
 from paceline.cluster import slurm
+from paceline.cluster.runhalf import kept_run_half
 from paceline.contract import Order
 from paceline.errors import UsageError
+from paceline.plan.environment import submission_environment
 from paceline.plan.interactive import SETUP, allocate_argv, join_argv, setup_lines
 from paceline.plan.quote import command_line
 from paceline.spec import Flag, Program, load_job
@@ -37,9 +40,11 @@ def command(
     \b
     paceline shell 1a2b          inside a running run, beside its ranks
     paceline shell --gpus 1      in an allocation of its own, as paceline.toml says
+    echo nvidia-smi | paceline shell 1a2b     commands from a pipe: no terminal, and their exit code
     """
+    terminal = sys.stdin is not None and sys.stdin.isatty()
     if run is not None:
-        argv, setup, environ = _inside(run, node)
+        argv, setup, environ = _inside(run, node, terminal=terminal)
     else:
         flags = [
             Flag("--nodes", "job.nodes", nodes),
@@ -53,16 +58,17 @@ def command(
         # There is no run folder: the variables themselves stand where the script would read them from a file.
         source = next(line for line in plan.script.splitlines() if line.startswith("source "))
         script = plan.script.replace(source, plan.environment)
-        setup = setup_lines(script, run=str(draft.site.folder.path), cwd=str(job.cwd))
-        terminal = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
-        argv, environ = allocate_argv(plan), {**plan.submitter, **terminal}
+        half = "" if dry_run else kept_run_half(draft.site.store, compiled=job.environment.kind == "current")
+        setup = setup_lines(script, plan.order, run=str(draft.site.folder.path), run_half=str(half))
+        argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:
         print(command_line(argv))
         return 0
-    return slurm.attach(argv, environ={**environ, SETUP: setup})
+    kept = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+    return slurm.attach(argv, environ={**environ, **kept, SETUP: setup})
 
 
-def _inside(run: str, node: str | None) -> tuple[list[str], str, dict[str, str]]:
+def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
     folder = runs.named(run)
     record = look_at(folder)
     if record.job is None or record.status != "running":
@@ -72,5 +78,7 @@ def _inside(run: str, node: str | None) -> tuple[list[str], str, dict[str, str]]
         )
     script = folder.script.read_text(encoding="utf-8")
     order = Order.from_json(folder.order.read_text(encoding="utf-8"))
-    setup = setup_lines(script, run=str(folder.path), cwd=order.cwd)
-    return join_argv(record.job, node=node), setup, dict(os.environ)
+    setup = setup_lines(script, order, run=str(folder.path), run_half=str(folder.runhalf))
+    # What the job was submitted with, and not what else this shell has.
+    environ = submission_environment(os.environ, ()).variables
+    return join_argv(record.job, node=node, terminal=terminal), setup, environ

@@ -14,14 +14,19 @@ from pathlib import Path
 
 FILES = ("__init__.py", "contract.py", "errors.py", "trials.py", "py.typed")
 ROOMS = ("node", "runtime")
-# `python paceline.zip` starts a launcher. Not `-m`: that would put the current folder, and whatever lies in it, ahead
-# of the standard library. Readable by any Python, so that one that is too old can say so.
+# `python paceline.zip` starts a launcher; with `trial` it opens or closes one of a sweep. Not `-m`: that would put the
+# current folder, and whatever lies in it, ahead of the standard library. Readable by any Python, so that one that is too old can say so.
 MAIN = b"""\
 import sys
 
 if sys.version_info < (3, 10):
     told = "paceline: %s is Python %d.%d, and a run needs 3.10 or newer: see [environment] in paceline.toml"
     sys.exit(told % ((sys.executable,) + tuple(sys.version_info[:2])))
+
+if sys.argv[1:2] == ["trial"]:
+    from paceline.node.trial import main
+
+    sys.exit(main(sys.argv[2:]))
 
 from paceline.node.launcher import main
 
@@ -34,7 +39,16 @@ UNCHECKED = (1).to_bytes(
 
 
 def put_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
-    """Put the zip at `destination`. Equal ones are made once per `store`, and shared by hard links.
+    """Put the zip at `destination`. Equal ones are made once per `store`, and shared by hard links."""
+    kept = kept_run_half(store, compiled=compiled)
+    try:
+        os.link(kept, destination)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(kept, destination)
+
+
+def kept_run_half(store: Path, *, compiled: bool = False) -> Path:
+    """The zip in the store, made if it is not there.
 
     `compiled` adds byte code for this Python: nodes that run another one fall back to the source.
     """
@@ -46,10 +60,7 @@ def put_run_half(destination: Path, *, store: Path, compiled: bool = False) -> N
     if not kept.is_file():
         store.mkdir(parents=True, exist_ok=True)
         _write(kept, sources, compiled=compiled)
-    try:
-        os.link(kept, destination)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(kept, destination)
+    return kept
 
 
 def _sources() -> dict[str, bytes]:

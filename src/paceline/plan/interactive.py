@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
+from paceline.contract import Order
 from paceline.plan.quote import quote
 from paceline.plan.slurm import SlurmPlan
 
 SETUP = "PACELINE_SHELL_SETUP"  # the lines travel in a variable: there may be no file that all nodes see
 
-# Run the lines, then become a shell that talks to a person.
-STARTER = f'eval "${SETUP}"; unset {SETUP}; exec bash -i'
+# A shell that has run the lines: one that talks to a person, or one that reads its commands from a pipe. The user's
+# start-up files, which no job reads, might change what the lines have made (`conda activate`): they are left out.
+_LINES = f'eval "${SETUP}"; unset {SETUP}'
+_PROMPT = r"PS1='(paceline) \h:\w\$ '"
+FOR_A_PERSON = f"exec bash --rcfile <(printf '%s\\n' {quote(_LINES)} {quote(_PROMPT)}) -i"
+FOR_A_PIPE = f"{_LINES}; exec bash"
 
 # Options of a batch job that mean nothing to, or would harm, an interactive one.
 _BATCH_ONLY = {
@@ -25,29 +31,41 @@ def environment_section(script: str) -> str:
     return match[0]
 
 
-def setup_lines(script: str, *, run: str, cwd: str) -> str:
+def setup_lines(script: str, order: Order, *, run: str, run_half: str) -> str:
     """What a shell in a job's environment evaluates first. A failure there is said, and leaves the shell usable."""
+    section = environment_section(script).replace('"$run/paceline.zip', f'{quote(run_half)}"')
+    here = quote(str(PurePath(order.python).parent))
     return "\n".join(
         [
             f"run={quote(run)}",
             'fail() { echo "paceline: $*" >&2; }',
-            environment_section(script),
-            f"cd {quote(cwd)} 2>/dev/null",
+            section,
+            f"cd {quote(order.cwd)} 2>/dev/null",
+            "unset run; unset -f fail",
+            # Ranks have the last word of their launcher, whatever modules and the venv have made of a variable.
+            *(f"export {name}={quote(text)}" for name, text in order.variables.items()),
+            # The job calls its Python by its path; a person types `python`.
+            f'if [ -x {quote(order.python)} ] && [ "$(command -v python)" != {here}/python ]; then',
+            f"    PATH={here}:$PATH",
+            "fi",
         ]
     )
 
 
-def join_argv(job: str, *, node: str | None = None) -> list[str]:
+def join_argv(job: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
     """Into a job that runs, beside what it does."""
     where = [f"--nodelist={node}"] if node else []
     return [
-        "srun", f"--jobid={job}", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1", *where, "--pty",
-        "bash", "-c", STARTER,
+        "srun", f"--jobid={job}", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1", *where, *_shell(terminal)
     ]  # fmt: skip
 
 
-def allocate_argv(plan: SlurmPlan) -> list[str]:
+def allocate_argv(plan: SlurmPlan, *, terminal: bool = True) -> list[str]:
     """Into an allocation of its own, of the size that the job would have; the shell is on its first node."""
     asked = [str(each) for each in plan.directives if each.option not in _BATCH_ONLY]
     step = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--cpus-per-task={plan.layout.cpus_per_task}"]
-    return ["salloc", *asked, *step, "--pty", "bash", "-c", STARTER]
+    return ["salloc", *asked, *step, *_shell(terminal)]
+
+
+def _shell(terminal: bool) -> list[str]:
+    return ["--pty", "bash", "-c", FOR_A_PERSON] if terminal else ["bash", "-c", FOR_A_PIPE]

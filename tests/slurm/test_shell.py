@@ -1,0 +1,177 @@
+"""`paceline shell`: what a person finds inside an allocation is what the ranks have. And the end: `cancel --save`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.contract import RunFolder, read_verdict
+from paceline.plan.interactive import FOR_A_PERSON, SETUP
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
+from tests.survive.runs import until
+
+WITHIN = 120.0
+SMALL = ("--gpus", "1", "--cpus-per-gpu", "1", "--time", "10m")
+
+# A stand-in for Lmod: what it has loaded is in a variable, and in PATH.
+MODULES = """\
+module() {
+    case $1 in
+        load) export LOADED="${LOADED:+$LOADED:}$2" PATH="/opt/$2/bin:$PATH" ;;
+        purge) unset LOADED ;;
+    esac
+}
+"""
+CONFIG = """\
+[environment]
+modules = ["tools/1.0"]
+setup = ["export FROM_SETUP=yes"]
+[environment.variables]
+GREETING = "it's \\"me\\", $HOME"
+run = "a name that the script has, too"
+"""
+
+# What a rank has of its own: its number, its attempt, its launcher's words, and Slurm's, to a step and a batch script.
+OF_A_RANK = re.compile(
+    r"(PACELINE|SLURM|SLURMD|SRUN|TORCH|TORCHELASTIC|ROLE|GROUP|MASTER|OMP|MKL|OPENBLAS|NCCL|GLOO)_\w+"
+    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|PWD|OLDPWD|SHLVL|_|PMI\w*|LC_CTYPE|TERM|ENVIRONMENT|HOSTNAME"
+)
+
+
+def shared(environ: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environ.items() if not OF_A_RANK.fullmatch(name)}
+
+
+def shell(
+    cluster: Cluster, *words: str, commands: str, cwd: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Type `paceline shell` with commands coming through a pipe."""
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", "shell", *words],
+        input=commands, cwd=cwd, env={**os.environ, **cluster.environment, **variables}, timeout=WITHIN, text=True,
+        capture_output=True,
+    )  # fmt: skip
+
+
+def test_inside_a_run_everything_is_as_its_ranks_have_it(
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    (tmp_path / "modules" / "init").mkdir(parents=True)
+    (tmp_path / "modules" / "init" / "bash").write_text(MODULES)
+    home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=CONFIG)
+    around = {"MODULESHOME": str(tmp_path / "modules")}
+    folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **around))
+    (rank,) = until(
+        lambda: told(folder).values(), "no rank starts", told=lambda: everything(folder), within=WITHIN
+    )
+    commands = """\
+python -c 'import json, os; print("told " + json.dumps(dict(os.environ)))'
+python -c 'import paceline, sys; print("half", paceline.__file__); print("python", sys.executable)'
+echo "host $HOSTNAME, in $PWD"
+exit 7
+"""
+    done = shell(
+        cluster,
+        folder.path.name,
+        commands=commands,
+        cwd=home,
+        PACELINE_SCRATCH=str(scratch),
+        ONLY_AT_LOGIN="1",
+    )
+    assert done.returncode == 7, done.stderr
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    found = shared(json.loads(lines["told"]))
+    # By name `python` is the job's own: its folder is ahead of what the ranks have as PATH.
+    found["PATH"] = found["PATH"].removeprefix(f"{Path(sys.executable).parent}:")
+    assert found == shared(rank["environ"])
+    assert lines["python"] == sys.executable
+    assert (found["LOADED"], found["FROM_SETUP"]) == ("tools/1.0", "yes")
+    assert found["GREETING"] == 'it\'s "me", $HOME'
+    assert lines["half"].startswith(str(folder.runhalf))
+    assert lines["host"] == f"{rank['host']}, in {rank['cwd']}"
+
+
+def test_an_allocation_of_its_own_has_the_run_half(tmp_path: Path, scratch: Path, cluster: Cluster) -> None:
+    home = project(tmp_path / "project", config='[environment.variables]\nGREETING = "hello"\n')
+    commands = """\
+echo "$GREETING from $SLURM_JOB_NUM_NODES nodes"
+python -c 'import paceline; print(paceline.__file__)'
+"""
+    done = shell(
+        cluster, *("--nodes", "2", "--gpus", "1", "--time", "5m"), commands=commands, cwd=home,
+        PACELINE_SCRATCH=str(scratch),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    greeting, half = done.stdout.splitlines()
+    assert greeting == "hello from 2 nodes"
+    assert half.startswith(str(scratch))
+
+
+def test_a_person_gets_a_shell_that_has_read_nothing_else(tmp_path: Path) -> None:
+    """On a terminal, without Slurm: start-up files would undo what the job's lines have made."""
+    (tmp_path / ".bashrc").write_text("export GREETING=changed\n")
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", FOR_A_PERSON], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        env={**os.environ, "HOME": str(tmp_path), SETUP: "export GREETING=kept; speak() { echo it is $GREETING; }"},
+    )  # fmt: skip
+    os.close(slave)
+    os.write(master, f"speak; echo [${SETUP}]; exit 3\n".encode())
+    said = b""
+    try:
+        while chunk := os.read(master, 65536):
+            said += chunk
+    except OSError:
+        pass  # the terminal is closed with its last process
+    os.close(master)
+    assert process.wait(WITHIN) == 3
+    assert b"\rit is kept\r\n[]\r\n" in said, said
+    assert b"(paceline)" in said
+
+
+TRAINING = """\
+import torch, paceline
+
+with paceline.session(cpu=True) as run:
+    model = run.wrap(torch.nn.Linear(2, 1))
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    run.resume(model=model, opt=opt)
+    for batch in run.steps(torch.ones(2, 2) for _ in range(10**9)):
+        run.backward(model(batch).sum())
+        run.update(opt)
+    print("never")
+"""
+
+
+@pytest.mark.timeout(400)
+def test_cancel_with_a_checkpoint_first(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    home = project(tmp_path / "project", TRAINING)
+    folder: RunFolder = run_of(slurm_paceline("submit", *SMALL, "--cpu", "train.py", cwd=home, check=True))
+    job = folder.job.read_text().strip()
+    rank_events = folder.events / "rank-0.jsonl"
+    until(
+        lambda: rank_events.exists() and '"training"' in rank_events.read_text(), "it does not train",
+        told=lambda: everything(folder), within=300,
+    )  # fmt: skip
+    said = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
+    assert "once it has saved" in said
+    cluster.wait(job, timeout=WITHIN)
+    assert read_verdict(folder.leg(f"{job}-0").verdict) == "stopped", everything(folder)
+    assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], "nothing was saved"
+    time.sleep(2)
+    assert cluster.restarts(job) == 0
+    assert cluster.queue() == []
+    assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
+    assert "never" not in folder.attempt(1).log(0).read_text()
