@@ -13,7 +13,7 @@ import pytest
 
 from paceline.contract import RunFolder
 from paceline.errors import SpecError
-from paceline.plan.environment import SCRIPT_NAMES
+from paceline.plan.secrets import SCRIPT_NAMES
 from paceline.plan.site import Site
 from tests.golden.cases import HERE, plan
 

@@ -13,7 +13,8 @@ from paceline.cli import console, options, runs
 from paceline.cli.submit import Draft
 from paceline.cluster.findings import GOOD, PROBLEM, Finding, worst
 from paceline.cluster.inspection import inspect_machine, inspect_slurm
-from paceline.spec import Flag, load_job
+from paceline.cluster.secrets import inspect_secrets
+from paceline.spec import Flag, Program, load_job
 
 MARKS = {GOOD: ("✓", "good"), "warning": ("!", "yellow"), PROBLEM: ("✗", "bad")}
 
@@ -41,7 +42,14 @@ def command(
     paceline doctor --job --gpus 4 train.py    a job: script, imports, limits, start estimate
     """
     if not is_job and not words:
-        return report([*inspect_machine(os.environ, runs.scratch_here()), *inspect_slurm()])
+        here = load_job(Program(""))
+        return report(
+            [
+                *inspect_machine(os.environ, runs.scratch_here()),
+                inspect_secrets(here, os.environ),
+                *inspect_slurm(),
+            ]
+        )
     flags = [
         Flag("--nodes", "job.nodes", nodes),
         Flag("--gpus", "job.gpus_per_node", gpus),

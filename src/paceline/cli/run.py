@@ -16,6 +16,7 @@ from paceline.cluster import folder as folders
 from paceline.cluster.local import leg_name, run_launchers
 from paceline.cluster.machine import here, interpreter, this_machine
 from paceline.cluster.prepare import prepare, read_order
+from paceline.cluster.secrets import read_secrets
 from paceline.contract import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict, write_atomically
 from paceline.errors import UsageError
 from paceline.plan.local import LocalPlan, order_text, plan_local
@@ -132,7 +133,8 @@ def command(
 def _start(job: Job, *, dry_run: bool) -> int:
     machine, python = this_machine(os.environ), interpreter(job)
     site = folders.choose_site(job, os.environ)
-    plan = plan_local(job, site=site, machine=machine, python=python)
+    filed = read_secrets(job, os.environ)
+    plan = plan_local(job, site=site, machine=machine, python=python, environ=os.environ, filed=filed)
     if dry_run:
         return _show(plan, job)
     if plan.order.data:
@@ -140,7 +142,7 @@ def _start(job: Job, *, dry_run: bool) -> int:
 
         refuse_missing(job, site, os.environ)
     with folders.new_folder(site) as site:
-        plan = plan_local(job, site=site, machine=machine, python=python)
+        plan = plan_local(job, site=site, machine=machine, python=python, environ=os.environ, filed=filed)
         prepared = prepare(
             job, site=site, shape=plan.shape, order=plan.order, command=["paceline", *sys.argv[1:]],
             backend="local", code_is_needed=False,
@@ -168,8 +170,9 @@ def _go_on(
         old = replace(old, program=script, args=list(program.args), is_module=program.is_module,
                       import_path=paths, cwd=str(cwd))  # fmt: skip
     plan = plan_local(
-        job, site=folders.site_of(folder), machine=this_machine(os.environ), python=interpreter(job), old=old
-    )
+        job, site=folders.site_of(folder), machine=this_machine(os.environ), python=interpreter(job), old=old,
+        environ=os.environ, filed=read_secrets(job, os.environ),
+    )  # fmt: skip
     if dry_run:
         return _show(plan, job)
     folder.cancelled.unlink(missing_ok=True)

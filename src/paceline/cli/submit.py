@@ -17,6 +17,7 @@ from paceline.cluster.checks import check_job
 from paceline.cluster.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.limits import explain_refusal
 from paceline.cluster.prepare import place_in_copy, prepare
+from paceline.cluster.secrets import read_secrets
 from paceline.cluster.survey import Partition, chosen, fair_cpus, survey_if_possible
 from paceline.contract import DONE, STOPPED, STOPPED_EXIT, RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
@@ -188,6 +189,7 @@ class Draft:
     def __init__(self, job: Job, *, after: Sequence[str] = ()) -> None:
         self.job = job
         self.site = folders.choose_site(job, os.environ)
+        self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = survey_if_possible()
         self.after = [self._job_id(word) for word in after]
 
@@ -204,7 +206,7 @@ class Draft:
 
         return plan_slurm(
             job, site=site, environ=os.environ, python=sys.executable, fair_cpus=fair,
-            after=self.after, place_of=place_of,
+            after=self.after, filed=self.secrets, place_of=place_of,
         )  # fmt: skip
 
     def findings(self) -> list[Finding]:

@@ -41,7 +41,7 @@ def run_launchers(plan: LocalPlan, *, headstart: int | None = None) -> int:
         try:
             for starter in plan.launchers:
                 taken = headstart if len(plan.launchers) == 1 else None
-                processes.append(_start(starter, shared, headstart=taken))
+                processes.append(_start(starter, shared, secrets=plan.secrets, headstart=taken))
             if headstart is not None:
                 os.close(
                     headstart
@@ -72,10 +72,12 @@ def _free_port() -> int:
         return port
 
 
-def _start(starter: Starter, shared: Mapping[str, str], *, headstart: int | None) -> subprocess.Popen[bytes]:
+def _start(
+    starter: Starter, shared: Mapping[str, str], *, secrets: Mapping[str, str], headstart: int | None
+) -> subprocess.Popen[bytes]:
     # What a run around this one told its ranks is not for this one.
     inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
-    environment = {**inherited, **shared, **starter.variables}
+    environment = {**inherited, **secrets, **shared, **starter.variables}
     if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
             [starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]]

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.cluster.identity import identify
 from paceline.cluster.machine import facts
 from paceline.cluster.runhalf import put_run_half
+from paceline.cluster.secrets import secret_files
 from paceline.cluster.snapshot import Snapshot, take_snapshot
 from paceline.contract import Order, RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
@@ -87,7 +88,7 @@ def keep_code(job: Job, site: Site) -> Snapshot:
         store=site.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
-        keep_out=_run_places(job, site),
+        keep_out=[*_run_places(job, site), *secret_files(job, os.environ)],
     )
     os.symlink(os.path.relpath(snapshot.path, site.folder.path), site.folder.code)
     return snapshot

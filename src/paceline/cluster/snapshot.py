@@ -23,6 +23,7 @@ MOST_FILES = 20_000
 SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "id_ecdsa*", ".netrc", "_netrc",
     ".pypirc", ".npmrc", ".git-credentials", "credentials.json", "secrets.toml", "secrets.y*ml", "secrets.json",
+    "secrets.env", "wandb_credentials.txt",
 )  # fmt: skip
 HARMLESS = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import contract
@@ -76,7 +77,8 @@ class ForkedRanks:
             _threads(order),
             order.preload,
         )
-        if same and not any(hazards.read_at_import(name) for name in order.variables):
+        asked = any(hazards.read_at_import(name) for name in order.variables)
+        if same and not asked and _read_the_same(hello["pid"], environ):
             return cls(wire, hello["pid"])
         _send_away(wire, hello)
         return None
@@ -198,6 +200,20 @@ def _ahead(environ: Mapping[str, str]) -> tuple[Wire, dict[str, Any]] | None:
     except (OSError, Closed):
         return None
     return wire, hello
+
+
+def _read_the_same(pid: int, environ: Mapping[str, str]) -> bool:
+    """Whether the zygote imports torch with the variables that this launcher has: a `.env` may have added some."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    found = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if b"=" in entry)
+    return _at_import(found) == _at_import(environ)
+
+
+def _at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environ.items() if hazards.read_at_import(name)}
 
 
 def _send_away(wire: Wire, hello: dict[str, Any]) -> None:

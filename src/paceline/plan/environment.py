@@ -12,17 +12,12 @@ from paceline.errors import SpecError
 from paceline.plan.directives import Directive
 from paceline.plan.modules import module_variables
 from paceline.plan.quote import quote
+from paceline.plan.secrets import SCRIPT_NAMES, Secrets
 from paceline.spec import Job
 
 # What a job may know of the shell that submitted it. All else that it needs travels in environment.sh.
 _EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "PATH", "TZ", "KRB5CCNAME")
 OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
-
-# What the batch script calls its own things.
-SCRIPT_NAMES = {
-    "run", "python", "self", "leg", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
-    "again", "reports", "unfit", "kept", "next",
-}  # fmt: skip
 
 # What makes the current Python findable on a node, for kind = "current".
 _OF_THE_CURRENT = (
@@ -86,7 +81,7 @@ def submission_environment(environ: Mapping[str, str], asked: Iterable[Directive
     return Submission(kept, deciding)
 
 
-def environment_file(job: Job, environ: Mapping[str, str]) -> str:
+def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> str:
     """`environment.sh`: the variables that were asked for, secrets among them; readable by its owner alone."""
     variables: dict[str, str] = {}
     if job.environment.kind == "current":
@@ -94,28 +89,17 @@ def environment_file(job: Job, environ: Mapping[str, str]) -> str:
     variables.update(module_variables(job.environment, environ))
     if job.environment.proxies:
         variables.update({name: environ[name] for name in PROXIES if environ.get(name)})
-    for name in job.environment.secrets:
-        if name not in environ:
-            raise SpecError(
-                f"{job.said('environment.secrets')} names {name}, which is not set here",
-                hint=f"export {name} before you submit, or take it out of secrets",
-            )
-        if not name.isidentifier() or name in SCRIPT_NAMES:
-            raise SpecError(
-                f"{job.said('environment.secrets')} names {name}, which a batch script cannot carry",
-                hint="give it another name",
-            )
-        variables[name] = environ[name]
+    variables.update(secrets.values)
     # The ranks have every plain variable from the order; here one must not get in the script's own way.
     variables.update({k: v for k, v in job.environment.variables.items() if k not in SCRIPT_NAMES})
     lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
     return "\n".join(["# The variables of this run. Sourced by job.sbatch.", *lines]) + "\n"
 
 
-def forwarded_names(job: Job) -> list[str]:
+def forwarded_names(job: Job, secrets: Secrets) -> list[str]:
     """Names that mpirun must carry to the other nodes (names only: values would stand in the process list)."""
     asked = [
-        *job.environment.secrets,
+        *secrets.values,
         *job.environment.variables,
         *(PROXIES if job.environment.proxies else ()),
     ]

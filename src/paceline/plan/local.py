@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from paceline import contract
 from paceline.contract import Order
@@ -13,6 +13,7 @@ from paceline.errors import SpecError
 from paceline.plan.order import carry_over, make_order
 from paceline.plan.quote import command_line, quote
 from paceline.plan.run_json import hide
+from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.plan.site import Site
 from paceline.spec import Job
@@ -42,6 +43,8 @@ class LocalPlan:
     order: Order
     launchers: tuple[Starter, ...]
     notes: tuple[str, ...] = ()  # what was chosen instead of what was asked, and why
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the launchers' environment
+    secrets_told: str = ""  # their names, and where each comes from
 
     def show(self, *, copies: str) -> str:
         """The plan as text: what a dry run prints."""
@@ -50,6 +53,7 @@ class LocalPlan:
             f"code        {copies}",
             f"ranks       {self.shape} ({self.order.style} style)",
             *(f"note        {note}" for note in self.notes),
+            *([f"secrets     {self.secrets_told}"] if self.secrets_told else []),
         ]
         for number, starter in enumerate(self.launchers):
             name = f"launcher {number}" if len(self.launchers) > 1 else "launcher"
@@ -83,11 +87,25 @@ def local_restarts(job: Job) -> int:
     return (job.resume.max_attempts or 1) - 1
 
 
-def plan_local(job: Job, *, site: Site, machine: Machine, python: str, old: Order | None = None) -> LocalPlan:
-    """All that a run on this machine needs. `old` is the order of a run that goes on."""
+def plan_local(
+    job: Job,
+    *,
+    site: Site,
+    machine: Machine,
+    python: str,
+    old: Order | None = None,
+    environ: Mapping[str, str] | None = None,
+    filed: Secrets = NO_SECRETS,
+) -> LocalPlan:
+    """All that a run on this machine needs. `old` is the order of a run that goes on.
+
+    `filed` are the secrets that files hold; `environ` is where those are looked for that are named.
+    """
     shape = local_shape(job, machine)
     style, notes = choose_style(job, machine)
-    variables = dict(job.environment.variables)
+    # Secrets are handed to the launchers themselves: the order is a file.
+    secrets = choose_secrets(job, environ=environ or {}, filed=filed, must_be_there=False)
+    variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
         variables.setdefault(VISIBLE, "")  # for scripts that do not ask the runtime for their device
     order = make_order(
@@ -97,7 +115,10 @@ def plan_local(job: Job, *, site: Site, machine: Machine, python: str, old: Orde
     if old is not None:
         order = replace(carry_over(old, order, job), python=python)
         shape = Shape(order.nodes, order.nproc, order.gpus, order.threads)
-    return LocalPlan(site, shape, order, _starters(site, order, machine=machine, python=python), tuple(notes))
+    return LocalPlan(
+        site, shape, order, _starters(site, order, machine=machine, python=python), tuple(notes),
+        secrets={**secrets.values, **hidden_variables(job)}, secrets_told=secrets.told(),
+    )  # fmt: skip
 
 
 def _starters(site: Site, order: Order, *, machine: Machine, python: str) -> tuple[Starter, ...]:

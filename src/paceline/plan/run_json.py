@@ -13,6 +13,7 @@ from paceline.spec import Job
 
 _SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
 _PASSWORD_IN_ADDRESS = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey"}
 HIDDEN = "***"
 
 
@@ -27,14 +28,41 @@ def has_password(text: str) -> bool:
 
 
 def hide_in_words(words: Sequence[str]) -> list[str]:
-    """A command line whose `--env NAME=VALUE` shows no secret."""
+    """A command line that shows no secret: in `--env API_KEY=X`, `--api-key X`, `--api-key=X` and `api_key=X`."""
     shown = []
     for before, word in zip(["", *words], words, strict=False):
         name, equals, value = word.removeprefix("--env=").partition("=")
-        is_variable = before == "--env" or word.startswith("--env=")
         start = word[: len(word) - len(value)]
-        shown.append(start + hide(name, value) if equals and is_variable else word)
+        if equals and (before == "--env" or word.startswith("--env=")):
+            shown.append(start + hide(name, value))
+        elif equals and _is_secret_option(name):
+            shown.append(start + HIDDEN)
+        elif before.startswith("-") and not word.startswith("-") and _is_secret_option(before):
+            shown.append(HIDDEN)
+        else:
+            shown.append(_PASSWORD_IN_ADDRESS.sub(f"://{HIDDEN}@", word))
     return shown
+
+
+def hide_in_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters, without the texts of those whose name says that they are secrets."""
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            shown[name] = hide_in_values(value)
+        else:
+            shown[name] = HIDDEN if isinstance(value, str) and _is_secret_option(name) else value
+    return shown
+
+
+def _is_secret_option(name: str) -> bool:
+    """By whole words: a tokenizer and a number of tokens are none. A key alone may be any (`sort(key=...)`)."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    if not words or "=" in name:
+        return False
+    return (
+        not _SECRET_WORDS.isdisjoint(words) or words[-1] == "token" or (words[-1] == "key" and len(words) > 1)
+    )
 
 
 def run_json(
@@ -52,6 +80,7 @@ def run_json(
     spec["environment"]["variables"] = {
         name: hide(name, value) for name, value in job.environment.variables.items()
     }
+    spec["params"] = hide_in_values(job.params)
     value = {
         "run_id": site.run_id,
         "project": site.project,
@@ -60,7 +89,7 @@ def run_json(
         "created": created,
         "program": job.program.name,
         "is_module": job.program.is_module,
-        "args": list(job.program.args),
+        "args": hide_in_words(job.program.args),
         "command": hide_in_words(command),
         "cwd": str(job.cwd),
         "file": str(job.file) if job.file else None,

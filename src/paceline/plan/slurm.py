@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from paceline.contract import Order
@@ -21,7 +21,7 @@ from paceline.plan.environment import (
 from paceline.plan.modules import module_lines
 from paceline.plan.order import make_order
 from paceline.plan.quote import command_line
-from paceline.plan.run_json import HIDDEN, hide
+from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
 from paceline.plan.site import Site
 from paceline.spec import Job
@@ -38,10 +38,11 @@ class SlurmPlan:
     order: Order
     directives: tuple[Directive, ...]
     script: str  # job.sbatch
-    environment: str  # environment.sh
+    environment: str = field(repr=False)  # environment.sh
     arguments: tuple[str, ...]  # of sbatch, ahead of the script's path
     submitter: dict[str, str]  # the environment that sbatch is called in
     notes: tuple[str, ...] = ()
+    secrets: str = ""  # their names, and where each comes from
 
     @property
     def shape(self) -> Shape:
@@ -58,6 +59,8 @@ class SlurmPlan:
     def show(self) -> str:
         """What a dry run prints: the script as it would be submitted, then the command."""
         notes = "".join(f"# note: {note}\n" for note in self.notes)
+        if self.secrets:
+            notes += f"# secrets, whose values stand in environment.sh alone: {self.secrets}\n"
         return f"{self.script}\n{notes}# submitted by: {command_line(self.sbatch)}\n"
 
 
@@ -69,13 +72,18 @@ def plan_slurm(
     python: str,
     fair_cpus: int = 1,
     after: Sequence[str] = (),
+    filed: Secrets = NO_SECRETS,
     place_of: Callable[[Path], Path] = lambda path: path,
 ) -> SlurmPlan:
-    """The plan. `after` are ids of jobs that must have ended well; `python` is the interpreter that reads this."""
+    """The plan. `after` are ids of jobs that must have ended well; `python` is the interpreter that reads this.
+
+    `filed` are the secrets that files hold.
+    """
     _check_path(str(site.folder.path))
     layout = lay_out(job, fair_cpus=fair_cpus)
     found = directives(job, layout, site.folder)
     submission = submission_environment(environ, found)
+    secrets = choose_secrets(job, environ=environ, filed=filed)
     order = _order(job, site=site, layout=layout, python=interpreter(job, environ, python), place_of=place_of)
     batch = Batch(
         title=_title(job, layout, site),
@@ -88,7 +96,7 @@ def plan_slurm(
         activation=activation_lines(job, environ),
         setup=job.environment.setup,
         mpirun=job.launch.style == "mpirun",
-        forwarded=forwarded_names(job) if job.launch.style == "mpirun" else (),
+        forwarded=forwarded_names(job, secrets) if job.launch.style == "mpirun" else (),
         requeue=job.resume.requeue,
         nodelist=job.resources.nodelist is not None,
         exclude=job.resources.exclude or "",
@@ -103,10 +111,11 @@ def plan_slurm(
         order=order,
         directives=tuple(found),
         script=render_batch(batch),
-        environment=environment_file(job, environ),
+        environment=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
         submitter=submission.variables,
         notes=tuple(deciding),
+        secrets=secrets.told(),
     )
 
 
@@ -115,7 +124,7 @@ def _order(
 ) -> Order:  # fmt: skip
     shape = Shape(layout.nodes, layout.nproc, layout.gpus, layout.cpus_per_rank)
     # Secrets stand in environment.sh alone; the order is an ordinary file.
-    plain = {name: text for name, text in job.environment.variables.items() if hide(name, text) != HIDDEN}
+    plain = plain_variables(job)
     restarts = (job.resume.max_attempts or USUAL_ATTEMPTS) - 1
     return make_order(
         job, site=site, shape=shape, python=python, place_of=place_of, variables=plain, max_restarts=restarts

@@ -1,0 +1,124 @@
+"""Secrets of a run on this machine: the ranks have them, and nothing else shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.leaks import Planted, in_files, in_text, plant, watching_processes
+
+from paceline.contract import RunFolder
+
+Type = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Planted:
+    return plant(tmp_path)
+
+
+@pytest.mark.parametrize("style", ["fork", "torchrun"])
+def test_ranks_have_them_and_nothing_shows_them(style: str, planted: Planted, scratch: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--nproc",
+        "2",
+        "--cpu",
+        "--style",
+        style,
+        *planted.words,
+    ]
+    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), **planted.variables}
+    with watching_processes() as lines:
+        process = subprocess.Popen(
+            words, cwd=planted.project, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        told = [planted.project / f"told-{rank}.json" for rank in (0, 1)]
+        deadline = time.monotonic() + 100
+        while not all(path.exists() and path.read_text() for path in told):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        lines.look()
+        (planted.project / "go").touch()
+        output = process.communicate(timeout=100)[0]
+    assert process.returncode == 1, output
+    for path in told:
+        assert json.loads(path.read_text()) == planted.digests()
+    assert "rank 1 fails" in output
+    assert not in_text(output, planted.values)
+    assert not in_files(scratch, planted.values)
+    # Its own command line shows what the user typed there; no other process does.
+    others = [line for line in lines.seen if " -m paceline run " not in line]
+    assert any("import paceline.node" in line or "from paceline.node" in line for line in others)
+    assert not [line for line in others if in_text(line, planted.values)]
+    (run_json,) = scratch.glob("*/*/*/run.json")
+    order = RunFolder(run_json.parent).order
+    assert stat.S_IMODE(order.stat().st_mode) == 0o600
+
+
+def test_what_is_shown_names_them_and_no_more(paceline: Type, planted: Planted, scratch: Path) -> None:
+    done = paceline("run", "--dry-run", *planted.words, cwd=planted.project, check=True, **planted.variables)
+    assert "FROM_DOTENV (.env)" in done.stdout
+    assert "WANDB_API_KEY (~/.netrc)" in done.stdout
+    assert "NAMED_SECRET (your environment)" in done.stdout
+    assert not in_text(done.stdout + done.stderr, planted.values)
+    looked = paceline("doctor", cwd=planted.project, **planted.variables)
+    assert "FROM_SECRETS_ENV (~/.config/paceline/secrets.env)" in looked.stdout
+    assert not in_text(looked.stdout + looked.stderr, planted.values)
+
+
+def test_a_file_that_others_can_read_ends_it_before_it_begins(
+    paceline: Type, planted: Planted, scratch: Path
+) -> None:
+    (planted.project / ".env").chmod(0o644)
+    done = paceline("run", *planted.words, cwd=planted.project, **planted.variables)
+    assert done.returncode == 1
+    assert ".env holds secrets and is open to others: its mode is 0644, expected 0600" in done.stderr
+    assert f"chmod 600 {planted.project / '.env'}" in done.stderr
+    assert not in_text(done.stdout + done.stderr, planted.values)
+    assert not scratch.exists()
+    looked = paceline("doctor", cwd=planted.project, **planted.variables)
+    assert looked.returncode == 1
+    assert "chmod 600" in looked.stdout
+
+
+def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Type, tmp_path: Path) -> None:
+    """The zygote that was started ahead knows nothing of the file."""
+    (tmp_path / ".env").write_text("CUDA_MODULE_LOADING=EAGER\n")
+    (tmp_path / ".env").chmod(0o600)
+    (tmp_path / "train.py").write_text(
+        "import torch\nimport os, pathlib\n"
+        "early = b'CUDA_MODULE_LOADING=EAGER' in pathlib.Path(f'/proc/{os.getppid()}/environ').read_bytes()\n"
+        "print('early', early, os.environ['CUDA_MODULE_LOADING'])\n"
+    )
+    done = paceline("run", "--nproc", "1", "--cpu", "train.py", check=True)
+    assert "early True EAGER" in done.stdout
+
+
+def test_secrets_as_arguments_stay_out_of_run_json(paceline: Type, tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys; assert sys.argv[1:] == ['--api-key', 'hush-1', '--hf_token=hush-2', '--lr', '3']\n"
+    )
+    words = ["train.py", "--api-key", "hush-1", "--hf_token=hush-2", "--lr", "3"]
+    paceline(
+        "run", "--nproc", "1", "--cpu", "--style", "spawn", "--param", "api_key=hush-3", *words, check=True
+    )
+    (path,) = scratch.glob("*/*/*/run.json")
+    text = path.read_text()
+    assert "hush" not in text
+    assert json.loads(text)["args"] == ["--api-key", "***", "--hf_token=***", "--lr", "3"]
+    shown = paceline("show", "last", check=True).stdout
+    assert "--api-key" in shown
+    assert "hush" not in shown

@@ -1,0 +1,231 @@
+"""Files of secrets: what is read of them, which wins, what is refused. No error tells a value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cluster.dotenv import parse_dotenv
+from paceline.cluster.secrets import read_secrets
+from paceline.errors import PacelineError, SpecError
+from paceline.plan.secrets import IN_THE_SHELL, Secrets, choose_secrets
+from paceline.spec import Flag, Job, Program, load_job
+
+HUSH = "hush-4c1d"
+Write = Callable[..., Path]
+
+GOOD = {
+    "A=1": "1",
+    "export A=1": "1",
+    "  A = one two  ": "one two",
+    "A=": "",
+    "A=x#y": "x#y",
+    "A=x # said": "x",
+    "A= # nothing": "",
+    "A='x # $HOME \\n'  # said": "x # $HOME \\n",
+    'A="x\\ty\\n\\"z\\" \\$HOME \\d"': 'x\ty\n"z" $HOME \\d',
+    'A="first\nsecond"': "first\nsecond",
+    'A={"json": [1, "two"]}': '{"json": [1, "two"]}',
+    "A=pa$$word": "pa$$word",
+    "\ufeff# a comment\r\n\r\nB=2\r\nA=last\r\n": "last",
+    "A=1\nA=2": "2",
+    "A='${B}'": "${B}",
+    "A=https://example.org/?a=b&c=d#e": "https://example.org/?a=b&c=d#e",
+}
+BAD = {
+    HUSH: (1, "no NAME=value"),
+    f"A=1\n\n# fine\n1B={HUSH}": (4, "no NAME=value"),
+    f"A-B={HUSH}": (1, "no NAME=value"),
+    f"A=1\nB='{HUSH}": (2, "never closed"),
+    f"A='x'{HUSH}": (1, "goes on after"),
+    f"A={HUSH}${{B}}": (1, "nothing is expanded"),
+    f'A="{HUSH}$(pwd)"': (1, "nothing is expanded"),
+    f"A=`{HUSH}`": (1, "nothing is expanded"),
+    f"A='1\n2'\nB={HUSH}\0": (3, "NUL"),
+}
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_lines_that_are_read(text: str) -> None:
+    assert parse_dotenv(text, where=".env")["A"] == GOOD[text]
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_lines_that_are_refused_by_number_and_never_shown(text: str) -> None:
+    line, why = BAD[text]
+    with pytest.raises(SpecError, match=why) as caught:
+        parse_dotenv(text, where="/p/.env")
+    assert caught.value.message.startswith(f"/p/.env, line {line}: ")
+    assert HUSH not in str(caught.value)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "paceline.toml").write_text("")
+    return folder
+
+
+def write(path: Path, text: str, *, mode: int = 0o600) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def job_in(project: Path, **environment: Any) -> Job:
+    flags = [Flag(f"--{key}", f"environment.{key}", value) for key, value in environment.items()]
+    return load_job(Program("train.py"), flags=flags, cwd=project)
+
+
+def read(project: Path, home: Path, environ: Mapping[str, str] | None = None, **environment: Any) -> Secrets:
+    return read_secrets(job_in(project, **environment), {"HOME": str(home), **(environ or {})})
+
+
+def test_files_that_are_nearer_win_and_each_is_named(project: Path, home: Path) -> None:
+    write(project / ".env", "A=project\nB=project\n")
+    write(home / ".config/paceline/secrets.env", "B=user\nC=user\n")
+    write(home / "wandb_credentials.txt", "0123abcd\n")
+    write(home / ".netrc", "machine api.wandb.ai login user password other\n")
+    found = read(project, home)
+    assert dict(found.values) == {"A": "project", "B": "project", "C": "user", "WANDB_API_KEY": "0123abcd"}
+    assert found.told() == (
+        "A (.env), B (.env), C (~/.config/paceline/secrets.env), WANDB_API_KEY (~/wandb_credentials.txt)"
+    )
+    assert "0123abcd" not in repr(found)
+
+
+def test_the_configuration_folder_may_be_elsewhere(project: Path, home: Path, tmp_path: Path) -> None:
+    write(tmp_path / "config/paceline/secrets.env", "A=there\n")
+    found = read(project, home, {"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert dict(found.values) == {"A": "there"}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("abc\n", "abc"),
+        ("WANDB_API_KEY=abc\n", "abc"),
+        ("export WANDB_API_KEY='a b'", "a b"),
+        ("YWI=\n", "YWI="),
+    ],
+)
+def test_what_a_file_of_wandb_credentials_may_hold(project: Path, home: Path, text: str, key: str) -> None:
+    write(home / "wandb_credentials.txt", text)
+    assert dict(read(project, home).values) == {"WANDB_API_KEY": key}
+
+
+NETRC = """\
+machine api.wandb.ai
+  login user
+  password cloud
+machine wandb.example.org login user password ours
+machine github.com login me password never
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [(None, "cloud"), ("https://wandb.example.org:8080/x", "ours"), ("https://other.example.org", None)],
+)
+def test_netrc_gives_the_key_of_the_server_that_is_used(
+    project: Path, home: Path, address: str | None, key: str | None
+) -> None:
+    write(home / ".netrc", NETRC)
+    if address:
+        write(project / ".env", f"WANDB_BASE_URL={address}\n")
+    assert read(project, home).values.get("WANDB_API_KEY") == key
+
+
+def test_another_netrc_may_be_named(project: Path, home: Path, tmp_path: Path) -> None:
+    write(tmp_path / "my-netrc", NETRC)
+    assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {
+        "WANDB_API_KEY": "cloud"
+    }
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("project/.env", f"A={HUSH}"),
+        ("home/.config/paceline/secrets.env", f"A={HUSH}"),
+        ("home/wandb_credentials.txt", HUSH),
+        ("home/.netrc", f"machine api.wandb.ai login user password {HUSH}"),
+    ],
+)
+def test_a_file_that_others_can_read_is_refused(
+    project: Path, home: Path, tmp_path: Path, *, name: str, text: str, mode: int
+) -> None:
+    path = write(tmp_path / name, text, mode=mode)
+    with pytest.raises(PacelineError, match=rf"its mode is {mode:04o}, expected 0600") as caught:
+        read(project, home)
+    assert caught.value.hint == f"chmod 600 {path}"
+    assert path.name in caught.value.message
+    assert HUSH not in str(caught.value)
+
+
+def test_files_with_nothing_for_us_may_be_anybodys(project: Path, home: Path) -> None:
+    write(home / ".netrc", "machine github.com login me password never", mode=0o644)
+    write(home / ".config/paceline/secrets.env", "# nothing yet\n", mode=0o644)
+    (project / ".env").mkdir()  # a virtual environment
+    assert not read(project, home).values
+    # Its key is not needed, so it is not looked at.
+    write(home / ".netrc", NETRC, mode=0o644)
+    found = read(project, home, {"WANDB_API_KEY": "mine"})
+    assert (found.values["WANDB_API_KEY"], found.sources["WANDB_API_KEY"]) == ("mine", IN_THE_SHELL)
+    assert not read(project, home, variables={"WANDB_API_KEY": "mine"}).values
+
+
+@pytest.mark.parametrize("text", [f"machine api.wandb.ai oops {HUSH}", HUSH])
+def test_a_netrc_with_errors_is_named_without_its_content(project: Path, home: Path, text: str) -> None:
+    write(home / ".netrc", text)
+    with pytest.raises(PacelineError, match=r"~/\.netrc") as caught:
+        read(project, home)
+    assert HUSH not in str(caught.value)
+
+
+def test_chosen_files_take_the_place_of_the_usual_ones(project: Path, home: Path) -> None:
+    write(project / ".env", "A=unread\n", mode=0o644)
+    write(project / "conf/prod.env", "A=1\n")
+    write(home / "more", "A=2\nB=2\n")
+    found = read(project, home, secret_files=["conf/prod.env", "~/more"])
+    assert dict(found.values) == {"A": "1", "B": "2"}
+    assert not read(project, home, secret_files=[]).values
+    with pytest.raises(SpecError, match=r"no file nothing\.env"):
+        read(project, home, secret_files=["nothing.env"])
+
+
+def test_a_file_that_is_no_file_is_refused_at_once(project: Path, home: Path) -> None:
+    os.mkfifo(project / ".env", 0o600)
+    with pytest.raises(PacelineError, match="it is no file"):
+        read(project, home)
+    (project / ".env").unlink()
+    (project / ".env").write_bytes(b"A=\xff\xfe\n")
+    with pytest.raises(PacelineError, match="no text in UTF-8"):
+        read(project, home)
+
+
+def test_what_is_set_in_the_shell_wins(project: Path, home: Path) -> None:
+    filed = Secrets({"A": "file", "B": "file", "UID": "1000"}, {"A": ".env", "B": ".env", "UID": ".env"})
+    environ = {"A": "shell", "C": "shell", "D": "not asked for"}
+    found = choose_secrets(job_in(project, secrets=["B", "C"]), environ=environ, filed=filed)
+    assert dict(found.values) == {"A": "shell", "B": "file", "C": "shell"}
+    assert dict(found.sources) == {"A": IN_THE_SHELL, "B": ".env", "C": IN_THE_SHELL}
+
+
+def test_names_that_a_batch_script_cannot_carry_are_refused(project: Path) -> None:
+    with pytest.raises(SpecError, match=r"\.env sets leg, which a batch script cannot carry"):
+        choose_secrets(job_in(project), environ={}, filed=Secrets({"leg": "x"}, {"leg": ".env"}))

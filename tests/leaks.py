@@ -1,0 +1,131 @@
+"""Secrets of every kind for a run, and the search for places where one of them has come to light."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Each rank tells that it has the secrets, by their digests; waits to be looked at; and then rank 1 fails.
+SCRIPT = """\
+import hashlib, json, os, pathlib, time
+names = json.loads(pathlib.Path("names.json").read_text())
+digests = {name: hashlib.sha256(os.environ.get(name, "").encode()).hexdigest() for name in names}
+pathlib.Path(f"told-{os.environ['RANK']}.json").write_text(json.dumps(digests))
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+if os.environ["RANK"] == "1":
+    raise RuntimeError("rank 1 fails, so that all that is told of failures is looked at too")
+time.sleep(60)
+"""
+CONFIG = '[environment]\nsecrets = ["NAMED_SECRET"]\n'
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A project and a home with a secret of every kind."""
+
+    project: Path
+    home: Path
+    values: dict[str, str]  # by the variable's name
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment to type a command in."""
+        return {"HOME": str(self.home), "NAMED_SECRET": self.values["NAMED_SECRET"]}
+
+    @property
+    def words(self) -> list[str]:
+        """What is typed: a secret among it."""
+        return ["--env", f"TYPED_TOKEN={self.values['TYPED_TOKEN']}", "train.py"]
+
+    def digests(self) -> dict[str, str]:
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.values.items()}
+
+
+def plant(folder: Path) -> Planted:
+    names = ("FROM_DOTENV", "FROM_SECRETS_ENV", "WANDB_API_KEY", "NAMED_SECRET", "TYPED_TOKEN")
+    values = {name: f"hush-{secrets.token_hex(8)}" for name in names}
+    values["FROM_DOTENV"] += ' it\'s "odd"\nand has two lines'
+    made = Planted(folder / "project", folder / "home", values)
+    made.project.mkdir()
+    quoted = values["FROM_DOTENV"].replace('"', '\\"')
+    _write(made.project / ".env", f'# of the project\nFROM_DOTENV="{quoted}"\n')
+    _write(
+        made.home / ".config/paceline/secrets.env",
+        f"export FROM_SECRETS_ENV={values['FROM_SECRETS_ENV']} # mine\n",
+    )
+    _write(made.home / ".netrc", f"machine api.wandb.ai login user password {values['WANDB_API_KEY']}\n")
+    (made.project / "train.py").write_text(SCRIPT)
+    (made.project / "paceline.toml").write_text(CONFIG)
+    (made.project / "names.json").write_text(json.dumps(names))
+    return made
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+def in_text(text: str, values: Mapping[str, str]) -> list[str]:
+    """Names of those secrets that a text shows, whole or by a line of theirs."""
+    return [name for name, value in values.items() if value.splitlines()[0][:21] in text]
+
+
+def in_files(folder: Path, values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Files below a folder that show a secret, archives unpacked; `environment.sh` is where they belong."""
+    found = {}
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.name == "environment.sh":
+            continue
+        try:
+            texts = [path.read_bytes()]
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    texts += [archive.read(name) for name in archive.namelist()]
+        except OSError:
+            continue  # gone meanwhile
+        shown = {name for text in texts for name in in_text(text.decode(errors="replace"), values)}
+        if shown:
+            found[str(path)] = sorted(shown)
+    return found
+
+
+@dataclass
+class CommandLines:
+    """Every command line that any process of this machine has shown while it was looked at."""
+
+    seen: set[str] = field(default_factory=set)
+
+    def look(self) -> None:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue
+
+
+@contextmanager
+def watching_processes() -> Iterator[CommandLines]:
+    lines, over = CommandLines(), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            lines.look()
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        over.set()
+        thread.join()

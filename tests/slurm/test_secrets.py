@@ -1,0 +1,87 @@
+"""Secrets of a job on a real Slurm: the ranks have them, and nothing that there is to read shows them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.leaks import in_files, in_text, plant, watching_processes
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import Type, everything, run_of
+
+pytestmark = pytest.mark.timeout(600)
+PATIENCE = 300
+
+
+@pytest.mark.parametrize("style", ["fork", "mpirun"])
+def test_ranks_have_them_and_nobody_else(
+    style: str, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    if style == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("OpenMPI is not installed: openmpi-bin")
+    planted = plant(tmp_path)
+    shape = (
+        "--style",
+        style,
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--time",
+        "10m",
+        "--max-attempts",
+        "1",
+    )
+    with watching_processes() as lines:
+        done = slurm_paceline(
+            "submit", *shape, *planted.words, cwd=planted.project, timeout=PATIENCE, **planted.variables
+        )
+        folder = run_of(done)
+        job = folder.job.read_text().strip()
+        told = [planted.project / f"told-{rank}.json" for rank in (0, 1)]
+        deadline = time.monotonic() + PATIENCE
+        while not all(path.exists() and path.read_text() for path in told):
+            assert time.monotonic() < deadline, everything(folder, done)
+            time.sleep(0.1)
+        lines.look()
+        shown = [
+            cluster.run(["scontrol", "show", "job", "--details", job]).stdout,
+            cluster.run(["scontrol", "write", "batch_script", job, "-"]).stdout,
+            cluster.run(["squeue", "--long", "--jobs", job]).stdout,
+        ]
+        (planted.project / "go").touch()
+        cluster.wait(job, timeout=PATIENCE)
+    for path in told:
+        assert json.loads(path.read_text()) == planted.digests(), everything(folder, done)
+    for words in (("ps",), ("show", "last"), ("logs", "last"), ("doctor",)):
+        typed = slurm_paceline(*words, cwd=planted.project, **planted.variables)
+        shown += [typed.stdout, typed.stderr]
+    assert "rank 1 fails" in "".join(shown), "the failure is told, and looked at here"
+    for text in (done.stdout, done.stderr, *shown):
+        assert not in_text(text, planted.values), text
+    # The whole scratch (script, order, run.json, logs, events, snapshot), and what Slurm itself keeps of the job.
+    assert in_text(folder.environment.read_text(), planted.values)
+    assert stat.S_IMODE(folder.environment.stat().st_mode) == 0o600
+    assert not in_files(scratch, planted.values)
+    assert not in_files(cluster.folder, planted.values)
+    # The submitter's own command line shows what was typed there; none of the job's processes does.
+    of_the_job = [line for line in lines.seen if " -m paceline submit " not in line]
+    assert any("paceline.zip" in line for line in of_the_job)
+    if style == "mpirun":
+        assert any("-x FROM_DOTENV" in line for line in of_the_job)
+    assert not [line for line in of_the_job if in_text(line, planted.values)]
+
+
+def test_a_dry_run_names_them(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    planted = plant(tmp_path)
+    done = slurm_paceline(
+        "submit", "--dry-run", *planted.words, cwd=planted.project, check=True, **planted.variables
+    )
+    assert "# secrets, whose values stand in environment.sh alone: FROM_DOTENV (.env)" in done.stdout
+    assert not in_text(done.stdout + done.stderr, planted.values)
