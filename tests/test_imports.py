@@ -40,6 +40,8 @@ BRIDGES = {
         "paceline.runtime.checkpoint.layout",
     ),  # `paceline export` reads files that ranks wrote, without torch
     ("cli", "paceline.runtime.checkpoint.marker"),
+    ("node", "paceline.runtime.searching"),  # Optuna, for the trials of a sweep that need it
+    ("sweep", "paceline.node.trial"),  # trials on this machine are opened as jobs open theirs
     ("cli", "paceline.node.staging"),  # `paceline clean` and `data stage` do here what launchers do on nodes
     ("cluster", "paceline.node.staging"),  # a job's data is looked for before it is queued
 }
@@ -137,8 +139,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_public_surface_is_what_it_was() -> None:
     assert paceline.__all__ == [
-        "Identity", "PacelineError", "Run", "ShardedIterable", "read_identity", "seed_everything", "session", "spawn",
-        "__version__",
+        "Identity", "PacelineError", "Run", "ShardedIterable", "read_identity", "report", "seed_everything", "session",
+        "spawn", "__version__",
     ]  # fmt: skip
     assert dir(paceline) == sorted(paceline.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

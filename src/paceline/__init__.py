@@ -17,6 +17,7 @@ _HOMES = {
     "Run": "paceline.runtime.run",
     "ShardedIterable": "paceline.runtime.sharding",
     "read_identity": "paceline.runtime.identity",
+    "report": "paceline.runtime.reporting",
     "seed_everything": "paceline.runtime.seeding",
     "session": "paceline.runtime.session",
     "spawn": "paceline.runtime.spawning",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
     from paceline.runtime.identity import Identity as Identity
     from paceline.runtime.identity import read_identity as read_identity
+    from paceline.runtime.reporting import report as report
     from paceline.runtime.run import Run as Run
     from paceline.runtime.seeding import seed_everything as seed_everything
     from paceline.runtime.session import session as session

@@ -167,6 +167,11 @@ class Search:
         return cls(**{key: value for key, value in json.loads(text).items() if key in known})
 
 
+def is_active(when: dict[str, list[Any]], point: dict[str, Any]) -> bool:
+    """Whether a conditional key belongs to a point, by the values of the keys before it."""
+    return all(key in point and point[key] in values for key, values in when.items())
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file of JSON objects; nothing where there is no file, half a line is passed over."""
     try:

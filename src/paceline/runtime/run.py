@@ -22,9 +22,11 @@ from paceline.runtime.gradients import Gradients
 from paceline.runtime.identity import Identity
 from paceline.runtime.loader import make_loader
 from paceline.runtime.loop import Loop
+from paceline.runtime.reporting import Reports
 from paceline.runtime.saving import warn
 from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings
+from paceline.runtime.stopping import Pruned
 from paceline.runtime.wrapping import Model, Replica, Wrapper
 
 KEPT_EVALUATIONS = 8  # data sets whose workers stay for the next evaluation
@@ -46,6 +48,7 @@ class Run:
         boundary: Boundary,
         folder: contract.RunFolder | None,
         attempt: int,
+        reports: Reports,
     ) -> None:
         self.identity = identity
         self.device = device
@@ -60,6 +63,7 @@ class Run:
         self._group = group
         self._run_folder = folder
         self._attempt = attempt
+        self._reports = reports
         self._wrapper = wrapper
         self._gradients = gradients
         self._boundary = boundary
@@ -206,6 +210,17 @@ class Run:
             samples = micro.global_count if loop.weighted else 0
             self._metrics.log(loop.step + 1, loop.epoch, samples, micro.count, values)
 
+    def report(self, value: Any = None, *, step: int | None = None, **named: Any) -> None:
+        """Say how good the model is: `run.report(loss)`, once per epoch or so. Called on all ranks; rank 0's counts.
+
+        In a sweep the last report is the trial's value, and a trial that is not worth going on ends here: on all
+        ranks together, and for good. Nothing after it runs. Outside of sweeps it is only written down.
+        """
+        chosen = self._reports.chosen(value, named)
+        gives_up = self._reports.add(chosen, self.step if step is None else step)
+        if self._reports.can_prune and self._boundary.agreement.is_so_anywhere(gives_up):
+            raise Pruned
+
     @overload
     def sum(self, value: torch.Tensor) -> torch.Tensor: ...
     @overload
@@ -320,6 +335,7 @@ class Run:
 
     def close(self) -> None:
         """End data-loader workers, and the profiler's window."""
+        self._reports.close()
         self._boundary.profiler.close()
         for made in [*self._loaders, *(made for _, made in self._evaluations.values())]:
             made.close()

@@ -26,11 +26,12 @@ from paceline.runtime.pacing import Pace
 from paceline.runtime.placement import bind_near
 from paceline.runtime.profiling import ProfilerWindow
 from paceline.runtime.progress import Progress
+from paceline.runtime.reporting import Reports
 from paceline.runtime.run import Run
 from paceline.runtime.saving import Saving
 from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings, Surroundings
-from paceline.runtime.stopping import Stopped
+from paceline.runtime.stopping import Pruned, Stopped
 from paceline.runtime.wrapping import Wrapper
 
 _open = False  # one session at a time: signals, group and beat are the process's
@@ -188,6 +189,11 @@ class session:
             boundary=boundary,
             folder=self._folder,
             attempt=self._surroundings.attempt,
+            reports=Reports(
+                self._folder.path if self._folder else None,
+                trial=self._surroundings.order.trial if self._surroundings.order else {},
+                rank=rank,
+            ),
         )  # fmt: skip
         return _Made(run, group, boundary, lines)
 
@@ -202,7 +208,9 @@ class session:
         self._made = None
         try:
             if error is None or isinstance(error, Stopped):
-                self._leave_together(made, stopped=error is not None or made.boundary.stopping)
+                pruned = isinstance(error, Pruned)
+                stopped = not pruned and (error is not None or made.boundary.stopping)
+                self._leave_together(made, stopped=stopped, pruned=pruned)
             else:
                 self._leave_alone(made)
         finally:
@@ -215,17 +223,21 @@ class session:
             if explained is not None:
                 raise explained from error
 
-    def _leave_together(self, made: _Made, *, stopped: bool) -> None:
+    def _leave_together(self, made: _Made, *, stopped: bool, pruned: bool = False) -> None:
         """All ranks are here: collectives are fine, and nothing is left under way."""
         run, boundary = made.run, made.boundary
         try:
             boundary.finish()
-            run.save_at_end()
+            if not pruned:  # nobody will go on from there
+                run.save_at_end()
             boundary.saving.close(wait=True)
             run.close()
         except BaseException:
             self._leave_alone(made)
             raise
+        if pruned:
+            boundary.progress.close()
+            run.print(f"paceline: pruned at step {run.step}", file=sys.stderr)
         self._tell_the_end(run, boundary, stopped)
         made.lines.close()
         boundary.events.close()

@@ -38,6 +38,10 @@ class Stopped(BaseException):
     """
 
 
+class Pruned(Stopped):
+    """Ends the body of a session because the trial is not worth going on: its run is done, and nothing resumes it."""
+
+
 class StopSignals:
     """SIGUSR1 and SIGTERM as requests to stop, for as long as a session lives."""
 

@@ -51,10 +51,12 @@ def load_job(
     config: Path | None = None,
     profile: str | None = None,
     cwd: Path | None = None,
+    over: tuple[Mapping[str, Any], Path] | None = None,
 ) -> Job:
     """Read all layers, check each by itself, merge them, check what they say together.
 
-    `flags` whose value is None were not typed. `params` are the `key=value` texts of `--param`.
+    `flags` whose value is None were not typed. `params` are the `key=value` texts of `--param`. `over` are tables
+    of another file (a sweep's) that lie over those of paceline.toml.
     """
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
@@ -72,6 +74,9 @@ def load_job(
             f"--cluster-profile {profile}: there is no {FILE} to look in",
             hint="write one with `paceline init`, or name one with --config",
         )
+    if over is not None:
+        _validate(over[0], where=str(over[1]))
+        layers.append(_Layer(dict(over[0]), str(over[1])))
     merged, sources = _merge(layers)
     _add_flags(flags, merged, sources)
     _add_params(params, merged, sources)
@@ -81,7 +86,7 @@ def load_job(
         folder=(file.resolve().parent if file is not None else root or cwd),
         cwd=cwd,
         file=file,
-        profile=chosen if file is not None and len(layers) > 1 else None,
+        profile=chosen if file is not None else None,
         sources=sources,
     )
     check_agreement(job)

@@ -51,9 +51,9 @@ def _expected(error: Mapping[str, Any]) -> str:
     return _EXPECTED.get(kind, str(error["msg"]))
 
 
-def _table(path: Sequence[str]) -> type[BaseModel] | None:
+def _table(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     """The model that a path of keys leads to."""
-    model: type[BaseModel] = Tables
+    model = root
     for key in path:
         kind = model.model_fields[key].annotation if key in model.model_fields else None
         if get_origin(kind) is not None:
@@ -87,14 +87,16 @@ def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError
     return SpecError(f"{where}: {inside} has no key {key!r}", hint=hint)
 
 
-def explain(problem: ValidationError, *, where: str, prefix: Sequence[str] = ()) -> SpecError:
+def explain(
+    problem: ValidationError, *, where: str, prefix: Sequence[str] = (), root: type[BaseModel] = Tables
+) -> SpecError:
     """The first thing wrong with a layer, as one error. `prefix` is where in the file the layer stands."""
     error = problem.errors(include_url=False)[0]
     path = [str(key) for key in error["loc"]]
-    while path and (_table(path[:-1]) is None):  # inside a value: name the key that holds it
+    while path and (_table(path[:-1], root) is None):  # inside a value: name the key that holds it
         path.pop()
     if error["type"] == "extra_forbidden":
-        model = _table(path[:-1]) or Tables
+        model = _table(path[:-1], root) or root
         known = sorted(model.model_fields) + (["profiles"] if model is Tables and not prefix else [])
         return _unknown(where, [*prefix, *path], known)
     full = [*prefix, *path]

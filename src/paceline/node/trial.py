@@ -1,0 +1,256 @@
+"""One trial of a sweep: its run folder is made where it begins, and its result is written where it ends.
+
+The batch script calls this before and after the launchers: `python paceline.zip trial open SWEEP KIT NUMBER`. So a
+submission writes a few files, however many trials it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from paceline import contract
+from paceline.contract import Order, write_atomically
+from paceline.errors import LaunchError, PacelineError
+from paceline.node.ending import Failure
+from paceline.trials import (
+    DONE,
+    FAILED,
+    PRUNED,
+    Point,
+    Search,
+    SweepFolder,
+    TrialFolder,
+    last_value,
+    read_lines,
+)
+
+PLACE = re.compile(r"\{([^{}]+)\}")
+
+
+def main(words: Sequence[str]) -> int:
+    try:
+        if len(words) == 4 and words[0] == "open":
+            open_trial(SweepFolder(Path(words[1])), Path(words[2]), int(words[3]))
+        elif len(words) == 4 and words[0] == "close":
+            close_trial(SweepFolder(Path(words[1])), int(words[2]), words[3])
+        else:
+            raise LaunchError(
+                f"trial {' '.join(words)}: expected open SWEEP KIT NUMBER, or close SWEEP NUMBER VERDICT"
+            )
+    except PacelineError as problem:
+        print(f"paceline: {problem}", file=sys.stderr)
+        return 1
+    except OSError as problem:
+        print(f"paceline: {problem.strerror}: {problem.filename}", file=sys.stderr)
+        return 1
+    return 0
+
+
+# -- opening ---------------------------------------------------------------------------------------------
+
+
+def open_trial(sweep: SweepFolder, kit: Path, number: int) -> TrialFolder:
+    """Fill the trial's run folder. One that was begun before goes on with the same point."""
+    search = sweep.read_search()
+    point = _point(sweep, number)
+    trial = sweep.trial(number)
+    trial.events.mkdir(parents=True, exist_ok=True)
+    told = _told(sweep, search, point, trial)
+    write_atomically(trial.trial, json.dumps(told) + "\n")
+    order = json.loads((kit / "launch.json").read_text(encoding="utf-8"))
+    made = _order(sweep, search, point, order, told)
+    write_atomically(trial.order, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
+    _link(kit / "code", trial.code)
+    _link(kit / "paceline.zip", trial.runhalf)
+    run = json.loads((kit / "run.json").read_text(encoding="utf-8"))
+    if not trial.run_json.exists():
+        run |= {
+            "run_id": f"{sweep.name}-{number}",
+            "created": time.time(),
+            "sweep": sweep.name,
+            "trial": told,
+        }
+        write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
+    trial.result.unlink(missing_ok=True)
+    return trial
+
+
+def _point(sweep: SweepFolder, number: int) -> Point:
+    for line in read_lines(sweep.points):
+        if line.get("number") == number:
+            return Point(**line)
+    raise LaunchError(f"{sweep.points} has no trial {number}", hint="was the file changed by hand?")
+
+
+def _told(sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder) -> dict[str, Any]:
+    """trial.json: what a trial that begins is told, by the list or by the sampler."""
+    values, known = point.point, None
+    if search.needs_optuna:
+        from paceline.runtime import searching
+
+        if values is None:
+            values, known = searching.point_of_group(sweep, search, point.group)
+        else:
+            known = _read(trial.trial).get("optuna")
+            if known is None or searching.is_over(sweep, search, known):
+                known = searching.begin(sweep, search, point.number)
+    assert values is not None
+    return {
+        "number": point.number,
+        "group": point.group,
+        "point": values,
+        "seed": point.seed,
+        "optuna": known,
+    }
+
+
+def _order(
+    sweep: SweepFolder, search: Search, point: Point, kit: dict[str, Any], told: dict[str, Any]
+) -> Order:
+    order = Order.from_json(json.dumps(kit))
+    runtime = dict(order.runtime)
+    if point.seed is not None:
+        runtime["seed"] = point.seed
+    program, args = order.program, arguments(search, told["point"], point.seed)
+    if point.args is not None:
+        args = point.args
+        program = kit["programs"][point.program]
+    trial = {
+        "sweep": str(sweep.path),
+        "prune": search.prune,
+        "metric": search.metric,
+        "optuna": told["optuna"],
+    }
+    return replace(
+        order, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
+        params=overlaid(order.params, told["point"]), trial=trial,
+    )  # fmt: skip
+
+
+def arguments(search: Search, point: dict[str, Any], seed: int | None) -> list[str]:
+    """The script's words: the template with its places filled, then the keys that it does not name.
+
+    A key that does not apply to this point takes its word along, and the option before it.
+    """
+    values = {**point, **({} if seed is None else {"seed": seed})}
+    words: list[str] = []
+    for word in search.args:
+        names = [name for name in PLACE.findall(word) if name in search.space or name == "seed"]
+        if all(name in values for name in names):
+            words.append(
+                PLACE.sub(lambda match: shown(values[match[1]]) if match[1] in values else match[0], word)
+            )
+        elif words and words[-1].startswith("-") and word == f"{{{names[0]}}}":
+            words.pop()
+    if search.arguments == "none":
+        return words
+    named = {name for word in search.args for name in PLACE.findall(word)}
+    for key, value in point.items():
+        if key not in named:
+            words += option(key, value)
+    return words
+
+
+def option(key: str, value: Any) -> list[str]:
+    """`--key value`; a truth value is `--key` or nothing, as in argparse's store_true."""
+    if isinstance(value, bool):
+        return [f"--{key}"] if value else []
+    return [f"--{key}", *map(shown, value)] if isinstance(value, list) else [f"--{key}", shown(value)]
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def overlaid(params: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
+    """`run.params`: those of the file, and over them the point; a key with dots lies in tables."""
+    made: dict[str, Any] = json.loads(json.dumps(params))
+    for key, value in point.items():
+        table = made
+        *tables, name = key.split(".")
+        for each in tables:
+            if not isinstance(table.get(each), dict):
+                table[each] = {}
+            table = table[each]
+        table[name] = value
+    return made
+
+
+def _link(target: Path, link: Path) -> None:
+    if not target.exists():
+        return
+    partial = link.with_name(f".{link.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    os.symlink(os.path.relpath(target, link.parent), partial)
+    os.replace(partial, link)
+
+
+# -- closing ---------------------------------------------------------------------------------------------
+
+
+def close_trial(sweep: SweepFolder, number: int, verdict: str) -> dict[str, Any]:
+    """Write the result of a trial that has ended for good, and tell the sampler."""
+    search, trial = sweep.read_search(), sweep.trial(number)
+    told = _read(trial.trial)
+    state = DONE if verdict == contract.DONE else FAILED
+    if state == DONE and trial.pruned.exists():
+        state = PRUNED
+    value, step = last_value(trial, search.metric)
+    result = {
+        "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
+        "ended": time.time(), "error": first_error(trial) if state == FAILED else "", "point": told.get("point"),
+        "seed": told.get("seed"),
+    }  # fmt: skip
+    write_atomically(trial.result, json.dumps(result) + "\n")
+    if told.get("optuna") is not None:
+        from paceline.runtime import searching
+
+        if not search.asks:
+            searching.tell(sweep, search, told["optuna"], state=state, value=value)
+        elif (mean := _of_group(sweep, told["group"])) is not None:
+            group_state, group_value = mean
+            searching.tell(sweep, search, told["optuna"], state=group_state, value=group_value)
+    return result
+
+
+def _of_group(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None:
+    """What the sampler hears of a point: the mean over its seeds, once the last of them has ended."""
+    results = []
+    for line in read_lines(sweep.points):
+        if line.get("group") == group:
+            result = _read(sweep.trial(line["number"]).result)
+            if not result:
+                return None
+            results.append(result)
+    values = [
+        result["value"] for result in results if result["state"] == DONE and result["value"] is not None
+    ]
+    if values:
+        return DONE, sum(values) / len(values)
+    return (PRUNED if any(result["state"] == PRUNED for result in results) else FAILED), None
+
+
+def first_error(trial: TrialFolder) -> str:
+    """The first line of what went wrong in the newest attempt."""
+    for attempt in reversed(trial.attempts()):
+        if failure := _read(attempt.failure):
+            return Failure(**failure).error
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
