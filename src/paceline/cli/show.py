@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
+
+import typer
 
 from paceline.cli import console, runs
 from paceline.contract import AttemptFolder, read_verdict
@@ -17,8 +20,25 @@ COLOURS = {
 }  # fmt: skip
 
 
-def command(run: runs.Run = "last") -> int:
-    """One run: what it is, its attempts, and the shares of its wall time."""
+def command(
+    run: runs.Run = "last",
+    *,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="How the code has changed since it was started.")
+    ] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="The same, as names and counts of lines.")] = False,
+) -> int:
+    """One run: what it is, its attempts, and the shares of its wall time.
+
+    \b
+    paceline show                 the newest run
+    paceline show 1a2b --diff     what has changed in the project since 1a2b was started
+    paceline show 1a2b --stat     the same, one line per file
+    """
+    if diff or stat:
+        from paceline.cli.show_diff import show_differences
+
+        return show_differences(runs.named(run), names_only=stat)
     record = look_at(runs.named(run))
     out = console.console()
     for name, text in _facts(record):

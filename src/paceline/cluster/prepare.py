@@ -88,15 +88,15 @@ def keep_code(job: Job, site: Site) -> Snapshot:
         store=site.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
-        keep_out=[*_run_places(job, site), *secret_files(job, os.environ)],
+        keep_out=[*run_places(job.folder, site), *secret_files(job, os.environ)],
     )
     os.symlink(os.path.relpath(snapshot.path, site.folder.path), site.folder.code)
     return snapshot
 
 
-def _run_places(job: Job, site: Site) -> list[Path]:
+def run_places(folder: Path, site: Site) -> list[Path]:
     """Folders of runs, which may lie in the project; a scratch that the project itself lies in is none of them."""
-    project = job.folder.resolve()
+    project = folder.resolve()
     places = (site.scratch, site.store.parent, site.store, site.folder.path.parent)
     return [place for place in places if not project.is_relative_to(place.resolve())]
 

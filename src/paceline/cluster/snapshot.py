@@ -51,8 +51,27 @@ def take_snapshot(
     `keep_out` names folders that hold no code (run folders inside the project).
     """
     folder = folder.resolve()
+    sizes, left_out = find_code(folder, exclude=exclude, keep_out=keep_out)
+    if sum(sizes.values()) > limit:
+        raise _too_large(
+            folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB of at most {limit / 2**20:,.0f}"
+        )
+    digest = _digest(folder, sizes, copy_to=None)
+    path = store / digest
+    if not path.is_dir():
+        digest = _copy(folder, sizes, store)
+        path = store / digest
+    return Snapshot(path, digest, len(sizes), sum(sizes.values()), tuple(left_out))
+
+
+def find_code(
+    folder: Path, *, exclude: Sequence[str] = (), keep_out: Iterable[Path] = ()
+) -> tuple[dict[str, int], list[str]]:
+    """The files that a copy would hold, in order, with their sizes; and the secrets that it would not."""
+    folder = folder.resolve()
     outside = [path.resolve() for path in keep_out]
-    names, left_out = [], []
+    names: list[str] = []
+    left_out: list[str] = []
     for name in _list(folder):
         base = name.rsplit("/", 1)[-1]
         if _matches(base, SECRETS) and not _matches(base, HARMLESS):
@@ -64,17 +83,7 @@ def take_snapshot(
         if len(names) > MOST_FILES:
             raise _too_large(folder, [], f"more than {MOST_FILES:,} files")
     names.sort()
-    sizes = _measure(folder, names)
-    if sum(sizes.values()) > limit:
-        raise _too_large(
-            folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB of at most {limit / 2**20:,.0f}"
-        )
-    digest = _digest(folder, sizes, copy_to=None)
-    path = store / digest
-    if not path.is_dir():
-        digest = _copy(folder, sizes, store)
-        path = store / digest
-    return Snapshot(path, digest, len(sizes), sum(sizes.values()), tuple(left_out))
+    return _measure(folder, names), left_out
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -176,7 +185,7 @@ def _digest(folder: Path, names: Iterable[str], *, copy_to: Path | None) -> str:
     for name in names:
         source = folder / name
         try:
-            kind, content = _read(source)
+            kind, content = read_code(source)
         except FileNotFoundError:
             continue  # gone since it was listed
         except OSError as error:
@@ -192,7 +201,8 @@ def _digest(folder: Path, names: Iterable[str], *, copy_to: Path | None) -> str:
     return total.hexdigest()[:20]
 
 
-def _read(path: Path) -> tuple[str, bytes]:
+def read_code(path: Path) -> tuple[str, bytes]:
+    """What a file is (`file`, `program` or `link`), and what it holds; of a link, where it leads."""
     if path.is_symlink():
         return "link", os.fsencode(os.readlink(path))
     with open(path, "rb") as file:

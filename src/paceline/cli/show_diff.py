@@ -1,0 +1,79 @@
+"""`paceline show RUN --diff`: from the code that a run has to the project as it is now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.cli import console
+from paceline.cluster.differences import ADDED, CHANGED, REMOVED, Difference, compare_code
+from paceline.cluster.folder import site_of
+from paceline.cluster.prepare import run_places
+from paceline.contract import RunFolder
+from paceline.errors import EnvironmentProblem
+from paceline.watch.records import read_json
+
+CYAN = "\033[36m"
+MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~", CYAN)}
+
+
+def show_differences(folder: RunFolder, *, names_only: bool) -> int:
+    """Print them; 0 also where there are none."""
+    told = read_json(folder.run_json)
+    code: Mapping[str, Any] = told.get("code") or {}
+    project = Path(str(code.get("folder", "")))
+    if not folder.code.is_dir():
+        commit = code.get("commit")
+        raise EnvironmentProblem(
+            f"{folder.path.name} has no copy of its code: it runs, or ran, in place",
+            hint=f"it was started from commit {commit}: git -C {project} diff {commit}"
+            if commit
+            else "runs that are started without --no-snapshot keep one",
+        )
+    if not project.is_dir():
+        raise EnvironmentProblem(
+            f"the project of {folder.path.name} is gone: there is no folder {project}",
+            hint=f"its code is in {folder.code}",
+        )
+    spec = told.get("spec") or {}
+    named = (spec.get("environment") or {}).get("secret_files") or ()
+    found = compare_code(
+        folder.code.resolve(),
+        project,
+        exclude=tuple((spec.get("project") or {}).get("exclude") or ()),
+        keep_out=[*run_places(project, site_of(folder)), *(project / name for name in named)],
+    )
+    if not found:
+        print(f"{project} is as it was when {folder.path.name} was started")
+    for each in found:
+        if names_only or not each.lines:
+            _print_name(each)
+        if not names_only:
+            _print_lines(each)
+    return 0
+
+
+def _print_name(each: Difference) -> None:
+    mark, colour = MARKS[each.kind]
+    counts = f"  +{each.added} -{each.removed}" if each.lines else ""
+    note = f"  ({each.note})" if each.note else ""
+    print(console.paint(f"{mark} {_printable(each.name)}", colour, sys.stdout) + f"{counts}{note}")
+
+
+def _print_lines(each: Difference) -> None:
+    for number, line in enumerate(each.lines):
+        colour = _colour(line) if number > 1 else console.BOLD
+        text = _printable(line)
+        print(console.paint(text, colour, sys.stdout) if colour else text)
+
+
+def _colour(line: str) -> str:
+    starts = {"+": console.GREEN, "-": console.RED, "@": CYAN}
+    return starts.get(line[:1], "")
+
+
+def _printable(text: str) -> str:
+    """Without the control characters that a file or a name may hold: they would act on the terminal."""
+    return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in text)
