@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.node.staging import copying, keeping
+from paceline.node.staging import copying, helping, keeping, small_files
 from paceline.node.staging.copying import Copying, Stopped
+from paceline.node.staging.entries import AT_ONCE, FILES_AT_ONCE, Entry, Group
 from paceline.node.staging.folders import choose_base, private_folder
 from paceline.node.staging.keeping import kept_items
-from paceline.node.staging.manifest import AT_ONCE, FILES_AT_ONCE, SMALL, Entry, Manifest, scan
+from paceline.node.staging.manifest import SMALL, Manifest, scan
 from paceline.node.staging.packing import Packs
+from paceline.node.staging.small_files import Placed
 from paceline.node.staging.staging import Stager, look, make_packs
 from paceline.node.staging.wish import Wish
 from tests.staging.trees import ODD, content, plant, wish
@@ -75,9 +77,9 @@ def test_later_jobs_read_the_pack_and_not_the_files(
     asked = wish(base, "set")
     first, _ = node.stage(asked)
     read = []
-    real = copying.ItemCopy._read
+    real = small_files.SmallFiles._read
     monkeypatch.setattr(
-        copying.ItemCopy, "_read", lambda self, entry: read.append(entry) or real(self, entry)
+        small_files.SmallFiles, "_read", lambda self, files: read.extend(files) or real(self, files)
     )
     second, _ = node.stage(asked)
     assert not read
@@ -86,6 +88,62 @@ def test_later_jobs_read_the_pack_and_not_the_files(
     third, _ = node.stage(asked)
     assert len(read) == len(scan(source).small())
     assert content(third / "set") == content(source)
+
+
+@pytest.fixture
+def many(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """So many small files that helpers place them; one name is no text."""
+    monkeypatch.setattr(helping, "WORTH_IT", 200)
+    source = plant(base / "set", small=600)
+    (source / os.fsdecode(b"no text \xff")).write_bytes(b"odd too")
+    return source
+
+
+def test_helpers_copy_pack_and_unpack(
+    many: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers = []
+    real = helping.Helper.place
+    monkeypatch.setattr(
+        helping.Helper, "place", lambda self, group: helpers.append(self) or real(self, group)
+    )
+    asked = wish(base, "set", verify="checksum")
+    for _ in ("packed on the way", "out of the pack"):
+        helpers.clear()
+        data, _ = node.stage(asked)
+        assert content(data / "set") == content(many)
+        assert helpers
+        assert all(helper.process.returncode == 0 for helper in helpers)
+    packs = Packs(base / "elsewhere")
+    assert make_packs(look(asked, packs), packs) == 1
+    (made,), (expected,) = packs.folder.glob("*.pack"), asked.packs.glob("*.pack")
+    assert made.read_bytes() == expected.read_bytes()
+
+
+def test_what_helpers_meet_is_told(
+    many: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = wish(base, "set")
+    stager = Stager(asked, private=node.private, data=node.private / "data", host="here", makes_packs=True)
+    planned = look(asked, stager.packs)
+    (many / ODD).write_bytes(b"longer than it was")
+    with pytest.raises(EnvironmentProblem, match="was changed while it was staged"):
+        stager.stage(planned)
+    (many / ODD).unlink()
+    (many / ODD).symlink_to("nowhere")
+    with pytest.raises(EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"):
+        Stager(asked, private=node.private, data=node.private / "again", host="here", makes_packs=True).stage(
+            planned
+        )
+    real = helping.Helper.place
+
+    def killed(self: helping.Helper, group: Group) -> Placed:
+        self.process.kill()
+        return real(self, group)
+
+    monkeypatch.setattr(helping.Helper, "place", killed)
+    with pytest.raises(EnvironmentProblem, match="was ended from outside"):
+        node.stage(asked)
 
 
 def test_packs_may_be_made_ahead(base: Path, node: Node) -> None:

@@ -14,10 +14,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem
-from paceline.node.staging.manifest import Entry, Group, Manifest, at
+from paceline.node.staging.entries import Entry, Group, at
+from paceline.node.staging.helping import Hands
+from paceline.node.staging.manifest import Manifest
+from paceline.node.staging.small_files import FLAGS, SmallFiles, changed, is_there, write_all
 
 PIECE = 64 << 20  # bytes of a large file that one worker copies
-FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THIS_WAY = (
     errno.EXDEV,
     errno.EINVAL,
@@ -35,9 +37,13 @@ class Stopped(Exception):
     """Somebody wants it to end."""
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(2, min(16, cores))
+    """More than few cores: most of the time each waits for a disk or a server."""
+    return max(4, min(16, cores()))
 
 
 class Copying:
@@ -81,14 +87,19 @@ class Copying:
 
 
 class ItemCopy:
-    """One item on its way to `target`. `pack` is an archive of its small files: read, or written on the way."""
+    """One item on its way to `target`, to be closed. `pack` is an archive of its small files: read, or written on
+    the way; without a target nothing else is written.
+    """
 
     def __init__(
-        self, manifest: Manifest, target: Path, *, copying: Copying, fresh: bool, pack: int | None = None,
+        self, manifest: Manifest, target: Path | None, *, copying: Copying, fresh: bool, pack: int | None = None,
         pack_is_new: bool = False,
     ) -> None:  # fmt: skip
-        self.manifest, self.target, self.copying, self.fresh = manifest, str(target), copying, fresh
-        self.pack, self.pack_is_new = pack, pack_is_new
+        self.manifest, self.target, self.copying, self.fresh = manifest, str(target or ""), copying, fresh
+        files = SmallFiles(manifest.source, self.target, pack, pack_is_new, fresh)
+        # Who unpacks never waits for long: more helpers than cores would be in each other's way.
+        limit = workers() if pack is None or pack_is_new else min(workers(), cores())
+        self._hands = Hands(files, count=len(manifest.small()), workers=limit)
         self.pack_problem = ""
         self.sums: dict[str, int] = {}  # of small files, where a pack is made
         self._left: dict[str, int] = {}  # pieces of a large file that are not there yet
@@ -113,105 +124,24 @@ class ItemCopy:
         found: list[Task] = []
         for each in self.manifest.large():
             found += self._pieces(each)
-        found += [lambda group=group: self._place(group) for group in self.manifest.groups()]  # type: ignore[misc]
-        return found
+        return found + self.small_tasks()
 
-    def packing(self) -> list[Task]:
-        """Fill the pack and nothing else."""
-        return [lambda group=group: self._pack(group) for group in self.manifest.groups()]  # type: ignore[misc]
+    def small_tasks(self) -> list[Task]:
+        return [lambda group=group: self._place(group) for group in self.manifest.groups()]  # type: ignore[misc]
 
-    # -- small files -----------------------------------------------------------------------------------
-
-    def _pack(self, group: Group) -> None:
-        self._fill_pack(memoryview(b"".join([self._read(each) for each in group.files])), group.offset)
+    def close(self) -> None:
+        self._hands.close()
 
     def _place(self, group: Group) -> None:
-        files = group.files
-        if not self.fresh and not self.pack_is_new:
-            files = tuple(each for each in files if not self._is_there(each))
-        if not files:
-            self.copying.count(group.size)
-            return
-        if self.pack is not None and not self.pack_is_new:
-            held = _read_all(self.pack, group.size, group.offset)
-            if len(held) != group.size:
-                raise EnvironmentProblem(
-                    "[data] stage: a pack of small files is cut short", hint="remove .staged"
-                )
-            self._write_out(group, held, files)
-            self.copying.count(group.size)
-            return
-        held = b"".join([self._read(each) for each in group.files])
-        self._fill_pack(memoryview(held), group.offset)
-        self._write_out(group, held, files)
+        placed = self._hands.place(group)
+        self.sums.update(placed.sums)
+        self.pack_problem = self.pack_problem or placed.pack_problem
         self.copying.count(group.size)
-
-    def _fill_pack(self, held: memoryview, offset: int) -> None:
-        """A pack is for later: when it cannot be written, the data goes to the node all the same."""
-        if self.pack is None or self.pack_problem:
-            return
-        try:
-            _write_all(self.pack, held, offset)
-        except OSError as problem:
-            self.pack_problem = problem.strerror or str(problem)
-
-    def _read(self, entry: Entry) -> bytes:
-        path = at(self.manifest.source, entry.path)
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            content = os.read(number, entry.size + 1)
-            while 0 < len(content) < entry.size and (more := os.read(number, entry.size + 1 - len(content))):
-                content += more
-        finally:
-            os.close(number)
-        if len(content) != entry.size:
-            raise changed(path)
-        if self.pack is not None:
-            self.sums[entry.path] = zlib.crc32(content)
-        return content
-
-    def _write_out(self, group: Group, held: bytes, files: Sequence[Entry]) -> None:
-        view, begin = memoryview(held), 0
-        wanted = None if len(files) == len(group.files) else set(files)
-        folder, number = None, -1
-        try:
-            for each in group.files:
-                end = begin + each.size
-                if wanted is None or each in wanted:
-                    name = at(self.target, each.path)
-                    here, _, base = name.rpartition("/")
-                    if here != folder:  # one look-up of the folder for all files in it
-                        if number >= 0:
-                            os.close(number)
-                        folder, number = here, os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    self._write_file(base, number, view[begin:end], each)
-                begin = end
-        finally:
-            if number >= 0:
-                os.close(number)
-
-    def _write_file(self, base: str, folder: int, content: memoryview, entry: Entry) -> None:
-        flags = FLAGS | (os.O_EXCL if self.fresh else os.O_TRUNC)
-        number = os.open(base, flags, entry.mode | 0o600, dir_fd=folder)
-        try:
-            written = os.write(number, content)
-            while written < entry.size:
-                written += os.write(number, content[written:])
-            os.utime(number, ns=(entry.mtime, entry.mtime))
-        finally:
-            os.close(number)
-
-    def _is_there(self, entry: Entry) -> bool:
-        try:
-            about = os.lstat(at(self.target, entry.path))
-        except OSError:
-            return False
-        return (about.st_size, about.st_mtime_ns) == (entry.size, entry.mtime)
 
     # -- large files -----------------------------------------------------------------------------------
 
     def _pieces(self, entry: Entry) -> list[Task]:
-        if not self.fresh and self._is_there(entry):
+        if not self.fresh and is_there(self.target, entry):
             self.copying.count(entry.size)
             return []
         starts = range(0, entry.size, PIECE)
@@ -253,12 +183,6 @@ class ItemCopy:
             )
 
 
-def changed(path: str) -> EnvironmentProblem:
-    return EnvironmentProblem(
-        f"[data] stage: {path!r} was changed while it was staged", hint="wait until nobody writes it"
-    )
-
-
 def file_sum(path: str, copying: Copying) -> int:
     value = 0
     with open(path, "rb", buffering=0) as file:
@@ -298,21 +222,8 @@ def _in_kernel(reader: int, writer: int, count: int, position: int) -> int:
 
 def _by_hand(reader: int, writer: int, count: int, position: int) -> int:
     content = os.pread(reader, count, position)
-    _write_all(writer, memoryview(content), position)
+    write_all(writer, memoryview(content), position)
     return len(content)
-
-
-def _read_all(number: int, size: int, offset: int) -> bytes:
-    content = os.pread(number, size, offset)
-    while len(content) < size and (more := os.pread(number, size - len(content), offset + len(content))):
-        content += more
-    return content
-
-
-def _write_all(number: int, content: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(content):
-        done += os.pwrite(number, content[done:], offset + done)
 
 
 def _unlink(path: str) -> None:

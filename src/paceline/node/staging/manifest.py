@@ -7,35 +7,18 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 from paceline.errors import EnvironmentProblem
+from paceline.node.staging.entries import AT_ONCE, FILES_AT_ONCE, Entry, Group, at
 
 SMALL = 256 * 1024  # files up to here are packed: opening them costs more than reading them
 MANY = 64  # fewer small files than this are copied one by one
+LOOKERS = 8  # threads that look at folders
 BLOCK = 4096  # what the smallest file takes on disk
-AT_ONCE = 4 << 20  # bytes of small files that one worker holds
-FILES_AT_ONCE = 512
-
-
-class Entry(NamedTuple):
-    """A file, by its path below the item; empty where the item itself is the file."""
-
-    path: str
-    size: int
-    mtime: int  # nanoseconds
-    mode: int
-
-
-class Group(NamedTuple):
-    """Small files that are read and written together; `offset` is where they begin in the pack."""
-
-    offset: int
-    size: int
-    files: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -100,11 +83,6 @@ class Manifest:
         return cls(**value)
 
 
-def at(root: str | Path, path: str) -> str:
-    """A path of a manifest below a folder; the folder itself for the empty one."""
-    return f"{root}/{path}" if path else str(root)
-
-
 def scan(source: Path) -> Manifest:
     """Look at all that a path holds. A path that is itself a link is followed; links inside stay links."""
     real = os.path.realpath(source)
@@ -112,8 +90,7 @@ def scan(source: Path) -> Manifest:
         about = os.stat(real)
         if stat.S_ISREG(about.st_mode):
             return Manifest(real, [], [_entry("", about)], [])
-        found = Manifest(real, [""], [], [])
-        skipped, outside = _walk(real, found)
+        return _walk(real)
     except FileNotFoundError as problem:
         what = (
             "is not there" if problem.filename == real else f"lost {problem.filename} while it was looked at"
@@ -126,32 +103,46 @@ def scan(source: Path) -> Manifest:
             f"[data] stage: cannot read {problem.filename!r}: {problem.strerror}",
             hint="mend its permissions, or stage less",
         ) from None
-    found.files.sort()
-    found.folders.sort()
-    found.links.sort()
-    return Manifest(real, found.folders, found.files, found.links, outside=outside, skipped=skipped)
 
 
-def _walk(real: str, found: Manifest) -> tuple[int, int]:
-    skipped = outside = 0
+def _walk(real: str) -> Manifest:
+    """Several folders at a time: on a shared file system each look at a file is a question to a server."""
+    whole = Manifest(real, [""], [], [])
+    outside = skipped = 0
     waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(at(real, folder)) as entries:
-            for entry in entries:
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_symlink():
-                    says, leads_out = _link(real, folder, os.readlink(entry.path))
-                    found.links.append((path, says))
-                    outside += leads_out
-                elif entry.is_dir():
-                    found.folders.append(path)
-                    waiting.append(path)
-                elif entry.is_file():
-                    found.files.append(_entry(path, entry.stat()))
-                else:
-                    skipped += 1
-    return skipped, outside
+    with ThreadPoolExecutor(LOOKERS, thread_name_prefix="looking") as pool:
+        while waiting:
+            parts = list(pool.map(partial(_look, real), waiting))
+            for part in parts:
+                whole.folders.extend(part.folders)
+                whole.files.extend(part.files)
+                whole.links.extend(part.links)
+                outside += part.outside
+                skipped += part.skipped
+            waiting = [folder for part in parts for folder in part.folders]
+    for found in (whole.folders, whole.files, whole.links):
+        found.sort()
+    return replace(whole, outside=outside, skipped=skipped)
+
+
+def _look(real: str, folder: str) -> Manifest:
+    """One folder, without what is in the folders in it."""
+    found = Manifest(real, [], [], [])
+    outside = skipped = 0
+    with os.scandir(at(real, folder)) as entries:
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_symlink():
+                says, leads_out = _link(real, folder, os.readlink(entry.path))
+                found.links.append((path, says))
+                outside += leads_out
+            elif entry.is_dir():
+                found.folders.append(path)
+            elif entry.is_file():
+                found.files.append(_entry(path, entry.stat()))
+            else:
+                skipped += 1
+    return replace(found, outside=outside, skipped=skipped)
 
 
 def _entry(path: str, about: os.stat_result) -> Entry:

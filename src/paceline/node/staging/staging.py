@@ -6,14 +6,16 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.node.staging.copying import Copying, ItemCopy, Stopped
+from paceline.node.staging.entries import at
 from paceline.node.staging.folders import check_space
 from paceline.node.staging.keeping import KeptItem, Lock, kept_item, kept_items, obtain
-from paceline.node.staging.manifest import Manifest, at, scan
+from paceline.node.staging.manifest import Manifest, scan
 from paceline.node.staging.packing import Packs
 from paceline.node.staging.wish import Wish, check_exists
 
@@ -69,10 +71,12 @@ def make_packs(planned: Sequence[Planned], packs: Packs) -> int:
         try:
             pack = packs.begin(manifest.key)
             try:
-                copy = ItemCopy(
-                    manifest, Path(), copying=Copying(), fresh=True, pack=pack.number, pack_is_new=True
-                )
-                copy.copying.run(copy.packing())
+                with closing(
+                    ItemCopy(
+                        manifest, None, copying=Copying(), fresh=True, pack=pack.number, pack_is_new=True
+                    )
+                ) as copy:
+                    copy.copying.run(copy.small_tasks())
                 if copy.pack_problem:
                     raise OSError(0, copy.pack_problem, str(pack.path))
                 packs.publish(manifest, copy.sums, pack)
@@ -144,8 +148,9 @@ class Stager:
                 manifest, target, copying=self.copying, fresh=fresh, pack=made.number if made else pack,
                 pack_is_new=made is not None,
             )  # fmt: skip
-            copy.frame()
-            self.copying.run(copy.tasks())
+            with closing(copy):
+                copy.frame()
+                self.copying.run(copy.tasks())
             if made is not None and not copy.pack_problem:
                 self.packs.publish(manifest, copy.sums, made)
             elif copy.pack_problem:
