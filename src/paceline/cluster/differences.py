@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,7 @@ def compare_code(
     then: Path, now: Path, *, exclude: Sequence[str] = (), keep_out: Iterable[Path] = ()
 ) -> list[Difference]:
     """From a copy to the project, by the rules that the copy was made by."""
-    before = {
-        path.relative_to(then).as_posix() for path in then.rglob("*") if path.is_symlink() or path.is_file()
-    }
+    before = set(_files(then))
     after = set(find_code(now, exclude=exclude, keep_out=keep_out)[0])
     found = []
     for name in sorted(before | after):
@@ -50,6 +48,13 @@ def compare_code(
             if difference is not None:
                 found.append(difference)
     return found
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """All of a copy, but what Python has left in it since."""
+    for path in folder.rglob("*"):
+        if (path.is_symlink() or path.is_file()) and path.parent.name != "__pycache__":
+            yield path.relative_to(folder).as_posix()
 
 
 def _compare(name: str, then: tuple[str, bytes], now: tuple[str, bytes]) -> Difference | None:
