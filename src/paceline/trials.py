@@ -25,7 +25,8 @@ from paceline.contract import RunFolder
 
 # How a trial ended. Whatever else it is (queued, running, lost) follows from its job.
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
-ASKING_SAMPLERS = ("tpe",)  # the others know all points beforehand
+ASKING_SAMPLERS = ("tpe", "wandb")  # the others know all points beforehand
+NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class SweepFolder:
 
     def asked(self, group: int) -> Path:
         return self.path / "asked" / f"{group}.json"
+
+    @property
+    def asked_for_all(self) -> Path:
+        """Present once the search has said that it has no more points; removed when trials are added."""
+        return self.path / "asked" / "all"
 
     @property
     def trials(self) -> Path:
@@ -139,7 +145,8 @@ class Search:
     name: str
     metric: str | None = None
     direction: str = "minimize"
-    sampler: str = "grid"  # grid | random | tpe | list
+    sampler: str = "grid"  # grid | random | tpe | list | wandb
+    wandb_sweep: str = ""  # ENTITY/PROJECT/ID of the sweep that W&B's service chooses points for
     prune: str = "none"  # none | halving | median
     prune_after: int = 1  # reports that every trial may make
     seed: int = 0  # of the sampler
@@ -156,7 +163,7 @@ class Search:
 
     @property
     def needs_optuna(self) -> bool:
-        return self.asks or self.prune != "none"
+        return self.sampler == "tpe" or self.prune != "none"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

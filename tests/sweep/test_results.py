@@ -96,6 +96,15 @@ def test_points_that_were_chosen_late(tmp_path: Path) -> None:
     assert sweep.keys == ["lr"]
 
 
+def test_a_search_that_had_no_point_left_for_a_trial(tmp_path: Path) -> None:
+    folder = make_sweep(
+        tmp_path / "over", [Point(number, number, None) for number in range(2)], sampler="wandb"
+    )
+    end(folder, 0, value=1.0, point={"lr": 0.3})
+    end(folder, 1, "none")
+    assert states(read_sweep(folder)) == {0: "done"}
+
+
 def test_values_that_are_no_numbers_are_none(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "odd", grid(RATES[:3]))
     end(folder, 0, value=float("nan"))

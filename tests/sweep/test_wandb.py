@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.contract import Order
+from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
+from paceline.node.trial import NOTHING_TO_DO, main, open_trial
 from paceline.spec.wandb_sweep import load_wandb_file
+from paceline.sweep.results import read_sweep
 from paceline.sweep.wandb_service import base_url, check_name, check_reachable
+from paceline.trials import Point
+from tests.sweep.folders import make_sweep
 from tests.trackers.wandb_server import wandb_service
-from tests.trackers.worlds import reachable
+from tests.trackers.worlds import away, reachable
 
 FILE = """\
 program: train.py
@@ -131,7 +136,45 @@ def test_a_point_is_asked_for_by_the_real_package(tmp_path: Path) -> None:
         assert service.unanswered == []
 
 
+def kit(folder: Path) -> Path:
+    """What a submission brings along, as far as a trial that opens reads it."""
+    folder.mkdir()
+    order = Order("", "train.py", [], params={"epochs": 3}, variables={"OMP_NUM_THREADS": "1"})
+    (folder / "launch.json").write_text(order.to_json())
+    (folder / "run.json").write_text("{}")
+    return folder
+
+
+def test_a_trial_gets_its_point_every_way(tmp_path: Path) -> None:
+    points = [Point(number, number, None) for number in range(3)]
+    sweep = make_sweep(tmp_path / "sweep", points, sampler="wandb", wandb_sweep="somebody/digits/s1")
+    sweep.asked(0).parent.mkdir()
+    variables = {"WANDB_RUN_ID": "trial-1", "WANDB_SWEEP_ID": "s1"}
+    sweep.asked(0).write_text(json.dumps({"point": {"lr": 0.1, "width": 8}, "variables": variables}))
+    trial = open_trial(sweep, kit(tmp_path / "kit"), 0)
+    order = Order.from_json(trial.order.read_text())
+    assert order.params == {"epochs": 3, "lr": 0.1, "width": 8}
+    assert order.args == ["--lr", "0.1", "--width", "8"]
+    assert order.variables == {"OMP_NUM_THREADS": "1", **variables}
+    sweep.asked(1).write_text('{"point": null}')
+    for number in (1, 2):  # the second is not asked for at all
+        assert main(["open", str(sweep.path), str(tmp_path / "kit"), str(number)]) == NOTHING_TO_DO
+    assert [each.number for each in read_sweep(sweep).trials] == [0]
+
+
+def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path / "sweep", [Point(0, 0, None)], sampler="wandb", wandb_sweep="a/b/c")
+    with monkeypatch.context() as patch:
+        for name, value in {**away(tmp_path), "WANDB_API_KEY": "short"}.items():
+            patch.setenv(name, value)
+        with pytest.raises(LaunchError, match=r"the W&B sweep a/b/c gave no point: .*Error") as caught:
+            open_trial(sweep, kit(tmp_path / "kit"), 0)
+    assert (tmp_path / "sweep" / "asked" / "0.log").name in caught.value.hint
+
+
 @pytest.mark.slow  # wandb's agent takes ten seconds to believe it
 def test_a_sweep_that_has_no_more_points(tmp_path: Path) -> None:
     with wandb_service([]) as service:
-        assert ask("somebody/digits/s1", tmp_path / "none.json", reachable(service, tmp_path)) == {"point": None}
+        assert ask("somebody/digits/s1", tmp_path / "none.json", reachable(service, tmp_path)) == {
+            "point": None
+        }

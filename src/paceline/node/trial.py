@@ -19,10 +19,12 @@ from typing import Any
 from paceline import contract
 from paceline.contract import Order, write_atomically
 from paceline.errors import LaunchError, PacelineError
+from paceline.node.asking import NoPoint, ask_wandb
 from paceline.node.ending import Failure
 from paceline.trials import (
     DONE,
     FAILED,
+    NO_POINT,
     PRUNED,
     Point,
     Search,
@@ -32,6 +34,7 @@ from paceline.trials import (
     read_lines,
 )
 
+NOTHING_TO_DO = 3  # the exit code of an opening that found no point left
 PLACE = re.compile(r"\{([^{}]+)\}")
 
 
@@ -45,6 +48,9 @@ def main(words: Sequence[str]) -> int:
             raise LaunchError(
                 f"trial {' '.join(words)}: expected open SWEEP KIT NUMBER, or close SWEEP NUMBER VERDICT"
             )
+    except NoPoint:
+        print("paceline: the search has no more points")
+        return NOTHING_TO_DO
     except PacelineError as problem:
         print(f"paceline: {problem}", file=sys.stderr)
         return 1
@@ -63,7 +69,11 @@ def open_trial(sweep: SweepFolder, kit: Path, number: int) -> TrialFolder:
     point = _point(sweep, number)
     trial = sweep.trial(number)
     trial.events.mkdir(parents=True, exist_ok=True)
-    told = _told(sweep, search, point, trial)
+    try:
+        told = _told(sweep, search, point, trial)
+    except NoPoint:
+        write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
+        raise
     write_atomically(trial.trial, json.dumps(told) + "\n")
     order = json.loads((kit / "launch.json").read_text(encoding="utf-8"))
     made = _order(sweep, search, point, order, told)
@@ -92,7 +102,10 @@ def _point(sweep: SweepFolder, number: int) -> Point:
 
 def _told(sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder) -> dict[str, Any]:
     """trial.json: what a trial that begins is told, by the list or by the sampler."""
-    values, known = point.point, None
+    values, known, variables = point.point, None, {}
+    if search.sampler == "wandb":
+        answer = ask_wandb(sweep, search.wandb_sweep, point.group)
+        values, variables = answer["point"], answer["variables"]
     if search.needs_optuna:
         from paceline.runtime import searching
 
@@ -109,6 +122,7 @@ def _told(sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder) 
         "point": values,
         "seed": point.seed,
         "optuna": known,
+        **({"variables": variables} if variables else {}),
     }
 
 
@@ -132,6 +146,7 @@ def _order(
     return replace(
         order, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
         params=overlaid(order.params, told["point"]), trial=trial,
+        variables={**order.variables, **told.get("variables", {})},
     )  # fmt: skip
 
 

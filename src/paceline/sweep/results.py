@@ -21,7 +21,7 @@ from paceline.cluster.states import ENDED, WAITING, JobState
 from paceline.contract import RunFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.site import STORE
-from paceline.trials import DONE, FAILED, PRUNED, SweepFolder, TrialFolder, read_lines
+from paceline.trials import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.watch.records import Ask, look, read_json
 
 RUNNING, PENDING = "running", "pending"
@@ -124,7 +124,10 @@ def read_sweep(folder: SweepFolder, ask: Ask = slurm.states) -> Sweep:
     under_way = []
     for number in _numbers(folder.trials):
         trial = folder.trial(number)
-        if (ended := _ended(trial, planned.get(number, {}))) is not None:
+        ended = _ended(trial, planned.get(number, {}))
+        if ended is not None and ended.state == NO_POINT:
+            planned.pop(number, None)
+        elif ended is not None:
             found[number] = ended
         else:
             under_way.append(trial)
@@ -177,7 +180,7 @@ def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
     """A trial that has left its result."""
     result = read_json(folder.result)
     state = result.get("state")
-    if state not in (DONE, FAILED, PRUNED):
+    if state not in (DONE, FAILED, PRUNED, NO_POINT):
         return None
     told = result if result.get("point") is not None else planned
     if told.get("point") is None:
