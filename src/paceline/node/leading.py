@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -159,7 +160,8 @@ class Launcher:
         assert self.beats is not None
         self.number += 1
         attempt = self.run.attempt(self.number)
-        self.conclusions.quietly(lambda: attempt.path.mkdir(parents=True, exist_ok=True))
+        for path in (attempt.path, self.run.checkpoints):  # a script may write to them, as its variables tell
+            self.conclusions.quietly(functools.partial(path.mkdir, parents=True, exist_ok=True))
         self.beats.begin(self.number)
         starter = self._starter()
         master = self.meeting.prepare(self.number)

@@ -22,6 +22,7 @@ from paceline.runtime.gradients import Gradients
 from paceline.runtime.identity import Identity
 from paceline.runtime.loader import make_loader
 from paceline.runtime.loop import Loop
+from paceline.runtime.places import Places
 from paceline.runtime.reporting import Reports
 from paceline.runtime.saving import warn
 from paceline.runtime.seeding import seed_everything
@@ -47,6 +48,7 @@ class Run:
         gradients: Gradients,
         boundary: Boundary,
         folder: contract.RunFolder | None,
+        places: Places,
         attempt: int,
         reports: Reports,
     ) -> None:
@@ -55,6 +57,9 @@ class Run:
         self.settings = settings
         self.params = params
         self.folder = folder.path if folder else None
+        self.source_dir, self.scratch_dir, self.data_dir = places.source_dir, places.scratch_dir, places.data_dir
+        self.checkpoints_dir, self.logs_dir = places.checkpoints_dir, places.logs_dir
+        self.project_name, self.exp_name = places.project_name, places.exp_name
         self.rank, self.world = identity.rank, identity.world
         self.local_rank = identity.local_rank
         self.autocast = gradients.autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from paceline.runtime.identity import Identity, read_identity
 from paceline.runtime.metrics import Metrics
 from paceline.runtime.pacing import Pace
 from paceline.runtime.placement import bind_near
+from paceline.runtime.places import Places
 from paceline.runtime.profiling import ProfilerWindow
 from paceline.runtime.progress import Progress
 from paceline.runtime.reporting import Reports
@@ -188,6 +190,7 @@ class session:
             ),
             boundary=boundary,
             folder=self._folder,
+            places=Places.read(os.environ, self._folder),
             attempt=self._surroundings.attempt,
             reports=Reports(
                 self._folder.path if self._folder else None,
