@@ -15,7 +15,7 @@ from paceline.sweep.results import Sweep, Trial, finished
 from paceline.sweep.scales import SIDE_BY_SIDE, as_number, wide
 
 ENOUGH = 8  # trials below which a share would be noise
-AT_MOST = 4000  # trials that are looked at: the best ones, and every so many of the rest
+AT_MOST = 2000  # trials that are looked at: the best ones, and every so many of the rest
 BEST = 0.2  # the share of trials that count as good
 
 

@@ -64,8 +64,6 @@ def _best(sweep: Sweep, valued: Sequence[Row]) -> str:
         f"<tr><th>{escape(key)}</th><td>{escape(shown(best.point[key]))}</td></tr>"
         for key in sweep.keys
         if key in best.point
-        for key in sweep.keys
-        if key in best.point
     )
     return (
         f'<section><h2>Best</h2><p class="value">{escape(drawing.value_text(best, 6))}</p>'
