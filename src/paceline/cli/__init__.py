@@ -22,6 +22,7 @@ VERBS = {
     "export": ("paceline.cli.export", "a run's newest weights, as one plain file"),
     "doctor": ("paceline.cli.doctor", "what is wrong here, before the queue finds it"),
     "shell": ("paceline.cli.shell", "a shell inside an allocation, with a job's environment"),
+    "env": ("paceline.cli.env", "build: the venv or container that runs use, on a node like theirs"),
     "data": ("paceline.cli.data", "stage: look at what runs copy to the nodes, and pack it"),
     "clean": ("paceline.cli.clean", "what runs have left on nodes: show it, remove it"),
     "init": ("paceline.cli.init", "write a commented paceline.toml from what the cluster answers"),

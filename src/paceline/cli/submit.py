@@ -14,6 +14,7 @@ from paceline.cli import console, options
 from paceline.cluster import folder as folders
 from paceline.cluster import slurm
 from paceline.cluster.checks import check_job
+from paceline.cluster.environments import settle
 from paceline.cluster.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.limits import explain_refusal
 from paceline.cluster.prepare import place_in_copy, prepare
@@ -187,7 +188,7 @@ class Draft:
     """A job on its way to the queue: what the cluster has, and the plan that follows from it."""
 
     def __init__(self, job: Job, *, after: Sequence[str] = ()) -> None:
-        self.job = job
+        self.job = job = settle(job, os.environ)
         self.site = folders.choose_site(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = survey_if_possible()

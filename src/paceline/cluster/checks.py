@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.cluster.data import check_data
+from paceline.cluster.environments import check_built
 from paceline.cluster.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.limits import check_limits, check_with_slurm
 from paceline.cluster.program_check import check_program
@@ -22,6 +23,8 @@ LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
 
 def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
     """Every check, the quick and certain ones first. Slurm itself is asked last, with the real script."""
+    if unbuilt := check_built(job):
+        return unbuilt
     found = [
         *check_program(job, plan), *check_python_place(job, plan), *check_folder(plan, partitions),
         *check_data(job, plan.site, os.environ), *check_limits(job, plan, partitions),

@@ -37,6 +37,11 @@ def here() -> Path:
 
 def interpreter(job: Job) -> str:
     """The Python of the ranks of a run on this machine: the one named, that of the venv, or this one."""
+    if job.environment.kind == "venv" and job.environment.path is None:
+        from paceline.cluster.environments import refuse_unbuilt, settle
+
+        job = settle(job, os.environ)
+        refuse_unbuilt(job)
     asked = job.environment.python
     if asked is None and job.environment.kind == "venv" and job.environment.path is not None:
         asked = str(Path(job.environment.path).expanduser() / "bin" / "python")

@@ -157,6 +157,8 @@ class Environment(Table):
     """The Python that a venv is built with; else python3 of the modules, or the one that runs now."""
     system_packages: bool = False
     """A venv that is built sees the packages of that Python too."""
+    horovod: bool = False
+    """A venv that is built has Horovod, compiled for its torch."""
     base: Line | None = None
     """The image that `paceline env build` makes the container's image from, such as docker://python:3.12."""
     secrets: Words = ()

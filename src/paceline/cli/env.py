@@ -1,0 +1,245 @@
+"""`paceline env`: build the environment that runs use, on a node like those they run on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time as clock
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, options
+from paceline.cluster import building, slurm
+from paceline.cluster import environments as stored
+from paceline.cluster.building import Watch
+from paceline.cluster.environments import Built, Recipe
+from paceline.cluster.survey import chosen, survey_if_possible
+from paceline.errors import ClusterError, UsageError
+from paceline.plan.building import USUAL_CPUS
+from paceline.spec import Flag, Job, Program, load_job
+from paceline.spec.amounts import show_seconds
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
+    help="Environments that runs use: build, list, remove.",
+)  # fmt: skip
+
+
+@app.callback()
+def group() -> None:
+    """Environments that runs use: build, list, remove."""
+
+
+@app.command()
+def build(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE...]",
+            help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock, a lock file.",
+        ),
+    ] = None,
+    *,
+    local: Annotated[bool, typer.Option("--local", help="Build here, not in a job.")] = False,
+    partition: Annotated[str | None, typer.Option("--partition", help="The partition of the job.")] = None,
+    account: Annotated[str | None, typer.Option("--account", help="The account that pays.")] = None,
+    time: Annotated[str | None, typer.Option("--time", metavar="2h", help="The job's time limit.")] = None,
+    cpus: Annotated[int | None, typer.Option("--cpus", metavar="N", help="Cores of the job.")] = None,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of the job, if it needs any.")] = 0,
+    python: Annotated[
+        str | None, typer.Option("--python", help="The Python to build with; else that of the modules.")
+    ] = None,
+    constraint_file: Annotated[
+        str | None, typer.Option("--constraints", metavar="FILE", help="Versions to be held to.")
+    ] = None,
+    with_horovod: Annotated[
+        bool, typer.Option("--with-horovod", help="Compile Horovod for the torch of the requirements.")
+    ] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Submit the build, and return.")] = False,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+    dry_run: options.DryRun = False,
+) -> int:
+    """Build the venv (or the container's image) from the project's requirements, as a job where runs will be.
+
+    \b
+    paceline env build                       what [environment] says; else requirements.txt, pyproject.toml, ...
+    paceline env build requirements.lock     from this file
+    paceline env build 'pyproject.toml[gpu]' its dependencies, and those of an extra
+    paceline env build --local               here: where nodes have no internet
+    paceline env build --dry-run             print the exact script
+
+    Equal requirements, Python and modules are one environment: it is built once, whoever asks, and a change makes
+    another one. A build that fails leaves nothing.
+    """
+    flags = [
+        Flag("FILE", "environment.requirements", files or None),
+        Flag("--partition", "job.partition", partition),
+        Flag("--account", "job.account", account),
+        Flag("--python", "environment.base_python", python),
+        Flag("--constraints", "environment.constraints", constraint_file),
+        Flag("--with-horovod", "environment.horovod", with_horovod or None),
+    ]
+    job = _load(flags, config, cluster_profile)
+    if time is None:  # the time limit of a run says nothing about a build
+        job = replace(
+            job, tables=job.tables.model_copy(update={"job": job.resources.model_copy(update={"time": None})})
+        )
+    else:
+        job = _load([*flags, Flag("--time", "job.time", time)], config, cluster_profile)
+    building.refuse_other_kinds(job)
+    recipe = stored.recipe_of(job, os.environ)
+    for note in recipe.requirements.notes:
+        console.say_note(note)
+    plan = building.plan_build(job, recipe, os.environ, cpus=cpus or _cores(job), gpus=gpus)
+    if dry_run:
+        print(plan.script, end="")
+        return 0
+    if plan.target.is_complete:
+        print(f"up to date: {plan.target.path}")
+        return _tell_use(job, recipe, plan.target)
+    began = clock.monotonic()
+    watch = _start(plan, local=local)
+    if no_wait and not local:
+        print(f"  log     {watch.folder.log}")
+        return 0
+    follow(watch)
+    watch.conclude()
+    print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
+    return _tell_use(job, recipe, plan.target)
+
+
+def _load(flags: list[Flag], config: Path | None, profile: str | None) -> Job:
+    job = load_job(Program("env"), flags=flags, config=config, profile=profile)
+    if job.environment.kind == "current":  # whoever builds an environment is about to use it
+        environment = job.environment.model_copy(update={"kind": "venv"})
+        return replace(job, tables=job.tables.model_copy(update={"environment": environment}))
+    return job
+
+
+def _cores(job: Job) -> int:
+    """A few; not more than a node of the partition has."""
+    kinds = [kind for each in chosen(survey_if_possible(), job.resources.partition) for kind in each.kinds]
+    return min(USUAL_CPUS, max((kind.cpus for kind in kinds), default=USUAL_CPUS))
+
+
+def _start(plan: building.Plan, *, local: bool) -> Watch:
+    if local:
+        print(f"building {plan.target.path} here", flush=True)
+        return Watch(plan.target, plan.folder, process=building.start_here(plan))
+    if not slurm.available():
+        raise ClusterError("there is no sbatch here", hint="build here instead: paceline env build --local")
+    if (live := building.live_build(plan.target)) is not None:
+        folder, number = live
+        print(f"job {number} builds it already: following that", flush=True)
+        return Watch(plan.target, folder, job=number)
+    number = building.submit_build(plan)
+    print(f"building {plan.target.path} as job {number}", flush=True)
+    return Watch(plan.target, plan.folder, job=number)
+
+
+def follow(watch: Watch) -> None:
+    """The build's log as it comes, and below it, on a terminal, how far it is."""
+    out = console.console(stderr=True)
+    try:
+        if not out.is_terminal:
+            for line in watch.lines():
+                if line is not None:
+                    print(line, flush=True)
+            console.say_note(watch.progress())
+            return
+        with out.status("") as status:
+            for line in watch.lines():
+                if line is not None:
+                    out.print(line, markup=False, soft_wrap=True, style="dim")
+                status.update(watch.progress())
+    except KeyboardInterrupt:
+        if watch.process is not None:
+            watch.process.wait()  # it got the same signal, and takes away what it made
+        else:
+            console.say_note(
+                f"job {watch.job} goes on; end it: scancel {watch.job}; follow it: paceline env build"
+            )
+        raise
+
+
+def _tell_use(job: Job, recipe: Recipe, target: Built) -> int:
+    """What to write into paceline.toml, unless it is there."""
+    environment = job.environment
+    if recipe.kind == "container":
+        is_said = environment.image is None
+        lines = ['kind = "container"', f'image = "{target.image}"']
+    else:
+        is_said = job.said("environment.requirements") != "FILE" and environment.path is None
+        is_said &= bool(environment.requirements) and job.is_set("environment.kind")
+        names = ", ".join(f'"{name}"' for name in recipe.requirements.files)
+        lines = ['kind = "venv"', f"requirements = [{names}]"]
+        for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
+            if job.said(f"environment.{key}") == flag:
+                lines.append(f'{key} = "{getattr(environment, key)}"')
+        lines += ["horovod = true"] if recipe.horovod else []
+    if is_said:
+        print("runs that are submitted from now on use it")
+        return 0
+    if environment.path is not None and recipe.kind == "venv":
+        console.say_note(f"path in [environment] is {environment.path}: take it out to use what was built")
+    print("to use it, write into paceline.toml:\n\n[environment]")
+    print("\n".join(lines))
+    if recipe.kind == "venv":
+        print(f'# or just this one, whatever the files say later: path = "{target.path}"')
+    return 0
+
+
+@app.command("list")
+def show_all(*, config: options.Config = None, cluster_profile: options.ClusterProfile = None) -> int:
+    """The environments that were built for this project."""
+    job = load_job(Program("env"), config=config, profile=cluster_profile)
+    store = stored.store_of(job, os.environ)
+    found = stored.known(store)
+    if not found:
+        print(f"there are none in {store}")
+        return 0
+    for each in found:
+        told = each.told()
+        if not told:
+            builder = each.builder
+            print(
+                f"{each.key}  {f'{builder} is building it' if builder else 'not complete: the next build removes it'}"
+            )
+            continue
+        when = datetime.fromtimestamp(told["built"]).strftime("%Y-%m-%d %H:%M")
+        what = f"python {told['python']}" if told["kind"] == "venv" else told["base"]
+        modules = f", modules {' '.join(told['modules'])}" if told["modules"] else ""
+        horovod = ", horovod" if told["horovod"] else ""
+        print(f"{each.key}  {when}  {', '.join(told['from']) or '-'}  ({what}{modules}{horovod})")
+    print(f"in {store}")
+    return 0
+
+
+@app.command()
+def remove(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="As `paceline env list` shows them.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+) -> int:
+    """Remove environments. Runs that are queued with one of them will fail."""
+    job = load_job(Program("env"), config=config, profile=cluster_profile)
+    found = {each.key: each for each in stored.known(stored.store_of(job, os.environ))}
+    for key in keys:
+        if key not in found:
+            raise UsageError(f"there is no environment {key!r}", hint="see `paceline env list`")
+        if found[key].builder is not None:
+            raise UsageError(f"{key} is being built, by {found[key].builder}", hint="end that first")
+    if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove {', '.join(keys)}?")):
+        console.say_note("nothing was removed; --yes removes them")
+        return 0
+    for key in keys:
+        stored.remove(found[key])
+    print(f"removed {len(keys)}")
+    return 0

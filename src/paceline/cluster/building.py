@@ -1,0 +1,334 @@
+"""Build an environment: write down what is wanted, have a job or a process here do it, and watch it."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cluster import slurm
+from paceline.cluster.environments import Built, Recipe, store_of
+from paceline.cluster.states import LIVE, WAITING
+from paceline.contract import write_atomically
+from paceline.errors import ClusterError, EnvironmentProblem, UsageError
+from paceline.plan.building import SCRIPT_NAMES, Build, BuildFolder, build_directives, render_build
+from paceline.plan.definition import definition, image_steps
+from paceline.plan.environment import PROXIES, submission_environment
+from paceline.plan.modules import module_lines, module_variables
+from paceline.plan.quote import quote
+from paceline.plan.requirements import name_of
+from paceline.plan.run_json import hide
+from paceline.plan.venv import venv_steps
+from paceline.spec import Job
+
+POLL = 0.3  # seconds between looks at the log
+LATE = 30.0  # seconds that a shared file system may take to show what a node has written
+ASK = 2.0  # seconds between questions to the scheduler
+FORGOTTEN = 24 * 3600  # seconds after which a build that is no job is over
+FIRST = ("torch",)
+
+# What a build takes along from the shell that asks for it: how pip and compilers are set up there.
+_CARRIED = re.compile(
+    r"PIP_(?!TARGET$|PREFIX$|USER$|ROOT$|REQUIRE_VIRTUALENV$)\w+|HOROVOD_\w+|(APPTAINER|SINGULARITY)_DOCKER_\w+"
+    r"|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|CC|CXX|CUDA_HOME|TORCH_CUDA_ARCH_LIST|MAX_JOBS"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build writes and calls. A dry run prints the script."""
+
+    recipe: Recipe
+    target: Built
+    folder: BuildFolder
+    files: dict[str, str]  # name -> text
+    environment: str
+    submitter: dict[str, str]
+
+    @property
+    def script(self) -> str:
+        return self.files[self.folder.script.name]
+
+
+def plan_build(
+    job: Job, recipe: Recipe, environ: Mapping[str, str], *, cpus: int, gpus: int = 0
+) -> Plan:  # fmt: skip
+    """The plan of a build of its own; nothing is made."""
+    store = store_of(job, environ)
+    target = Built(store / recipe.key)
+    folder = BuildFolder(store / f"{recipe.key}.build-{secrets.token_hex(4)}")
+    asked = build_directives(job, folder, cpus=cpus, gpus=gpus)
+    files, steps = _contents(job, recipe, folder)
+    build = Build(
+        title=f"{recipe.kind} {recipe.key} of {job.project_name}: {recipe.origin or recipe.base}",
+        folder=folder,
+        target=target.path,
+        cwd=job.folder,
+        directives=asked,
+        modules=module_lines(job.environment),
+        setup=job.environment.setup,
+        steps=steps,
+    )
+    files[folder.script.name] = render_build(build)
+    files[folder.marker.name] = _marker(recipe)
+    submission = submission_environment(environ, asked)
+    return Plan(recipe, target, folder, files, _environment(job, environ), submission.variables)
+
+
+def _contents(job: Job, recipe: Recipe, folder: BuildFolder) -> tuple[dict[str, str], list[str]]:
+    """The files that the steps read, and the steps."""
+    wanted = recipe.requirements
+    files = {folder.requirements.name: _text(wanted.lines)}
+    if wanted.constraints:
+        files[folder.constraints.name] = _text(wanted.constraints)
+    if recipe.kind == "container":
+        assert recipe.base is not None
+        if wanted.lines:
+            files[folder.definition.name] = definition(
+                base=recipe.base, origin=recipe.origin, folder=folder, lines=wanted.lines,
+                constraints=wanted.constraints,
+            )  # fmt: skip
+        engine = job.environment.engine
+        return files, image_steps(
+            engine=engine if engine in ("apptainer", "singularity") else "apptainer",
+            base=recipe.base,
+            installs=bool(wanted.lines),
+        )
+    assert recipe.python is not None
+    # Where hashes are given, pip wants them of everything in a list: torch's own list would lack some.
+    hashed = any("--hash=" in line for line in wanted.lines)
+    first = [] if hashed else [line for line in wanted.lines if name_of(line) in FIRST]
+    if first:
+        options = [
+            line
+            for line in wanted.lines
+            if line.startswith(("-i", "--index", "--extra", "--find", "--no-index"))
+        ]
+        files[folder.first.name] = _text([*options, *first])
+    return files, venv_steps(
+        python=recipe.python.command,
+        version=recipe.python.version,
+        system_packages=recipe.system_packages,
+        first=bool(first),
+        constraints=bool(wanted.constraints),
+        horovod=recipe.horovod,
+    )
+
+
+def _text(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _marker(recipe: Recipe) -> str:
+    """For people, and for `paceline env list`."""
+    python = recipe.python
+    value = {
+        "kind": recipe.kind, "key": recipe.key, "built": time.time(), "from": recipe.requirements.files,
+        "python": python.version if python else None, "base": recipe.base, "modules": recipe.modules,
+        "horovod": recipe.horovod, "requirements": [hide("", line) for line in recipe.requirements.lines],
+    }  # fmt: skip
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _environment(job: Job, environ: Mapping[str, str]) -> str:
+    """The variables of a build. Addresses of indexes and proxies may hold passwords: they stand nowhere else."""
+    variables = {name: text for name, text in environ.items() if _CARRIED.fullmatch(name)}
+    variables |= {name: environ[name] for name in PROXIES if environ.get(name)}
+    variables |= {**module_variables(job.environment, environ), **job.environment.variables}
+    return "".join(
+        f"export {name}={quote(text)}\n" for name, text in variables.items() if name not in SCRIPT_NAMES
+    )
+
+
+# -- doing it ------------------------------------------------------------------------------------------
+
+
+def write_build(plan: Plan) -> None:
+    """The build's folder, complete before anybody is asked to build."""
+    sweep(plan.target.path.parent)
+    try:
+        plan.folder.path.mkdir(parents=True, mode=0o700)
+        for name, text in plan.files.items():
+            write_atomically(plan.folder.path / name, text)
+        write_atomically(plan.folder.environment, plan.environment, mode=0o600)
+    except OSError as error:
+        shutil.rmtree(plan.folder.path, ignore_errors=True)
+        raise EnvironmentProblem(
+            f"cannot write {plan.folder.path}: {error.strerror or error}",
+            hint="choose another scratch folder: [project] scratch, or PACELINE_SCRATCH",
+        ) from None
+
+
+def submit_build(plan: Plan) -> str:
+    """Give it to Slurm; the job's id. A refusal leaves nothing behind."""
+    write_build(plan)
+    try:
+        done = slurm.call(
+            ["sbatch", "--parsable", str(plan.folder.script)], environ=plan.submitter, check=False
+        )
+        ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
+        if done.returncode or not ids:
+            raise ClusterError(
+                f"sbatch refused the build: {slurm.told(done)}",
+                hint="ask for other nodes (--partition, --account, --time), or build here: --local",
+            )
+        write_atomically(plan.folder.job, f"{ids[-1]}\n")
+    except BaseException:
+        shutil.rmtree(plan.folder.path, ignore_errors=True)
+        raise
+    job: str = ids[-1]
+    return job
+
+
+def start_here(plan: Plan) -> subprocess.Popen[bytes]:
+    """The same script, by bash, with the same environment."""
+    write_build(plan)
+    with open(plan.folder.log, "wb") as log:
+        return subprocess.Popen(
+            ["bash", str(plan.folder.script)], env=plan.submitter, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def live_build(target: Built) -> tuple[BuildFolder, str] | None:
+    """A job that is about to build the same thing, if there is one."""
+    for path in sorted(target.path.parent.glob(f"{target.key}.build-*/job")):
+        if _is_live(job := path.read_text(encoding="utf-8").strip()):
+            return BuildFolder(path.parent), job
+    return None
+
+
+def _is_live(job: str) -> bool:
+    state = slurm.states([job]).get(job)
+    return state is not None and state.phase in (LIVE, WAITING)
+
+
+def sweep(store: Path) -> None:
+    """Folders of builds that are over: the last one's log has been there long enough to be read."""
+    for path in store.glob("*.build-*"):
+        try:
+            job = (path / "job").read_text(encoding="utf-8").strip()
+        except OSError:
+            job = ""  # one here, or one that is just being submitted
+        try:
+            over = not _is_live(job) if job else time.time() - path.stat().st_mtime > FORGOTTEN
+        except FileNotFoundError:
+            continue
+        except ClusterError:
+            return
+        if over:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class Watch:
+    """A build under way: what it prints, and how far it is."""
+
+    def __init__(
+        self,
+        target: Built,
+        folder: BuildFolder,
+        *,
+        job: str = "",
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.target = target
+        self.folder = folder
+        self.job = job
+        self.process = process
+        self.collected: set[str] = set()
+        self.state = "starts"
+        self._next = 0.0
+        self._seen_live = False
+
+    def is_over(self) -> bool:
+        if self.process is not None:
+            return self.process.poll() is not None
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + ASK
+        found = slurm.states([self.job]).get(self.job)
+        self.state = found.word if found is not None else "gone"
+        return found is None or found.phase not in (LIVE, WAITING)
+
+    def lines(self) -> Iterator[str | None]:
+        """The log's lines as they come; None in between, so that a progress line can move."""
+        position, rest = 0, b""
+        while True:
+            over = self.is_over()  # before reading: what was written until then is still read
+            try:
+                with open(self.folder.log, "rb") as log:
+                    log.seek(position)
+                    piece = log.read()
+            except OSError:
+                piece = b""
+            position += len(piece)
+            *whole, rest = (rest + piece).split(b"\n")
+            for line in whole:
+                text = line.decode(errors="replace")
+                self._note(text)
+                yield text
+            if over:
+                if rest:
+                    yield rest.decode(errors="replace")
+                return
+            yield None
+            time.sleep(POLL)
+
+    def _note(self, line: str) -> None:
+        match = re.match(r"\s*(?:Collecting ([\w.-]+)|Processing (?:\S*/)?([^-/\s]+)-\d\S*\.whl)", line)
+        if match:
+            self.collected.add(re.sub(r"[-_.]+", "-", match[1] or match[2]).lower())
+
+    def progress(self) -> str:
+        """Packages that pip has found so far, and those that are there."""
+        if self.process is None and self.state != "running":
+            return f"job {self.job} is {self.state}"
+        there = sum(1 for _ in self.target.path.glob("lib/python*/site-packages/*.dist-info"))
+        return f"{len(self.collected)} packages collected, {there} installed"
+
+    def _ended_well(self) -> bool:
+        return self.process.returncode == 0 if self.process is not None else self.state == "done"
+
+    def errors(self, most: int = 12) -> list[str]:
+        """The end of the log: pip's errors if there are any, else the last lines."""
+        try:
+            lines = self.folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        told = [line.strip() for line in lines if re.match(r"\s*(ERROR|error|FATAL)\b", line)]
+        ours = [line for line in lines if line.startswith("paceline: ")][-1:]
+        return [*told[-most:], *ours] or lines[-most:]
+
+    def conclude(self) -> None:
+        """Raise what went wrong, if it did."""
+        deadline = time.monotonic() + LATE
+        while self._ended_well() and not self.target.is_complete and time.monotonic() < deadline:
+            time.sleep(POLL)
+        if self.target.is_complete:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            return
+        where = f"job {self.job} ({self.state})" if self.job else "the build"
+        told = "\n  ".join(self.errors())
+        raise EnvironmentProblem(
+            f"{where} failed: nothing was built\n  {told}" if told else f"{where} failed: nothing was built",
+            hint=f"the whole log: {self.folder.log}",
+        )
+
+
+def refuse_other_kinds(job: Job) -> None:
+    if job.environment.kind == "conda":
+        raise UsageError(
+            'kind is "conda": conda builds its environments itself',
+            hint="conda env create --prefix /shared/folder --file environment.yml",
+        )
+    if job.environment.kind == "container" and job.environment.engine == "pyxis":
+        raise UsageError(
+            'engine is "pyxis", which fetches images itself when a job starts',
+            hint='nothing has to be built; for an image of your own use engine = "apptainer"',
+        )
