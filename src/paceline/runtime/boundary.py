@@ -59,6 +59,7 @@ class Boundary:
         self.stopping = False  # agreed: all ranks know
         self.epoch = 0
         self.epoch_step = 0  # steps done within this epoch
+        self.tracker_ids: dict[str, str] = {}  # so that a tracker's run goes on where the run does
         self.plain_batches = 0  # batches per step of an iterable that keeps no position of its own
         self._sync_buffers = sync_buffers
         self._save_wanted = False  # agreed, and waits for a training boundary
@@ -225,6 +226,7 @@ class Boundary:
             "epoch_step": self.epoch_step,
             "plain_batches": self.plain_batches * self.epoch_step,
             "metrics": dict(self.metrics.latest),
+            "trackers": self.tracker_ids,
         }
         self.saving.save(step, epoch=self.epoch, meta=meta, wait=wait)
         if self.pace.on:

@@ -6,7 +6,7 @@ agreement of the ranks (a few times a second) a batch of what was logged moves o
     logged  →  copying from the device  →  names agreed on  →  being reduced  →  written
 
 Ranks must have logged the same names for the same steps; where they have not (`if run.rank == 0: run.log(...)`)
-rank 0's own numbers are written.
+rank 0's own numbers are written. Who wants each rank's own numbers (`own`) gets them before they are reduced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import math
 import sys
 import time
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,12 @@ from paceline.runtime.events import Lines
 # What one call of `log` leaves: step, epoch, samples of the step, weight of these values, time, the values.
 Entry = tuple[int, int, int, float, float, dict[str, Any]]
 PATIENCE = 2.0  # seconds that a rank which has failed waits for numbers of its device
+
+
+class Taker(Protocol):
+    """Takes whole lines of JSON: a file, or a tracker's feed."""
+
+    def append(self, text: str) -> None: ...
 
 
 class Deferred:
@@ -72,6 +79,17 @@ class _Row:
         self.sums: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.texts: dict[str, str] | None = None
+
+    def means(self) -> dict[str, float]:
+        weights = self.weights
+        for weight in weights.values():
+            if weight != 1:
+                break
+        else:  # the usual case, short
+            return self.sums
+        return {
+            name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()
+        }
 
 
 class _Batch:
@@ -138,19 +156,25 @@ class _Batch:
             row.sums = {name: next(numbers) for name in row.sums}
             row.weights = {name: next(numbers) for name in row.weights}
 
+    def means(self) -> dict[int, dict[str, float]]:
+        """Of each step."""
+        return {step: row.means() for step, row in self.rows.items()}
+
 
 class Metrics:
     """The log of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
 
-    def __init__(self, lines: Lines, *, group: Any, rank: int) -> None:
+    def __init__(self, lines: Lines, *, group: Any, rank: int, own: Sequence[Taker] = ()) -> None:
         self.latest: dict[str, float] = {}
+        self._text = _Text()
+        self._own = own
+        self._own_text = _Text()
         self._lines = lines
         self._group = group
         self._rank = rank
         self._entries: list[Entry] = []
         self._offered: _Batch | None = None  # its schema is being agreed on
         self._reducing: _Batch | None = None
-        self._previous: tuple[int, float] | None = None
         self._told_apart = False
 
     def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
@@ -180,6 +204,7 @@ class Metrics:
         if batch is None or not batch.entries:
             return
         batch.fold()
+        self._give_own(batch)
         if same and self._group is not None:
             batch.reduce(self._group)
             self._reducing = batch
@@ -194,7 +219,7 @@ class Metrics:
         """After an error: what rank 0 has of its own, with no word from the others."""
         reducing, offered, entries = self._reducing, self._offered, self._entries
         self._reducing, self._offered, self._entries = None, None, []
-        if self._rank:
+        if self._rank and not self._own:
             return
         try:
             if reducing is not None:
@@ -203,25 +228,36 @@ class Metrics:
             for batch in (offered, _Batch(entries, alone=True)):
                 if batch is not None and batch.entries and batch.arrives(within=PATIENCE):
                     batch.fold()
+                    self._give_own(batch)
                     self._write(batch)
         except RuntimeError:
             pass  # the device itself has failed: its numbers are lost, and the error that ends the run stays the first
 
     def _write(self, batch: _Batch) -> None:
         batch.take()
-        lines = []
-        for step, row in batch.rows.items():
-            sums, weights = row.sums, row.weights
-            for name, weight in weights.items():
-                if weight != 1:
-                    sums[name] = sums[name] / weight if weight else math.nan
-            self.latest.update(sums)
-            if self._rank == 0:
-                lines.append(self._line(step, row))
-        if lines:
-            self._lines.append("".join(lines))
+        means = batch.means()
+        for values in means.values():
+            self.latest.update(values)
+        if self._rank == 0 and means:
+            self._lines.append(self._text.of(batch.rows, means))
 
-    def _line(self, step: int, row: _Row) -> str:
+    def _give_own(self, batch: _Batch) -> None:
+        if self._own:
+            text = self._own_text.of(batch.rows, batch.means())
+            for each in self._own:
+                each.append(text)
+
+
+class _Text:
+    """Rows as lines of JSON; remembers the row before, for the pace."""
+
+    def __init__(self) -> None:
+        self._previous: tuple[int, float] | None = None
+
+    def of(self, rows: dict[int, _Row], means: dict[int, dict[str, float]]) -> str:
+        return "".join([self._line(step, row, means[step]) for step, row in rows.items()])
+
+    def _line(self, step: int, row: _Row, means: dict[str, float]) -> str:
         """One line of JSON, put together by hand: at thousands of steps a second `json.dumps` would show."""
         line = f'{{"step": {step}, "epoch": {row.epoch}, "time": {row.time:.6f}'
         previous = self._previous
@@ -232,7 +268,7 @@ class Metrics:
                 line += f', "seconds": {seconds:.6f}'
                 if row.samples and seconds > 0:
                     line += f', "samples_per_second": {row.samples / seconds:.1f}'
-        for name, value in row.sums.items():
+        for name, value in means.items():
             # NaN and infinities are not JSON: a reader must be able to trust every line.
             line += f", {_quoted(name)}: {value}" if value - value == 0 else f', {_quoted(name)}: "{value}"'
         for name, text in (row.texts or {}).items():

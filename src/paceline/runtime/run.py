@@ -28,6 +28,8 @@ from paceline.runtime.saving import warn
 from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.stopping import Pruned
+from paceline.runtime.trackers.choosing import Feeds
+from paceline.runtime.trackers.nothing import NoRun
 from paceline.runtime.wrapping import Model, Replica, Wrapper
 
 KEPT_EVALUATIONS = 8  # data sets whose workers stay for the next evaluation
@@ -51,6 +53,7 @@ class Run:
         places: Places,
         attempt: int,
         reports: Reports,
+        feeds: Feeds,
     ) -> None:
         self.identity = identity
         self.device = device
@@ -69,6 +72,7 @@ class Run:
         self._run_folder = folder
         self._attempt = attempt
         self._reports = reports
+        self._feeds = feeds
         self._wrapper = wrapper
         self._gradients = gradients
         self._boundary = boundary
@@ -214,6 +218,15 @@ class Run:
         else:
             samples = micro.global_count if loop.weighted else 0
             self._metrics.log(loop.step + 1, loop.epoch, samples, micro.count, values)
+
+    @property
+    def wandb(self) -> Any:
+        """The live W&B run, for what `log` does not take (images, tables, artifacts).
+
+        Where there is none (other ranks, W&B off), an object that takes every call and does nothing.
+        """
+        found = self._feeds.wandb_run()
+        return found if found is not None else NoRun()
 
     def report(self, value: Any = None, *, step: int | None = None, **named: Any) -> None:
         """Say how good the model is: `run.report(loss)`, once per epoch or so. Called on all ranks; rank 0's counts.

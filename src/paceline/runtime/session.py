@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,9 @@ from paceline.runtime.saving import Saving
 from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings, Surroundings
 from paceline.runtime.stopping import Pruned, Stopped
+from paceline.runtime.trackers.choosing import Feeds, open_feeds
+from paceline.runtime.trackers.feed import Tee
+from paceline.runtime.trackers.tracking import Tracker
 from paceline.runtime.wrapping import Wrapper
 
 _open = False  # one session at a time: signals, group and beat are the process's
@@ -47,6 +51,7 @@ class _Made:
     group: groups.Group
     boundary: Boundary
     lines: Lines
+    feeds: Feeds
 
 
 class session:
@@ -57,7 +62,8 @@ class session:
     without waiting for the others; their launcher ends them.
 
     All arguments are fields of `Settings`; what the command line says (`paceline run --precision bf16`) wins.
-    `folder` is where metrics, events and checkpoints go when no launcher has made a run folder.
+    `folder` is where metrics, events and checkpoints go when no launcher has made a run folder. `trackers` get what
+    is logged, too: "wandb", "tensorboard", or whatever has the three methods of a `Tracker`.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class session:
         progress: bool = True,
         report: bool = True,
         folder: str | Path | None = None,
+        trackers: Sequence[Tracker | str] = (),
     ) -> None:
         self._surroundings = Surroundings.read()
         given = Settings(
@@ -96,6 +103,7 @@ class session:
         self._folder = self._surroundings.folder
         if self._folder is None and folder is not None:
             self._folder = contract.RunFolder(Path(folder))
+        self._trackers = trackers
         self._began = time.perf_counter()
         self._made: _Made | None = None
 
@@ -150,7 +158,15 @@ class session:
         settings, rank = self._settings, identity.rank
         writes = self._folder if rank == 0 else None
         events = Events(writes.events / "rank-0.jsonl" if writes else None)
-        lines = Lines(writes.metrics if writes else None)
+        feeds = open_feeds(
+            self._surroundings,
+            settings,
+            identity,
+            folder=self._folder,
+            given=self._trackers,
+            store=group.store,
+        )
+        lines = Tee(writes.metrics if writes else None, feeds.common)
         low = torch.bfloat16 if settings.precision == "bf16" else None
         wrapper = Wrapper(device, identity.world, low_precision=low)
         assert settings.precision == "fp32" or settings.precision in LOW
@@ -158,7 +174,7 @@ class session:
             group=group.control,
             beat=beat,
             events=events,
-            metrics=Metrics(lines, group=group.control, rank=rank),
+            metrics=Metrics(lines, group=group.control, rank=rank, own=feeds.own),
             guard=LossGuard(rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"),
             saving=Saving(settings, rank=rank, events=events),
             progress=Progress(settings.progress and rank == 0),
@@ -175,6 +191,7 @@ class session:
             ),
             sync_buffers=wrapper.sync_buffers,
         )
+        boundary.tracker_ids = feeds.ids()
         boundary.signals.install()
         beat.become(max(beat.state, contract.READY))
         run = Run(
@@ -197,8 +214,10 @@ class session:
                 trial=self._surroundings.order.trial if self._surroundings.order else {},
                 rank=rank,
             ),
+            feeds=feeds,
         )  # fmt: skip
-        return _Made(run, group, boundary, lines)
+        feeds.begin()
+        return _Made(run, group, boundary, lines, feeds)
 
     # -- leaving ---------------------------------------------------------------------------------------
 
@@ -247,6 +266,7 @@ class session:
         made.group.close()
         boundary.beat.become(contract.SAVED_AND_STOPPED if stopped else contract.FINISHED)
         boundary.beat.close()
+        made.feeds.close(contract.STOPPED if stopped else contract.DONE)
 
     def _leave_alone(self, made: _Made) -> None:
         """This rank has failed. Nobody is waited for: no barrier, no collective, no destroying of groups."""
@@ -258,6 +278,7 @@ class session:
         made.run.close()
         made.lines.close()
         boundary.events.close()
+        made.feeds.close(contract.FAILED)
 
     def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()

@@ -1,0 +1,41 @@
+"""TensorBoard's files, below the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.runtime.trackers.tracking import RunInfo
+
+
+class TensorboardTracker:
+    """Numbers as scalars, text as text. After a resume the steps that are done again replace those from before."""
+
+    def __init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._make: Any = SummaryWriter
+        self._writer: Any = None
+        self._folder = Path("tensorboard")
+        self._resumed = False
+
+    def start(self, run: RunInfo) -> None:
+        if run.place is not None:
+            self._folder = run.place / "tensorboard"
+        self._resumed = self._folder.is_dir() and any(self._folder.iterdir())
+
+    def log(self, step: int, values: dict[str, float | str]) -> None:
+        if self._writer is None:
+            self._writer = self._make(
+                log_dir=str(self._folder), purge_step=step if self._resumed else None, flush_secs=30
+            )
+        when = values.pop("time", None)
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, step, walltime=when)
+            else:
+                self._writer.add_scalar(name, value, step, walltime=when)
+
+    def finish(self, status: str) -> None:
+        if self._writer is not None:
+            self._writer.close()
