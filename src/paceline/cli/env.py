@@ -15,7 +15,7 @@ import typer
 from paceline.cli import console, options
 from paceline.cluster import building, slurm
 from paceline.cluster import environments as stored
-from paceline.cluster.building import Watch
+from paceline.cluster.build_watch import Watch
 from paceline.cluster.environments import Built, Recipe
 from paceline.cluster.survey import chosen, survey_if_possible
 from paceline.errors import ClusterError, UsageError

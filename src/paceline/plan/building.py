@@ -62,7 +62,7 @@ class BuildFolder:
     @property
     def marker(self) -> Path:
         """The marker, until it is put in its place."""
-        return self.path / MARKER
+        return self.path / "marker.json"
 
     @property
     def log(self) -> Path:
@@ -223,7 +223,7 @@ def _environment(build: Build) -> list[str]:
 def _end() -> list[str]:
     return [
         "# Complete from here on.",
-        f'cp "$build/{MARKER}" "$target/{MARKER}.partial" && mv "$target/{MARKER}.partial" "$target/{MARKER}"',
+        f'cp "$build/marker.json" "$target/{MARKER}.partial" && mv "$target/{MARKER}.partial" "$target/{MARKER}"',
         'is_built || fail "cannot write to $target"',
         'say "built $target"',
     ]
