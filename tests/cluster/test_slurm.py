@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.golden.cases import plan
 
-from paceline.cluster import checks, slurm
 from paceline.cluster import folder as folders
+from paceline.cluster import slurm
 from paceline.cluster.states import JobState
 from paceline.contract import RunFolder
 from paceline.errors import ClusterError, UsageError
@@ -84,14 +84,3 @@ def test_ps_shows_any_name_and_finds_the_live_among_many(
     live = paceline("ps", "--live", COLUMNS="200")
     assert "20260101-000000-aaaa  running" in live.stdout, live.stdout + live.stderr
     assert live.stdout.count("aaaa") == 1
-
-
-def test_a_quota_that_is_used_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        assert checks.check_quota() == [], "no quota command, no quota"
-        put_command(tmp_path, "quota", "[ \"$1\" = -q ] && echo 'Block limit reached on /home'")
-        (found,) = checks.check_quota()
-        assert (found.about, found.level, found.text) == ("quota", "warning", "Block limit reached on /home")
-        put_command(tmp_path, "quota", "")
-        assert checks.check_quota() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from paceline.cluster.environments import check_built
 from paceline.cluster.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.limits import check_limits, check_with_slurm
 from paceline.cluster.program_check import check_program
+from paceline.cluster.quota import MOUNTS, check_quota, mount_of
 from paceline.cluster.survey import Partition
 from paceline.plan.slurm import SlurmPlan
 from paceline.spec import Job
@@ -57,10 +57,10 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     text = f"{free / 2**30:.1f} GB free"
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
     hint = "" if level == GOOD else "remove old runs, or choose another scratch folder"
-    return [*found, Finding("free space", level, text, hint), *check_quota()]
+    return [*found, Finding("free space", level, text, hint), *check_quota(there)]
 
 
-def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = Path("/proc/mounts")) -> list[Finding]:
+def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:
     """A Python on a disk of this host beside a scratch folder that is shared: the nodes will not find it.
 
     Systems' own Pythons are every node's, and where the scratch folder is on a disk too, that is said of it already.
@@ -80,29 +80,6 @@ def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = Path("/proc/mou
     return [Finding("python", WARNING, text, "if not, build one on shared disk: paceline env build")]
 
 
-def check_quota() -> list[Finding]:
-    """Quotas that are used up already, where the system keeps any: `quota -q` tells of those alone."""
-    try:
-        done = subprocess.run(["quota", "-q"], capture_output=True, text=True, timeout=10, errors="replace")
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    told = " ".join(done.stdout.split())
-    if not told:
-        return []
-    return [Finding("quota", WARNING, told, "remove what is no longer needed: checkpoints may not fit")]
-
-
-def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
     """The type of the file system that a path is on; empty where nobody says."""
-    best, kind = "", ""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    real = str(path.resolve())
-    for line in lines:
-        _, point, this = line.split()[:3]
-        point = point.replace("\\040", " ")
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, this
-    return kind
+    return mount_of(path, mounts).kind
