@@ -15,7 +15,7 @@ from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageErr
 from paceline.node.trial import NOTHING_TO_DO, main, open_trial
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep
-from paceline.sweep.wandb_service import base_url, check_name, check_reachable
+from paceline.sweep.wandb_service import check_name, check_reachable
 from paceline.trials import Point
 from tests.sweep.folders import make_sweep
 from tests.trackers.wandb_server import wandb_service
@@ -79,26 +79,15 @@ def test_what_is_wrong_in_it_is_named(tmp_path: Path, before: str, after: str, m
     assert caught.value.hint
 
 
-def test_where_the_service_is(tmp_path: Path) -> None:
-    assert base_url({"HOME": str(tmp_path)}) == "https://api.wandb.ai"
-    settings = tmp_path / ".config" / "wandb" / "settings"
-    settings.parent.mkdir(parents=True)
-    settings.write_text("[default]\nbase_url = https://wandb.example.org\n")
-    assert base_url({"HOME": str(tmp_path)}) == "https://wandb.example.org"
-    assert base_url({"HOME": str(tmp_path), "WANDB_BASE_URL": "http://here:1"}) == "http://here:1"
-
-
-def test_no_network_is_found_before_anything_is_queued() -> None:
-    with pytest.raises(EnvironmentProblem, match=r"127\.0\.0\.1:9 cannot be reached from here"):
-        check_reachable({"WANDB_BASE_URL": "http://127.0.0.1:9"})
+def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"http://127\.0\.0\.1:9: 127\.0\.0\.1:9 cannot be reached"):
+        check_reachable(away(tmp_path))
     with pytest.raises(EnvironmentProblem, match="WANDB_MODE is 'offline'"):
-        check_reachable({"WANDB_MODE": "offline"})
+        check_reachable({**away(tmp_path), "WANDB_MODE": "offline"})
     with wandb_service() as service:
-        check_reachable({"WANDB_BASE_URL": service.url})
-        proxied = {"WANDB_BASE_URL": service.url, "HTTP_PROXY": "http://127.0.0.1:9"}
-        with pytest.raises(EnvironmentProblem, match=r"through 127\.0\.0\.1:9"):
-            check_reachable(proxied)
-        check_reachable({**proxied, "NO_PROXY": "localhost, 127.0.0.1"})
+        check_reachable(reachable(service, tmp_path))
+        with pytest.raises(EnvironmentProblem, match="no API key"):
+            check_reachable({**reachable(service, tmp_path), "WANDB_API_KEY": ""})
 
 
 def test_names_of_sweeps() -> None:

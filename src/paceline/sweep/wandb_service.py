@@ -2,70 +2,36 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import io
 import os
 import re
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.runtime.trackers import connection
 
-USUAL = "https://api.wandb.ai"
-PATIENCE = 3.0  # seconds for a connection
-
-
-def base_url(environ: Mapping[str, str]) -> str:
-    """Where the service is: as $WANDB_BASE_URL or wandb's own settings say."""
-    if environ.get("WANDB_BASE_URL"):
-        return environ["WANDB_BASE_URL"]
-    home = environ.get("WANDB_CONFIG_DIR") or str(Path(environ.get("HOME", "/")) / ".config" / "wandb")
-    settings = configparser.ConfigParser(interpolation=None)
-    with contextlib.suppress(OSError, configparser.Error):
-        settings.read(Path(home) / "settings", encoding="utf-8")
-    return settings.get("default", "base_url", fallback=USUAL)
+ELSE = 'or let Paceline search, which needs no service: sampler = "tpe" in a sweep.toml'
 
 
 def check_reachable(environ: Mapping[str, str]) -> None:
     """Refuse before anything is queued: agents with no network would wait in vain, one after the other."""
-    url = base_url(environ)
+    url = connection.base_url(environ)
     if environ.get("WANDB_MODE") in ("offline", "disabled"):
         raise EnvironmentProblem(
             f"points of a W&B sweep come from {url}, and WANDB_MODE is {environ['WANDB_MODE']!r}",
-            hint='unset WANDB_MODE, or let Paceline search: sampler = "tpe" in a sweep.toml',
+            hint=f"unset WANDB_MODE, {ELSE}",
         )
-    through = _proxy(url, environ) or url
-    parts = urlsplit(through if "://" in through else f"http://{through}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
-    except OSError as problem:
-        way = f" through {parts.hostname}:{port}" if through != url else ""
+    if problem := connection.unreachable(environ):
         raise EnvironmentProblem(
-            f"{url} cannot be reached from here{way}: {problem.strerror or problem}",
-            hint="agents need the network to ask for points: type this where there is one, set WANDB_BASE_URL or "
-            'HTTPS_PROXY, or let Paceline search without: sampler = "tpe" in a sweep.toml',
-        ) from None
-
-
-def _proxy(url: str, environ: Mapping[str, str]) -> str | None:
-    parts = urlsplit(url)
-    if any(
-        parts.hostname == host or (parts.hostname or "").endswith(f".{host.lstrip('.')}")
-        for host in _direct(environ)
-    ):
-        return None
-    name = f"{parts.scheme}_proxy"
-    return environ.get(name.upper()) or environ.get(name) or None
-
-
-def _direct(environ: Mapping[str, str]) -> list[str]:
-    told = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    return [host.strip() for host in told.split(",") if host.strip()]
+            f"points of a W&B sweep come from {url}: {problem}",
+            hint=f"type this where there is a network, set WANDB_BASE_URL or https_proxy, {ELSE}",
+        )
+    if problem := connection.missing_key(environ):
+        raise EnvironmentProblem(
+            f"points of a W&B sweep come from {url}: {problem}", hint=connection.KEY_HINT
+        )
 
 
 def check_name(sweep: str, said: str) -> str:
