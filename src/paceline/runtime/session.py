@@ -16,7 +16,7 @@ import torch
 from paceline import contract
 from paceline.runtime import device as devices
 from paceline.runtime import group as groups
-from paceline.runtime import report, trial
+from paceline.runtime import report, rollcall
 from paceline.runtime.beating import Beat
 from paceline.runtime.boundary import Boundary
 from paceline.runtime.events import Events, Lines
@@ -143,10 +143,10 @@ class session:
         try:
             group = groups.form(identity, device, store=store, backend=backend, timeout=settings.timeout)
         except RuntimeError as error:
-            raise trial.problem(identity, backend, error, what="forming the group") from error
+            raise rollcall.problem(identity, backend, error, what="forming the group") from error
         try:
             if order is None or order.check:
-                trial.try_out(group, identity, device, timeout=settings.timeout)
+                rollcall.call_the_roll(group, identity, device, timeout=settings.timeout)
         except BaseException:
             group.abandon()
             raise

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import RunError
-from paceline.runtime import trial
+from paceline.runtime import rollcall
 from paceline.runtime.group import Group
 from paceline.runtime.identity import read_identity
 
@@ -29,7 +29,7 @@ def group() -> Iterator[Group]:
 
 
 def test_it_answers(group: Group) -> None:
-    trial.try_out(group, read_identity(), DEVICE, timeout=60)
+    rollcall.call_the_roll(group, read_identity(), DEVICE, timeout=60)
 
 
 def test_a_device_that_does_not_come_to_it_is_named(group: Group) -> None:
@@ -37,6 +37,6 @@ def test_a_device_that_does_not_come_to_it_is_named(group: Group) -> None:
     with pytest.raises(
         RunError, match=r"1 ranks over nccl failed: there was no answer within 0.5 s"
     ) as caught:
-        trial.try_out(group, read_identity(), DEVICE, timeout=0.5)
+        rollcall.call_the_roll(group, read_identity(), DEVICE, timeout=0.5)
     assert "NCCL_SOCKET_IFNAME" in caught.value.hint
     torch.cuda.synchronize()

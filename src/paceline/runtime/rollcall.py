@@ -25,7 +25,7 @@ LOOK_EVERY = 0.0005
 _INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 
 
-def try_out(group: Group, identity: Identity, device: torch.device, *, timeout: float | None) -> None:
+def call_the_roll(group: Group, identity: Identity, device: torch.device, *, timeout: float | None) -> None:
     """Every rank contributes 1 to both groups, at once; the sum must be the world. Otherwise a `RunError`."""
     if group.main is None:
         return
@@ -36,9 +36,9 @@ def try_out(group: Group, identity: Identity, device: torch.device, *, timeout: 
     if group.control is not None:
         under_way.append(("gloo", _start(group.control, cpu)))
     deadline = time.monotonic() + limit
-    for name, trial in under_way:
+    for name, begun in under_way:
         try:
-            answered = _sum(trial, deadline)
+            answered = _sum(begun, deadline)
         except TimeoutError:
             raise problem(identity, name, f"there was no answer within {limit:g} s") from None
         except RuntimeError as error:
@@ -56,11 +56,11 @@ def _start(group: Any, device: torch.device) -> tuple[torch.Tensor, Any] | Runti
         return error
 
 
-def _sum(trial: tuple[torch.Tensor, Any] | RuntimeError, deadline: float) -> float:
+def _sum(begun: tuple[torch.Tensor, Any] | RuntimeError, deadline: float) -> float:
     """Asked for again and again: waiting for NCCL would hold this thread until NCCL ends the process."""
-    if isinstance(trial, RuntimeError):
-        raise trial
-    one, work = trial
+    if isinstance(begun, RuntimeError):
+        raise begun
+    one, work = begun
     while not work.is_completed():
         if time.monotonic() > deadline:
             raise TimeoutError
@@ -81,5 +81,5 @@ def problem(
         f"rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world} ranks over {backend} "
         f"failed: {why}",
         hint="With --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) the ranks say who cannot reach whom; "
-        f"{look}check = false in [launch] (submit: --no-check) goes on without this trial.",
+        f"{look}check = false in [launch] (submit: --no-check) goes on without it.",
     )

@@ -13,7 +13,7 @@ import torch
 from paceline import contract
 from paceline.errors import RunError
 from paceline.runtime import group as groups
-from paceline.runtime import trial
+from paceline.runtime import rollcall
 from paceline.runtime.identity import read_identity
 from tests.forked import Ranks
 from tests.runtime.test_session import folder_with
@@ -29,7 +29,7 @@ def formed() -> groups.Group:
 def tried(group: groups.Group, *, timeout: float = 60) -> str:
     """The complaint; empty where there is none."""
     try:
-        trial.try_out(group, read_identity(), torch.device("cpu"), timeout=timeout)
+        rollcall.call_the_roll(group, read_identity(), torch.device("cpu"), timeout=timeout)
     except RunError as error:
         group.abandon()
         return str(error)
@@ -70,14 +70,14 @@ def test_a_peer_that_does_not_answer_is_given_up(ranks: Ranks, tmp_path: Path) -
 
 def a_session_whose_peer_is_gone() -> str:
     """Rank 1 leaves once the groups are formed, and its process ends."""
-    trying = trial.try_out
+    trying = rollcall.call_the_roll
 
     def leave(*args: Any, **options: Any) -> None:
         if read_identity().rank == 1:
             raise RunError("gone")
         trying(*args, **options)
 
-    trial.try_out = leave
+    rollcall.call_the_roll = leave
     try:
         with quiet():
             return "never"
@@ -105,10 +105,10 @@ def test_a_sum_that_is_not_the_world_is_an_error(ranks: Ranks) -> None:
         assert "the sum of 2 ones came out as 3" in said
 
 
-def sessions_trials(folder: str) -> list[Any]:
+def sessions_calls(folder: str) -> list[Any]:
     """How often a session tries its groups, with and without an order that says not to."""
     counted: list[Any] = []
-    trial.try_out = lambda *_, **__: counted.append("tried")
+    rollcall.call_the_roll = lambda *_, **__: counted.append("tried")
     with quiet():
         pass
     os.environ[contract.RUN] = folder
@@ -118,4 +118,4 @@ def sessions_trials(folder: str) -> list[Any]:
 
 
 def test_a_run_that_is_not_to_be_checked_is_not_tried(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(sessions_trials, 2, folder_with(tmp_path, nproc=2, check=False)) == [["tried", "quiet"]] * 2
+    assert ranks(sessions_calls, 2, folder_with(tmp_path, nproc=2, check=False)) == [["tried", "quiet"]] * 2
