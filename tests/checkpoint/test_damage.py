@@ -121,14 +121,24 @@ def test_all_ranks_take_the_same_one(ranks: Ranks, tmp_path: Path) -> None:
     assert found[1][1] == []
 
 
-def test_nothing_usable_is_said_and_starts_afresh(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    flip_a_byte(tmp_path / "step-00000001")
-    world = World(tmp_path)
-    assert world.checkpoints.restore() is None
-    assert "starting from the beginning" in world.warnings[-1]
+def test_nothing_usable_is_an_error_and_not_another_beginning(tmp_path: Path) -> None:
+    make(tmp_path / "run", 1, 2)
+    make(tmp_path / "other", 7)
+    for step in (1, 2):
+        flip_a_byte(tmp_path / "run" / f"step-0000000{step}")
+    for start_from in (None, tmp_path / "other"):
+        world = World(tmp_path / "run")
+        with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .*") as caught:
+            world.checkpoints.restore(start_from)
+        assert [warning.split(" is ")[0] for warning in world.warnings] == [
+            "checkpoint step-00000002", "checkpoint step-00000001",
+        ]  # fmt: skip
+        assert f"rm -r {tmp_path}/run/step-*" in caught.value.hint
     with pytest.raises(CheckpointError, match="no complete checkpoint at"):
-        World(tmp_path / "new").checkpoints.restore(tmp_path)
+        World(tmp_path / "new").checkpoints.restore(tmp_path / "run")
+    for step in (1, 2):  # as the hint says
+        shutil.rmtree(tmp_path / "run" / f"step-0000000{step}")
+    assert World(tmp_path / "run").checkpoints.restore() is None
 
 
 # -- failing to write ----------------------------------------------------------------------------------

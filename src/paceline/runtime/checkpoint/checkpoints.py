@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline import contract
-from paceline.errors import UsageError
+from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import marker, restoring, retention, rng, sharded, tree, writer
 from paceline.runtime.checkpoint.finding import Peers, is_sound, sound_one_at
 from paceline.runtime.checkpoint.memory import Memory
@@ -228,7 +228,8 @@ class Checkpoints:
     def restore(self, start_from: Path | None = None) -> Restored | None:
         """Load the newest complete checkpoint of this run; else that of `start_from`; else None.
 
-        A damaged or half-written one is skipped by name. All ranks take the same one, or none.
+        A damaged or half-written one is skipped by name; where all of them are, it is an error. All ranks take the
+        same one, or none.
         """
         self._land()
         if self.rank == 0:
@@ -239,11 +240,13 @@ class Checkpoints:
             if is_sound(folder, peers, warn=self.warn):
                 return self._load(folder, own=True)
             self._damaged.append(folder)
+        if own:
+            # A run that had come this far is not to begin again behind its owner's back.
+            raise CheckpointError(
+                f"none of the {len(own)} checkpoints in {self.folder} is usable; what is wrong with each is said above",
+                hint=f"to begin again from nothing (or from start_from), remove them: rm -r {self.folder}/step-*",
+            )
         if start_from is None:
-            if own and self.rank == 0:
-                self.warn(
-                    f"none of the {len(own)} checkpoints in {self.folder} is usable: starting from the beginning"
-                )
             return None
         return self._load(sound_one_at(Path(start_from), peers, warn=self.warn), own=False)
 
