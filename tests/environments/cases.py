@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.plan.building import Build, BuildFolder, build_directives, render_build
+from paceline.plan.building import Build, BuildFolder, Size, build_directives, render_build
 from paceline.plan.definition import definition, image_steps
 from paceline.plan.modules import module_lines
 from paceline.plan.venv import venv_steps
@@ -21,13 +21,13 @@ def job(**keys: object) -> Job:
     return load_job(Program("env"), flags=flags, cwd=Path("/home/ann/my vision"))
 
 
-def script(asked: Job, steps: list[str], *, gpus: int = 0) -> str:
+def script(asked: Job, steps: list[str], size: Size | None = None) -> str:
     build = Build(
         title="venv 0123456789abcdef of vision: requirements.txt",
         folder=FOLDER,
         target=TARGET,
         cwd=asked.folder,
-        directives=build_directives(asked, FOLDER, gpus=gpus),
+        directives=build_directives(asked, FOLDER, size or Size()),
         modules=module_lines(asked.environment),
         setup=asked.environment.setup,
         steps=steps,
@@ -48,7 +48,7 @@ def texts() -> dict[str, str]:
     lines = ["torch==2.6.0", "timm>=1.0"]
     return {
         "venv.sbatch": script(job(), plain),
-        "venv-everything.sbatch": script(modules, full, gpus=1),
+        "venv-everything.sbatch": script(modules, full, Size(cpus=8, gpus=1, memory=16384, time=1800)),
         "image.sbatch": script(job(), image_steps(engine="apptainer", base=BASE, installs=True)),
         "pull.sbatch": script(job(), image_steps(engine="singularity", base=BASE, installs=False)),
         "image.def": definition(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time as clock
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +20,9 @@ from paceline.cluster.build_watch import Watch
 from paceline.cluster.environments import Built, Recipe
 from paceline.cluster.survey import chosen, survey_if_possible
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.building import USUAL_CPUS
+from paceline.plan.building import USUAL_CPUS, USUAL_TIME, Size
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.amounts import show_seconds
+from paceline.spec.amounts import parse_mebibytes, parse_seconds, show_seconds
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
@@ -49,6 +50,7 @@ def build(
     account: Annotated[str | None, typer.Option("--account", help="The account that pays.")] = None,
     time: Annotated[str | None, typer.Option("--time", metavar="2h", help="The job's time limit.")] = None,
     cpus: Annotated[int | None, typer.Option("--cpus", metavar="N", help="Cores of the job.")] = None,
+    mem: Annotated[str | None, typer.Option("--mem", metavar="16G", help="The job's memory.")] = None,
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of the job, if it needs any.")] = 0,
     python: Annotated[
         str | None, typer.Option("--python", help="The Python to build with; else that of the modules.")
@@ -85,17 +87,17 @@ def build(
         Flag("--with-horovod", "environment.horovod", with_horovod or None),
     ]
     job = _load(flags, config, cluster_profile)
-    if time is None:  # the time limit of a run says nothing about a build
-        job = replace(
-            job, tables=job.tables.model_copy(update={"job": job.resources.model_copy(update={"time": None})})
-        )
-    else:
-        job = _load([*flags, Flag("--time", "job.time", time)], config, cluster_profile)
     building.refuse_other_kinds(job)
     recipe = stored.recipe_of(job, os.environ)
     for note in recipe.requirements.notes:
         console.say_note(note)
-    plan = building.plan_build(job, recipe, os.environ, cpus=cpus or _cores(job), gpus=gpus)
+    size = Size(
+        cpus=cpus or _cores(job),
+        gpus=gpus,
+        memory=None if mem is None else _amount("--mem", mem, parse_mebibytes),
+        time=USUAL_TIME if time is None else _amount("--time", time, parse_seconds),
+    )
+    plan = building.plan_build(job, recipe, os.environ, size)
     if dry_run:
         print(plan.script, end="")
         return 0
@@ -111,6 +113,15 @@ def build(
     watch.conclude()
     print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
     return _tell_use(job, recipe, plan.target)
+
+
+def _amount(flag: str, text: str, parse: Callable[[object], int]) -> int:
+    try:
+        return parse(text)
+    except ValueError as problem:
+        raise UsageError(
+            f"{flag}: found {text!r}, expected {problem}", hint="write it with its unit"
+        ) from None
 
 
 def _load(flags: list[Flag], config: Path | None, profile: str | None) -> Job:

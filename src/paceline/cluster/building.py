@@ -17,7 +17,7 @@ from paceline.cluster.environments import Built, Recipe, store_of
 from paceline.cluster.states import LIVE, WAITING
 from paceline.contract import write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, UsageError
-from paceline.plan.building import SCRIPT_NAMES, Build, BuildFolder, build_directives, render_build
+from paceline.plan.building import SCRIPT_NAMES, Build, BuildFolder, Size, build_directives, render_build
 from paceline.plan.definition import definition, image_steps
 from paceline.plan.environment import PROXIES, submission_environment
 from paceline.plan.modules import module_lines, module_variables
@@ -53,14 +53,12 @@ class Plan:
         return self.files[self.folder.script.name]
 
 
-def plan_build(
-    job: Job, recipe: Recipe, environ: Mapping[str, str], *, cpus: int, gpus: int = 0
-) -> Plan:  # fmt: skip
+def plan_build(job: Job, recipe: Recipe, environ: Mapping[str, str], size: Size) -> Plan:
     """The plan of a build of its own; nothing is made."""
     store = store_of(job, environ)
     target = Built(store / recipe.key)
     folder = BuildFolder(store / f"{recipe.key}.build-{secrets.token_hex(4)}")
-    asked = build_directives(job, folder, cpus=cpus, gpus=gpus)
+    asked = build_directives(job, folder, size)
     files, steps = _contents(job, recipe, folder)
     build = Build(
         title=f"{recipe.kind} {recipe.key} of {job.project_name}: {recipe.origin or recipe.base}",

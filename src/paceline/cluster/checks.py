@@ -66,7 +66,7 @@ def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list
     Systems' own Pythons are every node's, and where the scratch folder is on a disk too, that is said of it already.
     """
     python = Path(plan.order.python)
-    system = ("/usr", "/bin", "/opt", "/sw", "/cvmfs")
+    system = ("/usr/", "/bin/", "/opt/")
     if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
         return []
     places = [

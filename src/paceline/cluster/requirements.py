@@ -22,6 +22,7 @@ from paceline.spec import Job
 
 CONSTRAINTS = "constraints.txt"
 _FILE_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)(?:\s+|=|(?<=^-[rcf]))(.+)")
+_EDITABLE = re.compile(r"(-e|--editable)(\s+|=)")
 _METADATA = {"pyproject.toml", "setup.py", "setup.cfg"}
 _NOT_SOURCE = {".git", "__pycache__", ".venv", "venv", "build", "dist", ".tox", ".mypy_cache", ".ruff_cache"}
 
@@ -55,6 +56,10 @@ def read_requirements(job: Job) -> Requirements:
             found.notes.append(f"held to {path}")
             _read_lines(path, found, constraint=True)
     found.local = dict(_local_packages(found.lines, job.folder))
+    if linked := [line for line in found.lines if _EDITABLE.match(line)]:
+        found.notes.append(
+            f"{linked[0]}: a link to that folder, whose code jobs in the queue see as it is then"
+        )
     return found
 
 
@@ -152,7 +157,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, str]]:
     """Paths among the lines, each with a digest of what is there: another content is another environment."""
     for line in lines:
-        editable = re.match(r"(-e|--editable)(\s+|=)", line)
+        editable = _EDITABLE.match(line)
         word = line[editable.end() :] if editable else line
         word = (
             re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", word).removeprefix("file://").removeprefix("file:")

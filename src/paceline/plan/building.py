@@ -75,6 +75,16 @@ class BuildFolder:
 
 
 @dataclass(frozen=True)
+class Size:
+    """What a build asks for. A run's own time and memory say nothing about that."""
+
+    cpus: int = USUAL_CPUS
+    gpus: int = 0
+    memory: int | None = None  # MiB
+    time: int = USUAL_TIME  # seconds
+
+
+@dataclass(frozen=True)
 class Build:
     """All that the script's text depends on."""
 
@@ -88,23 +98,21 @@ class Build:
     steps: Sequence[str] = ()  # lines of bash that fill the target
 
 
-def build_directives(
-    job: Job, folder: BuildFolder, *, cpus: int = USUAL_CPUS, gpus: int = 0
-) -> list[Directive]:
+def build_directives(job: Job, folder: BuildFolder, size: Size) -> list[Directive]:
     """One task on a node of the partition that the runs go to; GPUs only where they are asked for."""
     resources = job.resources
     found = [
         Directive("job-name", "env-build"),
         Directive("nodes", "1"),
         Directive("ntasks", "1"),
-        Directive("cpus-per-task", str(cpus)),
+        Directive("cpus-per-task", str(size.cpus)),
     ]
-    if gpus:
+    if size.gpus:
         kind = f"{resources.gpu_type}:" if resources.gpu_type else ""
-        found.append(Directive("gres", f"gpu:{kind}{gpus}"))
-    if resources.mem_per_node is not None:
-        found.append(Directive("mem", slurm_size(resources.mem_per_node)))
-    found.append(Directive("time", slurm_time(resources.time or USUAL_TIME)))
+        found.append(Directive("gres", f"gpu:{kind}{size.gpus}"))
+    if size.memory is not None:
+        found.append(Directive("mem", slurm_size(size.memory)))
+    found.append(Directive("time", slurm_time(size.time)))
     for option in _ASKED:
         if (value := getattr(resources, option)) is not None:
             found.append(Directive(option, value))
