@@ -112,6 +112,14 @@ class RunFolder:
         return self.path / "events"
 
     @property
+    def system(self) -> Path:
+        """What the nodes did meanwhile: one file per node."""
+        return self.path / "system"
+
+    def node_metrics(self, node: int) -> Path:
+        return self.system / f"node-{node}.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -282,6 +290,9 @@ class Order:
     kill_after: float = 5.0  # seconds from SIGTERM to SIGKILL when ranks are ended
     check: bool = True  # preflight inside the job
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect; empty: nothing
+    system_metrics: float = (
+        0.0  # seconds between looks at a node's CPU, memory, GPUs and network; 0 means none
+    )
     tracking: dict[str, Any] = field(default_factory=dict)  # where numbers go: what was said
     trial: dict[str, Any] = field(default_factory=dict)  # of a sweep: which one, and how it is pruned
 

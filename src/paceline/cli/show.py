@@ -13,8 +13,10 @@ from paceline.plan.quote import command_line
 from paceline.spec.amounts import show_seconds
 from paceline.watch.goodput import SHARES, Goodput, goodput, read_events
 from paceline.watch.records import Record, look_at, read_json
+from paceline.watch.system import read_nodes
 
 WIDTH = 60
+MOST_NODES = 8  # whose use is shown
 COLOURS = {
     "queued": "grey50", "starting": "yellow", "training": "green", "saving": "cyan", "lost": "red", "idle": "grey30",
 }  # fmt: skip
@@ -47,6 +49,11 @@ def command(
     for attempt in record.folder.attempts():
         out.print(f"[dim]attempt {attempt.number:<2}[/] ", end="")
         out.print(_attempt(attempt), markup=False, soft_wrap=True)
+    for use in (nodes := read_nodes(record.folder, most=MOST_NODES)):
+        out.print(f"[dim]node {use.node:<5}[/] ", end="")
+        out.print(use.told(), markup=False, soft_wrap=True)
+    if len(nodes) == MOST_NODES < int(record.told.get("nodes") or 1):
+        out.print(f"           and more: {record.folder.system}", markup=False, soft_wrap=True)
     shares = goodput(read_events(record.folder.events), None if record.is_over else time.time())
     if shares.total > 0:
         out.print(bar(shares))

@@ -21,6 +21,7 @@ from paceline.node.events import Events
 from paceline.node.forking import ForkedRanks, Interrupted, Unsafe
 from paceline.node.meeting import Absent, Meeting, await_verdict, join
 from paceline.node.place import Place, find_place
+from paceline.node.sampling import Sampling, begin_sampling
 from paceline.node.signals import Requests
 from paceline.node.starting import FreshRanks, Launch, Starter
 from paceline.node.streams import Streams
@@ -52,6 +53,7 @@ class Launcher:
         self.starter: Starter | None = zygote
         self.beats: Beats | None = None
         self.data: NodeData | None = None
+        self.sampling: Sampling | None = None
         self.events = Events(run.events, "launcher-0")
         self.number = 0
 
@@ -79,6 +81,15 @@ class Launcher:
         if place.is_head:
             self.conclusions.quietly(lambda: self.leg.path.mkdir(parents=True, exist_ok=True))
         self._check_nodes()
+        self.sampling = begin_sampling(
+            self.run,
+            self.order,
+            place,
+            self.beats,
+            environ=self.environ,
+            leg=self.conclusions.leg_name,
+            say=self.say,
+        )
         if self.order.data and not self._bring_data():
             return 0
         while True:
@@ -107,6 +118,8 @@ class Launcher:
             await_verdict(self.leg, lambda: self.requests.end_now)
 
     def close(self) -> None:
+        if self.sampling is not None:
+            self.sampling.close()
         if self.data is not None:
             self.conclusions.quietly(self.data.leave)
         for each in {id(part): part for part in (self.starter, self.zygote, self.meeting)}.values():

@@ -116,6 +116,7 @@ def make_order(
         hang_timeout=float(job.resume.hang_timeout or 0),
         check=job.launch.check,
         data=data_wish(job),
+        system_metrics=float(job.runtime.system_metrics),
         tracking=tracking_wish(job),
     )
 

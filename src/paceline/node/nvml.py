@@ -1,0 +1,97 @@
+"""NVIDIA's GPUs through their driver's own library, by ctypes: nothing has to be installed beside the driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_GPU_SENSOR = 0
+_NAME_LENGTH = 96
+
+
+class Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Gpus:
+    """The GPUs that the ranks of this node see. `Gpus.open` gives None where there are none, or no driver."""
+
+    def __init__(self, library: ctypes.CDLL, handles: list[ctypes.c_void_p]) -> None:
+        self._library = library
+        self._handles = handles
+        self.names = [self._name(handle) for handle in handles]
+        self.memory = [self._memory(handle).total for handle in handles]  # bytes
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str], *, library: str = LIBRARY) -> Gpus | None:
+        try:
+            loaded = ctypes.CDLL(library)
+            if loaded.nvmlInit_v2() != 0:
+                return None
+        except (OSError, AttributeError):
+            return None
+        handles = _visible(loaded, environ.get(VISIBLE))
+        if not handles:
+            loaded.nvmlShutdown()
+            return None
+        return cls(loaded, handles)
+
+    def sample(self) -> list[dict[str, Any]]:
+        """One entry per GPU: busy (%), memory (bytes), power (W), temperature (C). What one does not tell is absent."""
+        return [self._sample(handle) for handle in self._handles]
+
+    def close(self) -> None:
+        self._library.nvmlShutdown()
+
+    def _sample(self, handle: ctypes.c_void_p) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        rates = Utilization()
+        if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0:
+            found["busy"] = rates.gpu
+        memory = self._memory(handle)
+        if memory.total:
+            found["memory"] = memory.used
+        number = ctypes.c_uint()
+        if self._library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(number)) == 0:
+            found["power"] = round(number.value / 1000, 1)
+        if self._library.nvmlDeviceGetTemperature(handle, _GPU_SENSOR, ctypes.byref(number)) == 0:
+            found["temperature"] = number.value
+        return found
+
+    def _memory(self, handle: ctypes.c_void_p) -> Memory:
+        """All zero where it cannot be asked."""
+        memory = Memory()
+        self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        return memory
+
+    def _name(self, handle: ctypes.c_void_p) -> str:
+        text = ctypes.create_string_buffer(_NAME_LENGTH)
+        self._library.nvmlDeviceGetName(handle, text, ctypes.c_uint(_NAME_LENGTH))
+        return text.value.decode(errors="replace")
+
+
+def _visible(library: ctypes.CDLL, wanted: str | None) -> list[ctypes.c_void_p]:
+    """Handles of the GPUs that CUDA_VISIBLE_DEVICES names, by number or by identity; of all where it is not set."""
+    count = ctypes.c_uint()
+    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return []
+    names = [str(number) for number in range(count.value)]
+    if wanted is not None:
+        names = [name.strip() for name in wanted.split(",")]
+    found = []
+    for name in names:
+        handle = ctypes.c_void_p()
+        if name.isdigit():
+            code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+        else:
+            code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+        if code == 0:
+            found.append(handle)
+    return found
