@@ -290,9 +290,7 @@ class Order:
     kill_after: float = 5.0  # seconds from SIGTERM to SIGKILL when ranks are ended
     check: bool = True  # preflight inside the job
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect; empty: nothing
-    system_metrics: float = (
-        0.0  # seconds between looks at a node's CPU, memory, GPUs and network; 0 means none
-    )
+    system_metrics: float = 0.0  # seconds between looks at what a node does; 0 means none
     tracking: dict[str, Any] = field(default_factory=dict)  # where numbers go: what was said
     trial: dict[str, Any] = field(default_factory=dict)  # of a sweep: which one, and how it is pruned
 
