@@ -154,6 +154,7 @@ class Search:
     args: list[str] = field(default_factory=list)  # words of the script, with {key} for values
     arguments: str = "options"  # options: keys that `args` does not name follow as --key value; or none
     parallel: int | None = None
+    file: str = ""  # that it was read from
     created: float = 0.0
 
     @property

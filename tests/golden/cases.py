@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.plan.array import Trials
 from paceline.plan.site import Site
 from paceline.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
@@ -44,6 +46,12 @@ OTHERS: dict[str, dict[str, Any]] = {
         "environment.module_paths": ["/shared/module files"], "environment.purge": False,
         "environment.setup": ["export OMP_PROC_BIND=close"], "environment.proxies": True, "launch.style": "mpirun",
     },
+    "container-fetched": {
+        "environment.kind": "container", "environment.engine": "singularity",
+        "environment.image": "docker://pytorch/pytorch:2.9.1", "environment.binds": ["/data sets", "/models:/m:ro"],
+        "environment.engine_options": ["--writable-tmpfs"], "data.folder": "/local/$USER/it's mine",
+        "data.stage": ["images", "/shared/labels"],
+    },
     "one-node": {"job.nodes": 1},
     "cpu": {"job.gpus_per_node": 0, "launch.nproc": 4, "runtime.cpu": True},
     "no-requeue": {"resume.requeue": False},
@@ -58,6 +66,17 @@ OTHERS: dict[str, dict[str, Any]] = {
         "environment.variables": {"GREETING": "it's a, \"b\"\nand $c"},
     },
 }  # fmt: skip
+SWEEPS: dict[str, dict[str, Any]] = {
+    "sweep": {"sweep.pack": 1},
+    "sweep-cpu": {"sweep.pack": 1, "job.nodes": 1, "job.gpus_per_node": 0},
+    "sweep-pack": {"sweep.pack": 4, "job.nodes": 1, "job.gpus_per_node": 1, "job.mem_per_node": "8G"},
+    "sweep-mpirun": {"sweep.pack": 1, "launch.style": "mpirun"},
+    "sweep-apptainer": {"sweep.pack": 1, **ENVIRONMENTS["apptainer"]},
+    "sweep-pyxis": {"sweep.pack": 1, **ENVIRONMENTS["pyxis"]},
+    "sweep-no-requeue": {"sweep.pack": 1, "resume.requeue": False},
+    "sweep-chosen-nodes": {"sweep.pack": 1, "job.nodelist": "gpu[1-2]"},
+    "sweep-exclude": {"sweep.pack": 1, "job.exclude": "gpu[7-9]"},
+}
 
 BASE: dict[str, Any] = {"job.nodes": 2, "job.gpus_per_node": 4, "job.cpus_per_gpu": 8, "job.time": "2h"}
 
@@ -69,12 +88,17 @@ def cases() -> dict[str, dict[str, Any]]:
         for style in ("fork", "srun", "mpirun"):
             if name != "current" and (name, style) != ("pyxis", "mpirun"):
                 found[f"{style}-{name}"] = {**STYLES[style], **keys}
-    return {**found, **OTHERS}
+    return {**found, **OTHERS, **SWEEPS}
 
 
 def plan(keys: dict[str, Any], **more: Any) -> SlurmPlan:
     """The plan for `train.py --lr 0.1`, in a folder where no paceline.toml is near."""
-    flags = [Flag(f"--{key}", key, value) for key, value in {**BASE, **keys}.items()]
+    asked = {key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")}
+    if "sweep.pack" in keys:
+        sweep = replace(SITE, run_id="digits").folder.path
+        site = replace(SITE, experiment="base/digits/submissions", run_id="1")
+        more = {"site": site, "trials": Trials(sweep, keys["sweep.pack"]), **more}
+    flags = [Flag(f"--{key}", key, value) for key, value in asked.items()]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/home/ann/vision"))
     return plan_slurm(job, **{"site": SITE, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
 

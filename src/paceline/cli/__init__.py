@@ -15,6 +15,7 @@ from paceline.errors import PacelineError, UsageError
 VERBS = {
     "run": ("paceline.cli.run", "start a script here: N processes on this machine's GPUs or CPU cores"),
     "submit": ("paceline.cli.submit", "the same on Slurm; --dry-run prints the exact script"),
+    "sweep": ("paceline.cli.sweep", "many runs: grid, random, TPE, seeds; as job arrays, or here"),
     "ps": ("paceline.cli.ps", "the runs, and how each is doing"),
     "show": ("paceline.cli.show", "one run: its attempts, and where its time went"),
     "logs": ("paceline.cli.logs", "what a run prints; -f follows it"),

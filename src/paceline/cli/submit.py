@@ -22,6 +22,7 @@ from paceline.cluster.secrets import read_secrets
 from paceline.cluster.survey import Partition, chosen, fair_cpus, survey_if_possible
 from paceline.contract import DONE, STOPPED, STOPPED_EXIT, RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
+from paceline.plan.array import Trials
 from paceline.plan.site import Site
 from paceline.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Job, load_job
@@ -187,7 +188,8 @@ def command(
 class Draft:
     """A job on its way to the queue: what the cluster has, and the plan that follows from it."""
 
-    def __init__(self, job: Job, *, after: Sequence[str] = ()) -> None:
+    def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
+        self.trials = trials  # of a sweep, where it is one
         self.job = job = settle(job, os.environ)
         self.site = folders.choose_site(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
@@ -207,7 +209,7 @@ class Draft:
 
         return plan_slurm(
             job, site=site, environ=os.environ, python=sys.executable, fair_cpus=fair,
-            after=self.after, filed=self.secrets, place_of=place_of,
+            after=self.after, filed=self.secrets, place_of=place_of, trials=self.trials,
         )  # fmt: skip
 
     def findings(self) -> list[Finding]:

@@ -35,28 +35,28 @@ def run_launchers(plan: LocalPlan, *, headstart: int | None = None) -> int:
     """
     # What a process of the same number left there is not about this start.
     shutil.rmtree(plan.site.folder.leg(leg_name()).path, ignore_errors=True)
-    shared = _shared_variables(len(plan.launchers))
+    shared = shared_variables(len(plan.launchers))
     processes: list[subprocess.Popen[bytes]] = []
     with _passing_signals(processes):
         try:
             for starter in plan.launchers:
                 taken = headstart if len(plan.launchers) == 1 else None
-                processes.append(_start(starter, shared, secrets=plan.secrets, headstart=taken))
+                processes.append(start(starter, shared, secrets=plan.secrets, headstart=taken))
             if headstart is not None:
                 os.close(
                     headstart
                 )  # the launcher alone holds it now: its end, however it comes, ends the zygote
             code = processes[0].wait()
-            _await_others(processes[1:])
+            await_others(processes[1:])
             if headstart is not None:
                 _collect_children()
         except BaseException:
-            _end(processes)
+            end(processes)
             raise
     return code if code >= 0 else 128 - code
 
 
-def _shared_variables(launchers: int) -> dict[str, str]:
+def shared_variables(launchers: int) -> dict[str, str]:
     variables = {contract.LEG: leg_name()}
     if launchers > 1:
         variables[contract.HEAD] = f"127.0.0.1:{_free_port()}"
@@ -72,9 +72,15 @@ def _free_port() -> int:
         return port
 
 
-def _start(
-    starter: Starter, shared: Mapping[str, str], *, secrets: Mapping[str, str], headstart: int | None
+def start(
+    starter: Starter,
+    shared: Mapping[str, str],
+    *,
+    secrets: Mapping[str, str],
+    headstart: int | None = None,
+    output: int | None = None,
 ) -> subprocess.Popen[bytes]:
+    """`output` is the descriptor of a file that takes what the launcher prints; else it is this terminal."""
     # What a run around this one told its ranks is not for this one.
     inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
     environment = {**inherited, **secrets, **shared, **starter.variables}
@@ -89,6 +95,8 @@ def _start(
             starter.argv,
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=() if headstart is None else (headstart,),
             preexec_fn=_become_a_launcher(),  # noqa: PLW1509 - this process has one thread
         )
@@ -147,13 +155,13 @@ def _passing_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]
             signal.signal(number, handler)
 
 
-def _await_others(processes: list[subprocess.Popen[bytes]]) -> None:
+def await_others(processes: list[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + PATIENCE
     for process in processes:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            _end([process])
+            end([process])
 
 
 def _collect_children() -> None:
@@ -167,7 +175,7 @@ def _collect_children() -> None:
         pass
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:
             process.kill()

@@ -75,19 +75,24 @@ def write_files(plan: SlurmPlan) -> None:
     write_atomically(folder.script, plan.script)
 
 
-def submit(plan: SlurmPlan) -> str:
-    """Give the script to sbatch. The job's id; a refusal is a ClusterError in sbatch's words."""
-    done = call(plan.sbatch, environ=plan.submitter, check=False)
+def give(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Call sbatch. The job's id; a refusal is a ClusterError in sbatch's words."""
+    done = call(words, environ=environ, check=False)
     if done.returncode:
         raise ClusterError(f"sbatch refused the job: {told(done)}")
     # The last line that is an id: what a site has put around sbatch may speak too.
-    ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
+    ids: list[str] = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
     if not ids:
         raise ClusterError(
             f"sbatch named no job: {done.stdout.strip() or 'it printed nothing'}",
             hint="look for it: squeue --me",
         )
-    job: str = ids[-1]
+    return ids[-1]
+
+
+def submit(plan: SlurmPlan) -> str:
+    """Give a run's script to sbatch, and write down which job it is."""
+    job = give(plan.sbatch, plan.submitter)
     try:
         note_job(plan.site.folder, job)
     except BaseException:  # the run folder goes away with this error: the job must not be left without it
@@ -179,11 +184,17 @@ def _reason(text: str) -> str:
 def cancel(folder: RunFolder, job: str) -> None:
     """Mark the run first, so that nothing resurrects it; then end its job."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
-    done = call(["scancel", job], check=False)
-    if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
-        raise ClusterError(
-            f"scancel: {told(done)}", hint="the run is marked as cancelled: it will not be requeued"
-        )
+    end([job])
+
+
+def end(jobs: Sequence[str]) -> None:
+    """End jobs that are marked as cancelled; those that are over already are fine."""
+    for start in range(0, len(jobs), ASKED_AT_ONCE):
+        done = call(["scancel", *jobs[start : start + ASKED_AT_ONCE]], check=False)
+        if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
+            raise ClusterError(
+                f"scancel: {told(done)}", hint="the run is marked as cancelled: it will not be requeued"
+            )
 
 
 def ask_to_stop(folder: RunFolder, job: str) -> None:

@@ -76,18 +76,15 @@ def open_trial(sweep: SweepFolder, kit: Path, number: int) -> TrialFolder:
         raise
     write_atomically(trial.trial, json.dumps(told) + "\n")
     order = json.loads((kit / "launch.json").read_text(encoding="utf-8"))
+    order["programs"] = _read(kit / "programs.json")
     made = _order(sweep, search, point, order, told)
     write_atomically(trial.order, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
     _link(kit / "code", trial.code)
     _link(kit / "paceline.zip", trial.runhalf)
     run = json.loads((kit / "run.json").read_text(encoding="utf-8"))
     if not trial.run_json.exists():
-        run |= {
-            "run_id": f"{sweep.name}-{number}",
-            "created": time.time(),
-            "sweep": sweep.name,
-            "trial": told,
-        }
+        run |= {"run_id": made.run_id, "experiment": made.experiment, "created": time.time(), "args": made.args}
+        run |= {"sweep": sweep.name, "trial": told}
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
     return trial
@@ -136,7 +133,7 @@ def _order(
     program, args = order.program, arguments(search, told["point"], point.seed)
     if point.args is not None:
         args = point.args
-        program = kit["programs"][point.program]
+        program = kit["programs"][point.program]  # as it lies in the copy of the code
     trial = {
         "sweep": str(sweep.path),
         "prune": search.prune,
@@ -223,7 +220,7 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str) -> dict[str, Any]
     value, step = last_value(trial, search.metric)
     result = {
         "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
-        "ended": time.time(), "error": first_error(trial) if state == FAILED else "", "point": told.get("point"),
+        "ended": time.time(), "error": _why(trial, verdict) if state == FAILED else "", "point": told.get("point"),
         "seed": told.get("seed"),
     }  # fmt: skip
     write_atomically(trial.result, json.dumps(result) + "\n")
@@ -255,12 +252,19 @@ def _of_group(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None
     return (PRUNED if any(result["state"] == PRUNED for result in results) else FAILED), None
 
 
-def first_error(trial: TrialFolder) -> str:
+def _why(trial: TrialFolder, verdict: str) -> str:
     """The first line of what went wrong in the newest attempt."""
+    if verdict == contract.STOPPED:
+        return "stopped before its end"
     for attempt in reversed(trial.attempts()):
         if failure := _read(attempt.failure):
             return Failure(**failure).error
-    return ""
+    try:  # no rank was started: what the launcher or the batch script said last
+        said = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    words = [line.removeprefix("paceline: ") for line in said if not line.startswith("paceline: job ")]
+    return words[-1] if words else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.contract import RunFolder
+from paceline.plan.container import Wrapping
 from paceline.plan.directives import Directive, Layout, render
-from paceline.plan.environment import Wrapping
 from paceline.plan.quote import quote
 
 UNFIT_REQUEUES = 3  # how often a run goes back into the queue to get rid of unfit nodes
 LINE = 110
+RUN = "$run"
+PER_RUN = 'PACELINE_RUN="$run" '
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class Batch:
     nodelist: bool = False  # the user chose the nodes: none can be left out
     exclude: str = ""  # nodes that the user leaves out
     step_options: Sequence[str] = field(default_factory=tuple)  # further options of srun, as plain words
+    step_words: Sequence[str] = ()  # and as bash: not quoted
+    home: str = RUN  # where environment.sh and the run half lie
+    salt: str = ""  # what tells the ports of one job's launchers apart, as bash counts
 
 
 def render_batch(batch: Batch) -> str:
@@ -45,9 +50,9 @@ def render_batch(batch: Batch) -> str:
     sections = [
         _head(batch),
         _identity(batch),
-        _environment(batch),
-        _meeting(batch),
-        _launch(batch),
+        environment_lines(batch),
+        meeting_lines(batch),
+        launch_lines(batch),
         _verdict(batch),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
@@ -79,7 +84,7 @@ self=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 self=${{self:-$SLURM_JOB_ID}}
 leg="$self-${{SLURM_RESTART_COUNT:-0}}"
 
-{_fixed(batch)}# What somebody cancelled stays cancelled.
+{fixed_lines(batch)}# What somebody cancelled stays cancelled.
 [ -e "$run/cancelled" ] && fail "this run was cancelled; remove $run/cancelled to let it go on"
 mkdir -p "$run/legs/$leg" || fail "cannot write to $run from $HOSTNAME: is it on a shared file system?"
 
@@ -101,11 +106,11 @@ other=$(cat "$run/job")
 # and stop. TERM means that somebody wants the job gone.
 ended='' hit='' pid=''
 trap 'hit=1; : >"$run/legs/$leg/stop"' USR1
-trap 'hit=1; ended=1{_pass_on(batch)}' TERM\
+trap 'hit=1; ended=1{pass_on(batch)}' TERM\
 """.splitlines()
 
 
-def _fixed(batch: Batch) -> str:
+def fixed_lines(batch: Batch) -> str:
     if not batch.requeue:
         return ""
     return """\
@@ -115,17 +120,17 @@ fixed=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | grep -o 'Requeue=0')
 """
 
 
-def _pass_on(batch: Batch) -> str:
+def pass_on(batch: Batch) -> str:
     """mpirun's processes on the first host belong to the batch step, where Slurm's own TERM does not reach them."""
     return '; [ -z "$pid" ] || kill -TERM "$pid"' if batch.mpirun else ""
 
 
-def _environment(batch: Batch) -> list[str]:
+def environment_lines(batch: Batch) -> list[str]:
     lines = [
         "# The environment. The variables' values stand in a file that only their owner can read, and nowhere else.",
         "{ set +x; } 2>/dev/null",
         "# shellcheck disable=SC1091",
-        'source "$run/environment.sh" || fail "cannot read $run/environment.sh"',
+        f'source "{batch.home}/environment.sh" || fail "cannot read {batch.home}/environment.sh"',
         *batch.modules,
         *batch.activation,
     ]
@@ -133,32 +138,35 @@ def _environment(batch: Batch) -> list[str]:
         lines += ["# Asked for by `setup` in paceline.toml:", *batch.setup]
     return [
         *lines,
+        *batch.wrapping.definition,
         "# The part of Paceline that runs inside jobs travels with the run: the job's Python needs torch alone.",
-        'export PYTHONPATH="$run/paceline.zip${PYTHONPATH:+:$PYTHONPATH}"',
-        'export PACELINE_RUN="$run" PACELINE_LEG="$leg"',
+        f'export PYTHONPATH="{batch.home}/paceline.zip${{PYTHONPATH:+:$PYTHONPATH}}"',
+        f'export {PER_RUN if batch.home == RUN else ""}PACELINE_LEG="$leg"',
     ]
 
 
-def _meeting(batch: Batch) -> list[str]:
+def meeting_lines(batch: Batch) -> list[str]:
     if batch.layout.tasks == 1:
         return ["# One launcher alone: it has nobody to meet."]
-    return """\
+    count = f"SLURM_JOB_ID * 31 + ${{SLURM_RESTART_COUNT:-0}} * 7{batch.salt}"
+    return f"""\
 # Where the launchers meet: this host, and a port where nobody answers. Each job and each start tries another
 # one first. The token keeps strangers out.
-port=$((20000 + (SLURM_JOB_ID * 31 + ${SLURM_RESTART_COUNT:-0} * 7) % 12000))
+port=$((20000 + ({count}) % 12000))
 while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
 PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
 export PACELINE_TOKEN PACELINE_HEAD="$HOSTNAME:$port\"""".splitlines()
 
 
-def _launch(batch: Batch) -> list[str]:
+def launch_lines(batch: Batch) -> list[str]:
     command = _mpirun(batch) if batch.mpirun else _srun(batch)
     return [
         *_forwarding(batch),
+        *batch.wrapping.hand_out,
         "# One launcher per rank."
         if batch.layout.tasks_per_node > 1
         else "# One launcher per node starts the ranks.",
-        '[ -z "$ended" ] || fail "ended before it began"',
+        *(['[ -z "$ended" ] || fail "ended before it began"'] if batch.home == RUN else []),
         *_folded(command),
         "pid=$!",
         "while :; do # a trap interrupts `wait`: wait again",
@@ -177,9 +185,10 @@ def _srun(batch: Batch) -> list[str]:
         f"--nodes={layout.nodes} --ntasks={layout.tasks} --ntasks-per-node={layout.tasks_per_node}",
         f"--cpus-per-task={layout.cpus_per_task}",
         *(quote(option) for option in batch.step_options),
+        *batch.step_words,
         *batch.wrapping.srun,
         *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
-        '"$python" "$run/paceline.zip" </dev/null &',
+        f'"$python" "{batch.home}/paceline.zip" </dev/null &',
     ]
 
 
@@ -190,7 +199,7 @@ def _mpirun(batch: Batch) -> list[str]:
         f"mpirun -np {layout.tasks} --map-by ppr:{layout.tasks_per_node}:node --oversubscribe --bind-to none",
         '"${forward[@]}"',
         *([" ".join(batch.wrapping.prefix)] if batch.wrapping.prefix else []),
-        '"$python" "$run/paceline.zip" </dev/null &',
+        f'"$python" "{batch.home}/paceline.zip" </dev/null &',
     ]
 
 

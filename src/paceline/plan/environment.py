@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from paceline.contract import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.directives import Directive
 from paceline.plan.modules import module_variables
@@ -157,42 +155,3 @@ def interpreter(job: Job, environ: Mapping[str, str], current: str) -> str:
     if environment.kind in ("venv", "conda"):
         return f"{environment_path(job, environ)}/bin/python"
     return "python3" if environment.kind == "container" else current
-
-
-@dataclass(frozen=True)
-class Wrapping:
-    """How a command is put into the container: options of srun, and words ahead of the command (already quoted)."""
-
-    srun: list[str]
-    prefix: list[str]
-
-
-def wrapping(job: Job, folder: RunFolder, *, gpus: int, shared: Iterable[str] = ()) -> Wrapping:
-    """Nothing outside containers. `shared` are folders that must be seen inside at the same path."""
-    environment = job.environment
-    if environment.kind != "container":
-        return Wrapping([], [])
-    assert environment.image is not None
-    shared = list(shared)
-    for path in shared:
-        if re.search("[:,]", path):
-            raise SpecError(
-                f"the container must see {path}, and a colon or a comma in its path would be taken for a separator",
-                hint="move it to a path without them",
-            )
-    binds = [*dict.fromkeys(f"{path}:{path}" for path in (str(folder.path), *shared)), *environment.binds]
-    if environment.engine == "pyxis":
-        if job.launch.style == "mpirun":
-            raise SpecError(
-                f'{job.said("environment.engine")} is "pyxis", which is part of srun, but '
-                f'{job.said("launch.style")} is "mpirun"',
-                hint='use another style, or engine = "apptainer"',
-            )
-        mounts = f"--container-mounts={','.join(binds)}"
-        return Wrapping([quote(f"--container-image={environment.image}"), quote(mounts)], [])
-    words = [environment.engine, "exec"]
-    if gpus:
-        words.append("--nv")
-    for bind in binds:
-        words += ["--bind", bind]
-    return Wrapping([], [quote(word) for word in [*words, environment.image]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.plan.container import FUNCTION
 from paceline.plan.interactive import environment_section
 from paceline.plan.modules import load_failure
 from paceline.plan.quote import quote
@@ -24,6 +25,12 @@ def rehearsal(plan: SlurmPlan, command: str) -> str:
     lines = environment_section(plan.script).replace(source, plan.environment)
     run = [f"run={quote(str(plan.site.folder.path))}", f"python={quote(plan.order.python)}"]
     return rehearsal_of([*run, lines], command)
+
+
+def python_command(plan: SlurmPlan) -> str:
+    """The job's Python with arguments: in its container, where it has one that bash can enter."""
+    how = FUNCTION if f"\n{FUNCTION}() {{\n" in plan.script else "exec"
+    return f'{how} "$python" "$@"'
 
 
 def rehearsal_of(lines: Sequence[str], command: str) -> str:

@@ -14,7 +14,8 @@ IN_THE_SHELL = "your environment"
 # What the batch script calls its own things.
 SCRIPT_NAMES = {
     "run", "python", "self", "leg", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
-    "again", "reports", "unfit", "kept", "next",
+    "again", "reports", "unfit", "kept", "next", "sweep", "kit", "index", "line", "number", "numbers", "slot", "slots",
+    "at", "code", "each", "engine", "options", "folder",
 }  # fmt: skip
 
 # Bash would stop at an assignment to them. Files for other programs hold some (UID), and nobody's secret is one.

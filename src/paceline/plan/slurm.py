@@ -8,7 +8,9 @@ from pathlib import Path, PurePath
 
 from paceline.contract import Order
 from paceline.errors import SpecError, UsageError
+from paceline.plan.array import Trials, render_array
 from paceline.plan.batch import Batch, render_batch
+from paceline.plan.container import wrapping
 from paceline.plan.directives import Directive, Layout, directives, lay_out
 from paceline.plan.environment import (
     activation_lines,
@@ -16,7 +18,6 @@ from paceline.plan.environment import (
     forwarded_names,
     interpreter,
     submission_environment,
-    wrapping,
 )
 from paceline.plan.modules import module_lines
 from paceline.plan.order import make_order
@@ -74,24 +75,28 @@ def plan_slurm(
     after: Sequence[str] = (),
     filed: Secrets = NO_SECRETS,
     place_of: Callable[[Path], Path] = lambda path: path,
+    trials: Trials | None = None,
 ) -> SlurmPlan:
     """The plan. `after` are ids of jobs that must have ended well; `python` is the interpreter that reads this.
 
-    `filed` are the secrets that files hold.
+    `filed` are the secrets that files hold. With `trials` it is that of a sweep: its order is what all of them share.
     """
     _check_path(str(site.folder.path))
     layout = lay_out(job, fair_cpus=fair_cpus)
-    found = directives(job, layout, site.folder)
+    asked = layout if trials is None else trials.whole(job, layout)
+    found = directives(job, asked, site.folder)
+    if trials is not None:
+        found = trials.directives(job, found, site.folder.path)
     submission = submission_environment(environ, found)
     secrets = choose_secrets(job, environ=environ, filed=filed)
     order = _order(job, site=site, layout=layout, python=interpreter(job, environ, python), place_of=place_of)
     batch = Batch(
-        title=_title(job, layout, site),
+        title=_title(job, layout, site.run_id if trials is None else f"trials of {trials.sweep.name}"),
         folder=site.folder,
         python=order.python,
         layout=layout,
         directives=found,
-        wrapping=wrapping(job, site.folder, gpus=layout.gpus, shared=_shared(job, site)),
+        wrapping=wrapping(job, site, gpus=layout.gpus),
         modules=module_lines(job.environment),
         activation=activation_lines(job, environ),
         setup=job.environment.setup,
@@ -107,10 +112,10 @@ def plan_slurm(
     ]
     return SlurmPlan(
         site=site,
-        layout=layout,
+        layout=asked,
         order=order,
         directives=tuple(found),
-        script=render_batch(batch),
+        script=render_batch(batch) if trials is None else render_array(batch, trials),
         environment=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
         submitter=submission.variables,
@@ -153,14 +158,8 @@ def _dependency(job: Job, after: Sequence[str]) -> list[str]:
     return [f"--dependency={job.resources.dependency}"] if job.resources.dependency else []
 
 
-def _title(job: Job, layout: Layout, site: Site) -> str:
+def _title(job: Job, layout: Layout, name: str) -> str:
     program = PurePath(job.program.name).name.replace("\n", " ")
     nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
     ranks = f"{layout.nproc} rank{'s' if layout.nproc > 1 else ''}"
-    return f"{site.run_id}: {program} on {nodes} x {ranks}, style {job.launch.style}"
-
-
-def _shared(job: Job, site: Site) -> list[str]:
-    """Folders that a container must see where they are: copies of the code, and the project itself."""
-    data = [path for path in (*job.data.stage, job.data.folder or "") if path.startswith("/")]
-    return list(dict.fromkeys([str(site.scratch / site.project), str(job.folder), str(job.cwd), *data]))
+    return f"{name}: {program} on {nodes} x {ranks}, style {job.launch.style}"

@@ -80,7 +80,7 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
             close = nearest(key, known)
             hint = f"the nearest known key is {close!r}" if close else f"it may have: {', '.join(known)}"
             raise SpecError(f"{path}: the file has no key {key!r}", hint=hint)
-    table = _with_flags(_table_of(told, path), flags)
+    table = with_flags(_table_of(told, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
     check_sweep(found)
     return found
@@ -93,7 +93,7 @@ def _table_of(told: Mapping[str, Any], path: Path) -> SweepTable:
         raise explain(problem, where=str(path), prefix=("sweep",), root=SweepTable) from None
 
 
-def _with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
+def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
     """What was typed wins."""
     values = table.model_dump()
     for flag in flags:

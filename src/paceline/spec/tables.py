@@ -166,11 +166,13 @@ class Environment(Table):
     secret_files: Words | None = None
     """Files of secrets; else .env, ~/.config/paceline/secrets.env, ~/wandb_credentials.txt and ~/.netrc."""
     engine: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
-    """What runs the container."""
+    """What runs the container; of apptainer and singularity, the one that is there."""
+    engine_options: Words = ()
+    """Further options of the engine's `exec` (with pyxis: of srun), as they are."""
     image: Line | None = None
     """The container's image."""
     binds: Words = ()
-    """Folders that the container sees, as "outside:inside"."""
+    """Folders that the container sees, as "outside:inside", or one path for both."""
 
 
 class Launch(Table):

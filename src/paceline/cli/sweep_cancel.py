@@ -1,0 +1,32 @@
+"""`paceline sweep cancel`: end all trials of a sweep, and keep them ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cluster import slurm
+from paceline.contract import write_atomically
+from paceline.sweep.results import find_sweep
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name, its folder, or `last`.")],
+) -> int:
+    """End a sweep: no trial of it begins any more, and those that run are ended.
+
+    The sweep is marked first, so that nothing resurrects it. To let it go on later:
+    paceline sweep --resubmit missing NAME
+    """
+    sweep = find_sweep(name, runs.scratch_here())
+    write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
+    jobs = [str(line["job"]) for line in sweep.read_jobs()]
+    # Trials that go on in another job than the array's have told their folder.
+    others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}
+    others = {job for job in others if job.partition("_")[0] not in jobs}
+    slurm.end([*jobs, *sorted(others)])
+    print(f"cancelled {sweep.name}")
+    return 0

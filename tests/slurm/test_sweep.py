@@ -1,0 +1,151 @@
+"""Sweeps on a real Slurm: arrays, failures and their repetition, TPE, pruning across nodes, small limits, requeue."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.sandbox import PLAIN
+from paceline.trials import SweepFolder
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import Typed, project
+
+Type = Callable[..., Typed]
+
+# No torch, and a launcher that starts a fresh process: as quick as Python itself.
+QUICK = '[launch]\nstyle = "srun"\n[job]\nname = "trial"\n'
+
+SCRIPT = """\
+import argparse, os, pathlib, sys
+import paceline
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--y", type=float, default=0.0)
+args = parser.parse_args()
+if args.x == 2 and not pathlib.Path(os.environ["PACELINE_SCRATCH_DIR"], "mended").exists():
+    raise ValueError(f"two is too much, with {args.y:g}")
+paceline.report((args.x - 0.3) ** 2 + (args.y + 0.5) ** 2)
+"""
+
+GRID = """\
+[sweep]
+metric = "loss"
+script = "train.py"
+[space]
+x = [0, 1, 2, 3]
+y = [0, 1, 2]
+"""
+
+
+def sweep_of(typed: Typed) -> SweepFolder:
+    paths = [line.split(None, 1)[1] for line in typed.stdout.splitlines() if line.startswith("  folder  ")]
+    assert len(paths) == 1, f"{typed.stdout}\n{typed.stderr}"
+    return SweepFolder(Path(paths[0]))
+
+
+def results(sweep: SweepFolder) -> dict[int, dict[str, Any]]:
+    found = {}
+    for path in sweep.trials.glob("*/result.json"):
+        found[int(path.parent.name)] = json.loads(path.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def states(sweep: SweepFolder) -> list[str]:
+    return [result["state"] for result in results(sweep).values()]
+
+
+def tasks_of(sweep: SweepFolder) -> list[str]:
+    return [f"{line['job']}_{index}" for line in sweep.read_jobs() for index in line["tasks"]]
+
+
+def wait(cluster: Cluster, sweep: SweepFolder, *, timeout: float = 240) -> int:
+    """Until every task has ended; how many ran at the same time, at the most."""
+    tasks = tasks_of(sweep)
+    deadline, most = time.monotonic() + timeout, 0
+    while True:
+        queued = cluster.run(["squeue", "-h", "--array", "-o", "%i %T"]).stdout.splitlines()
+        most = max(most, sum(line.endswith(" RUNNING") for line in queued))
+        if not {line.split()[0] for line in queued} & set(tasks):
+            return most
+        assert time.monotonic() < deadline, f"{queued}\n{explain(sweep)}"
+        time.sleep(0.2)
+
+
+def explain(sweep: SweepFolder) -> str:
+    """All that could tell why trials failed."""
+    logs = [*sweep.path.glob("submissions/*/logs/*"), *sweep.path.glob("trials/*/slurm.log")]
+    texts = [f"--- {path}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(logs)]
+    return "\n".join([f"results: {results(sweep)}", *texts])
+
+
+def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path, scratch: Path
+) -> None:
+    folder = project(tmp_path / "project", SCRIPT, config=QUICK)
+    (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
+    typed = slurm_paceline("sweep", "--parallel", "4", "sweep.toml", cwd=folder, check=True)
+    sweep = sweep_of(typed)
+    assert wait(cluster, sweep) <= 4
+    assert len(sweep.read_jobs()) == 1
+    found = results(sweep)
+    assert len(found) == 12, explain(sweep)
+    failed = [number for number, result in found.items() if result["state"] == "failed"]
+    assert [found[number]["point"]["x"] for number in failed] == [2, 2, 2], explain(sweep)
+    assert found[failed[0]]["error"] == "ValueError: two is too much, with 0"
+    assert found[0]["value"] == pytest.approx(0.09 + 0.25)
+    attempts = {number: len(sweep.trial(number).attempts()) for number in found}
+    # One copy of the code and one run half for all; nothing is written per trial before it begins.
+    assert len({os.path.realpath(sweep.trial(number).code) for number in found}) == 1
+
+    (scratch / "mended").touch()
+    again = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder, check=True)
+    assert "submitted 3 trials" in again.stdout
+    assert sorted(sweep.read_jobs()[-1]["tasks"]) == sorted(
+        map(str, failed)
+    )  # task ids are the trials' numbers
+    wait(cluster, sweep)
+    assert states(sweep) == ["done"] * 12, explain(sweep)
+    for number in found:  # those that failed went on as themselves, the others were left alone
+        more = 1 if number in failed else 0
+        assert len(sweep.trial(number).attempts()) == attempts[number] + more
+
+    nothing = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder)
+    assert nothing.returncode == 2
+    assert "no trial of 'sweep' is failed" in nothing.stderr
+    (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2]", "[0, 1, 2, 7]"), encoding="utf-8")
+    more_typed = slurm_paceline("sweep", "--count", "8", "sweep.toml", cwd=folder, check=True)
+    assert "submitted 2 trials" in more_typed.stdout  # of the first eight of the larger grid, two are new
+    wait(cluster, sweep)
+    assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
+
+
+@pytest.fixture
+def narrow(guard: None) -> Iterator[Cluster]:
+    """A cluster whose arrays have five tasks at the most."""
+    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
+        made = Cluster.up(folder, nodes=2, gpus=0, network=PLAIN, owner=os.getpid(), max_array_size=5)
+        try:
+            yield made
+        finally:
+            made.down()
+
+
+def test_arrays_are_cut_to_what_the_cluster_allows(
+    sandbox: Cluster, narrow: Cluster, paceline: Type, tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
+    (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
+    typed = paceline("sweep", "--parallel", "6", "sweep.toml", cwd=folder, check=True, **narrow.environment)
+    sweep = sweep_of(typed)
+    calls = sweep.read_jobs()
+    assert [len(line["tasks"]) for line in calls] == [5, 5, 2]
+    assert wait(narrow, sweep) <= 6
+    assert states(sweep) == ["done"] * 12, explain(sweep)
+    assert len({result["value"] for result in results(sweep).values()}) == 12
