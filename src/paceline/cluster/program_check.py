@@ -7,9 +7,9 @@ batch script will.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+from paceline.cluster.container_check import can_be_asked, check_image, why_no_answer
 from paceline.cluster.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.rehearsing import Tried, module_hint, try_command
 from paceline.plan.modules import failed_module
@@ -55,12 +55,15 @@ print(json.dumps(answer))
 def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
     """The interpreter runs, the script compiles, what it imports is there. Asked of the job's own Python."""
     python = plan.order.python
+    found = []
     if job.environment.kind == "container":
-        return [_check_image(job), *_compile_here(job)]
+        found.append(check_image(job))
+        if found[0].level == PROBLEM or not can_be_asked(job):
+            return [*found, *_compile_here(job)]
     answer = _ask_python(job, plan)
     if isinstance(answer, Finding):
-        return [answer]
-    found = [Finding("python", GOOD, f"{python} ({answer['version']})")]
+        return [*found, answer, *(_compile_here(job) if found else [])]
+    found.append(Finding("python", GOOD, f"{python} ({answer['version']})"))
     if job.environment.modules:
         found.insert(0, Finding("modules", GOOD, " ".join(job.environment.modules)))
     if answer.get("missing_module"):
@@ -107,6 +110,8 @@ def _no_answer(job: Job, plan: SlurmPlan, tried: Tried) -> Finding:
             hint = "take modules out of [environment], or submit where there are some"
             return Finding("modules", PROBLEM, _told(job, "modules", refusal), hint)
         return Finding("python", PROBLEM, _told(job, "path", refusal), _MEND["venv"])
+    if job.environment.kind == "container":
+        return why_no_answer(job, python, tried)
     if tried.code in (126, 127):
         key = "python" if job.environment.python else "path" if job.environment.path else "kind"
         why = tried.last_words.rpartition(": ")[2]
@@ -144,14 +149,3 @@ def _compile_here(job: Job) -> list[Finding]:
     except (OSError, ValueError) as error:
         return [Finding("script", PROBLEM, f"{job.program.name} cannot be read: {error}")]
     return [Finding("script", GOOD, f"{job.program.name} compiles")]
-
-
-def _check_image(job: Job) -> Finding:
-    image = job.environment.image or ""
-    if "://" in image or "#" in image or job.environment.engine == "pyxis":
-        return Finding("image", GOOD, f"{image} (fetched by {job.environment.engine})")
-    if not Path(image).exists():
-        return Finding(
-            "image", PROBLEM, f"there is no image {image}", f"check {job.said('environment.image')}"
-        )
-    return Finding("image", GOOD, image)

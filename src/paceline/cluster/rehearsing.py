@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.plan.interactive import environment_section
-from paceline.plan.rehearsal import LINES, REFUSED, STARTER, lines_until, rehearsal, rehearsal_of
+from paceline.plan.rehearsal import (
+    LINES,
+    REFUSED,
+    STARTER,
+    lines_until,
+    python_command,
+    rehearsal,
+    rehearsal_of,
+)
 from paceline.plan.slurm import SlurmPlan
 
 PATIENCE = 120.0  # seconds: module systems on a busy file system take their time, and so does a first import
@@ -71,7 +79,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 def try_command(plan: SlurmPlan, words: Sequence[str]) -> Tried:
     """The job's own Python, with these arguments, in the job's surroundings."""
-    return try_lines(rehearsal(plan, 'exec "$python" "$@"'), words, environ=plan.submitter)
+    return try_lines(rehearsal(plan, python_command(plan)), words, environ=plan.submitter)
 
 
 def module_hint(plan: SlurmPlan, name: str) -> str:

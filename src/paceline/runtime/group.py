@@ -82,7 +82,12 @@ def meet(identity: Identity, *, timeout: float | None) -> Any:
         ending = f"?rank={identity.rank}&world_size={identity.world}"
         url = f"env://{ending}" if where is None else f"tcp://{where[0]}:{where[1]}{ending}"
         try:
-            _store, _, _ = next(iter(rendezvous(url, timeout=patience)))
+            try:
+                _store, _, _ = next(iter(rendezvous(url, timeout=patience)))
+            except (dist.DistError, RuntimeError) as error:
+                if "libuv" not in str(error):  # some builds (Debian's, Windows') lack it, and ask for it all the same
+                    raise
+                _store, _, _ = next(iter(rendezvous(f"{url}&use_libuv=0", timeout=patience)))
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(
                 f"rank {identity.rank} did not meet its peers: {str(error).splitlines()[0]}",
