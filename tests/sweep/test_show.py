@@ -1,0 +1,173 @@
+"""`paceline sweep show`: the table, the CSV file and the report, of sweep folders small and large."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as tree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.sweep.importance import importances
+from paceline.sweep.report import render
+from paceline.sweep.results import read_sweep
+from paceline.trials import SweepFolder
+from tests.sweep.folders import end, grid, make_sweep
+
+Typed = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def searched(scratch: Path) -> SweepFolder:
+    """Sixty trials: the learning rate decides, a conditional parameter does little, and some fail."""
+    dice = random.Random(0)
+    points = []
+    for _ in range(60):
+        point = {
+            "lr": 10 ** dice.uniform(-5, -1),
+            "optimizer": dice.choice(["sgd", "adam"]),
+            "width": dice.choice([32, 64]),
+        }
+        if point["optimizer"] == "sgd":
+            point["momentum"] = dice.uniform(0.5, 0.99)
+        points.append(point)
+    space = {
+        "lr": {"log_uniform": [1e-5, 0.1]},
+        "optimizer": {"grid": ["sgd", "adam"]},
+        "width": {"grid": [32, 64]},
+    }
+    folder = make_sweep(
+        scratch / "project" / "default" / "digits", grid(points), sampler="random", space=space
+    )
+    for number, point in enumerate(points[:55]):
+        loss = abs(math.log10(float(str(point["lr"]))) + 3) + dice.gauss(0, 0.05)
+        if number % 20 == 7:
+            end(folder, number, "failed", error="RuntimeError: <b>out of memory</b>")
+        else:
+            end(folder, number, value=loss)
+    return folder
+
+
+def test_the_table(searched: SweepFolder, paceline: Callable[..., Typed]) -> None:
+    typed = paceline("sweep", "show", "digits", "-n", "5", check=True)
+    sweep = read_sweep(searched)
+    done = sorted(
+        (trial for trial in sweep.trials if trial.state == "done"), key=lambda trial: trial.value or 0
+    )
+    shown = [int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", typed.stdout, re.MULTILINE)]
+    assert shown == [trial.number for trial in done[:5]]
+    assert "52 done · 3 failed · 5 pending of 60" in typed.stdout
+    assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in typed.stdout
+    assert "… and 55 more" in typed.stdout
+
+
+def test_a_wrong_column_is_named(searched: SweepFolder, paceline: Callable[..., Typed]) -> None:
+    typed = paceline("sweep", "show", "digits", "--sort", "learning_rate")
+    assert typed.returncode == 2
+    assert "no column 'learning_rate'" in typed.stderr
+    assert "momentum" in typed.stderr
+
+
+def test_the_csv_file_has_every_trial(
+    searched: SweepFolder, paceline: Callable[..., Typed], tmp_path: Path
+) -> None:
+    paceline("sweep", "show", "digits", "--csv", "all.csv", check=True, cwd=tmp_path)
+    with open(tmp_path / "all.csv", encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    sweep = read_sweep(searched)
+    assert [int(line["number"]) for line in lines] == list(range(60))
+    for line, trial in zip(lines, sweep.trials, strict=True):
+        assert line["state"] == trial.state
+        assert line["value"] == ("" if trial.value is None else repr(trial.value))
+        assert float(line["lr"]) == trial.point["lr"]
+        assert (line["momentum"] == "") == (line["optimizer"] == "adam")
+        assert line["folder"] == str(trial.folder.path)
+    assert lines[7]["error"] == "RuntimeError: <b>out of memory</b>"
+
+
+def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
+    from paceline.sweep.table import to_csv
+
+    folder = make_sweep(tmp_path / "names", grid([{"value": 'a,"b"\n', "seed": [1, 2]}]))
+    end(folder, 0, value=1.5)
+    head, line = list(csv.reader(to_csv(read_sweep(folder)).splitlines(keepends=True)))
+    told = dict(zip(head, line, strict=True))
+    assert told["value"] == "1.5"
+    assert told["parameter value"] == 'a,"b"\n'
+    assert told["parameter seed"] == "[1, 2]"
+
+
+def test_the_report_is_one_file_that_needs_nothing(
+    searched: SweepFolder, paceline: Callable[..., Typed], tmp_path: Path
+) -> None:
+    paceline("sweep", "show", "digits", "--report", "report.html", check=True, cwd=tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|<link|src=|@import|url\(", page)
+    assert "<b>out" not in page  # what trials said is text, not markup
+    pictures = [tree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert [each.get("aria-label") for each in pictures] == [
+        "parallel coordinates of 52 points", "importance of each parameter", "values in the order of the trials",
+    ]  # fmt: skip
+    lines, bars, history = pictures
+    assert len(lines.findall("path")) == 52
+    names = [text.text for text in lines.findall("text") if text.get("class") == "name"]
+    assert names == ["lr", "optimizer", "width", "momentum", "loss"]
+    assert bars.findall("text")[0].text == "lr"
+    assert len(history.findall("circle")) == 52
+    assert page.count("<tr><td data-v=") == 60
+    best = min(
+        (trial for trial in read_sweep(searched).trials if trial.value), key=lambda trial: trial.value or 0
+    )
+    assert page.count("<tr><th>") == len(best.point)
+
+
+def test_what_decides_is_found_important(searched: SweepFolder) -> None:
+    shares = importances(read_sweep(searched))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert next(iter(shares)) == "lr"
+    assert shares["lr"] > 0.5
+    assert set(shares) == {"lr", "optimizer", "width", "momentum"}
+
+
+def test_reports_of_what_has_no_values(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "begun", grid([{"lr": 0.1}, {"lr": 0.2}]))
+    assert "No trial has ended with a value yet" in render(read_sweep(folder))
+    end(folder, 0, value=0.5)  # one value alone is an axis and a history too
+    assert "parallel coordinates of 1 points" in render(read_sweep(folder))
+
+
+def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "equal", grid([{"lr": 0.1, "depth": depth} for depth in range(12)]))
+    for number in range(12):
+        end(folder, number, value=0.25)
+    page = render(read_sweep(folder))
+    assert "nan" not in re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+from paceline.sweep.results import SweepFolder, read_sweep
+folder, opened = SweepFolder(Path(sys.argv[1])), []
+sys.addaudithook(lambda event, words: opened.append(1) if event == "open" and sys.argv[1] in str(words[0]) else None)
+print(len(read_sweep(folder).trials), len(opened))
+"""
+
+
+def test_a_large_sweep_is_one_small_read_for_each_trial(tmp_path: Path) -> None:
+    """Counted, not timed. The hook cannot be taken away again: a process of its own."""
+    count = 1000
+    folder = make_sweep(tmp_path / "large", grid([{"lr": number / count} for number in range(count)]))
+    for number in range(count):
+        end(folder, number, value=number / count, point={"lr": number / count}, seed=None)
+    words = [sys.executable, "-c", COUNTING, str(folder.path)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    trials, opened = map(int, done.stdout.split())
+    assert trials == count
+    assert count <= opened <= count + 5
