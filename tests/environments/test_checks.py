@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.checks import check_python_place
+from paceline.cluster.environments import check_built
 from paceline.cluster.findings import PROBLEM, WARNING
 from paceline.cluster.program_check import check_program
 from paceline.errors import SpecError
@@ -82,6 +83,12 @@ def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path
     ).environment
     assert "MODULEPATH=/m" in kept
     assert "gcc/13" not in kept, "its variables stay behind, so it must not pass for loaded"
+
+
+def test_requirements_that_nothing_uses(tmp_path: Path) -> None:
+    (found,) = check_built(job_in(tmp_path / "p", environment__requirements="requirements.txt"))
+    assert (found.level, found.hint) == (WARNING, 'set kind = "venv" in [environment]')
+    assert check_built(job_in(tmp_path / "p")) == []
 
 
 def test_a_venv_needs_a_path_or_requirements(tmp_path: Path) -> None:

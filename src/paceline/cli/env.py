@@ -40,7 +40,7 @@ def build(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE...]",
+            metavar="FILE",
             help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock, a lock file.",
         ),
     ] = None,

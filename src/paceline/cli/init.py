@@ -97,7 +97,10 @@ def _environment(environ: Mapping[str, str]) -> list[str]:
     elif environ.get("CONDA_PREFIX"):
         lines = ['kind = "conda"', f"path = {toml(environ['CONDA_PREFIX'])}"]
     else:
-        lines = ['# kind = "venv"          # or current, conda, container', '# path = "/home/me/venv"']
+        lines = [
+            '# kind = "venv"          # or current, conda, container',
+            '# requirements = "requirements.txt"    # built by `paceline env build`; or path = "/home/me/venv"',
+        ]
     modules = f"modules = {json.dumps(loaded)}" if loaded else '# modules = ["cuda/12.4"]'
     return [
         *lines,

@@ -81,8 +81,12 @@ class Watch:
         """Packages that pip has found so far, and those that are there."""
         if self.process is None and self.state != "running":
             return f"job {self.job} is {self.state}"
-        there = sum(1 for _ in self.target.path.glob("lib/python*/site-packages/*.dist-info"))
-        return f"{len(self.collected)} packages collected, {there} installed"
+        names = {
+            path.name.partition("-")[0]
+            for path in self.target.path.glob("lib/python*/site-packages/*.dist-info")
+        }
+        there = len(names - ({"pip", "setuptools"} - self.collected))  # every venv begins with these two
+        return f"packages: {len(self.collected)} collected, {there} installed"
 
     def _ended_well(self) -> bool:
         return self.process.returncode == 0 if self.process is not None else self.state == "done"

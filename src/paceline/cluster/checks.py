@@ -23,9 +23,11 @@ LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
 
 def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
     """Every check, the quick and certain ones first. Slurm itself is asked last, with the real script."""
-    if unbuilt := check_built(job):
-        return unbuilt
+    built = check_built(job)
+    if any(each.level == PROBLEM for each in built):
+        return built
     found = [
+        *built,
         *check_program(job, plan), *check_python_place(job, plan), *check_folder(plan, partitions),
         *check_data(job, plan.site, os.environ), *check_limits(job, plan, partitions),
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.findings import PROBLEM, Finding
+from paceline.cluster.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.folder import choose_scratch
 from paceline.cluster.rehearsing import try_lines
 from paceline.cluster.requirements import Requirements, read_requirements
@@ -198,6 +198,9 @@ def settle(job: Job, environ: Mapping[str, str]) -> Job:
 def check_built(job: Job) -> list[Finding]:
     """A job whose environment has to be built first, and is not."""
     environment = job.environment
+    if environment.kind == "current" and environment.requirements:
+        text = f"{job.said('environment.requirements')} is set, and the run uses this Python all the same"
+        return [Finding("environment", WARNING, text, 'set kind = "venv" in [environment]')]
     path = environment.path if environment.kind == "venv" else environment.image
     if path is None or "://" in path:
         return []
