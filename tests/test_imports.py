@@ -42,7 +42,10 @@ BRIDGES = {
     ("cli", "paceline.runtime.checkpoint.marker"),
     ("node", "paceline.runtime.searching"),  # Optuna, for the trials of a sweep that need it
     ("sweep", "paceline.node.trial"),  # trials on this machine are opened as jobs open theirs
-    ("sweep", "paceline.runtime.trackers.connection"),  # whether W&B can be reached: asked before queueing, too
+    (
+        "sweep",
+        "paceline.runtime.trackers.connection",
+    ),  # whether W&B can be reached: asked before queueing, too
     ("cli", "paceline.node.staging"),  # `paceline clean` and `data stage` do here what launchers do on nodes
     ("cluster", "paceline.node.staging"),  # a job's data is looked for before it is queued
 }

@@ -149,3 +149,80 @@ def test_arrays_are_cut_to_what_the_cluster_allows(
     assert wait(narrow, sweep) <= 6
     assert states(sweep) == ["done"] * 12, explain(sweep)
     assert len({result["value"] for result in results(sweep).values()}) == 12
+
+
+PRUNED = """\
+import paceline
+with paceline.session(cpu=True, seed=0) as run:
+    assert run.world == 4
+    for epoch in run.epochs(6):
+        run.report(loss=run.params.x + 1 / (epoch + 1), step=epoch)
+        run.print(f"epoch {epoch}")
+"""
+
+HALVING = """\
+[sweep]
+metric = "loss"
+script = "train.py"
+prune = "halving"
+parallel = 1
+[space]
+x = [0, 5]
+[job]
+nodes = 2
+[launch]
+nproc = 2
+"""
+
+
+def test_a_trial_of_two_nodes_is_pruned_on_all_ranks_at_once(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "project", PRUNED)
+    (folder / "prune.toml").write_text(HALVING, encoding="utf-8")
+    sweep = sweep_of(slurm_paceline("sweep", "prune.toml", cwd=folder, check=True))
+    wait(cluster, sweep)
+    assert states(sweep) == ["done", "pruned"], explain(sweep)
+    good, bad = sweep.trial(0), sweep.trial(1)
+    assert len(good.reports.read_text().splitlines()) == 6
+    assert len(bad.reports.read_text().splitlines()) == 1
+    assert bad.pruned.exists()
+    assert results(sweep)[1]["value"] == pytest.approx(6.0)
+    # All ranks left by themselves: the run is done, in one attempt, and no job went back into the queue.
+    assert [path.read_text().strip() for path in bad.path.glob("legs/*/verdict")] == ["done"]
+    assert len(bad.attempts()) == 1
+    for task in tasks_of(sweep):
+        assert cluster.state(task) == "COMPLETED"
+        assert cluster.restarts(task) == 0
+
+
+TPE = """\
+[sweep]
+metric = "loss"
+script = "train.py"
+sampler = "tpe"
+count = 40
+parallel = 4
+[space]
+x = { uniform = [-3, 3] }
+y = { uniform = [-3, 3] }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_tpe_finds_the_optimum_within_forty_trials(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "project", SCRIPT, config=QUICK)
+    (folder / "search.toml").write_text(TPE, encoding="utf-8")
+    sweep = sweep_of(slurm_paceline("sweep", "search.toml", cwd=folder, check=True))
+    assert wait(cluster, sweep, timeout=800) <= 4
+    found = results(sweep)
+    assert states(sweep) == ["done"] * 40, explain(sweep)
+    values = [result["value"] for result in found.values()]
+    # 0 at (0.3, -0.5). A point at random is that good once in about 180; ten at random come first.
+    assert min(values) < 0.06, sorted(values)[:5]
+    # It learned: the last twenty are nearer than the first.
+    assert sorted(values[20:])[10] < sorted(values[:20])[10]
+    assert len({json.dumps(result["point"]) for result in found.values()}) == 40

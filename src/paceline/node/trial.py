@@ -83,7 +83,12 @@ def open_trial(sweep: SweepFolder, kit: Path, number: int) -> TrialFolder:
     _link(kit / "paceline.zip", trial.runhalf)
     run = json.loads((kit / "run.json").read_text(encoding="utf-8"))
     if not trial.run_json.exists():
-        run |= {"run_id": made.run_id, "experiment": made.experiment, "created": time.time(), "args": made.args}
+        run |= {
+            "run_id": made.run_id,
+            "experiment": made.experiment,
+            "created": time.time(),
+            "args": made.args,
+        }
         run |= {"sweep": sweep.name, "trial": told}
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
