@@ -292,6 +292,30 @@ def test_a_service_that_is_ended_is_started_again(ranks: Ranks, tmp_path: Path) 
     environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
     ((left, said),) = ranks(train_while_its_service, 1, "SIGTERM", env=environ)
     assert (left, told_by_us(said)) == (0, [])
-    first, second = kept_runs(folder / "trackers")
-    assert first.id == second.id
-    assert second.history[-1]["number"] == 59
+    (kept,) = kept_runs(folder / "trackers")
+    assert_same_numbers(kept, lines_of(folder))
+    assert [row["number"] for row in kept.history] == list(range(60))
+
+
+def train_until_killed(killed: bool) -> None:
+    with quiet() as run:
+        for step in run.steps(range(40)):
+            run.log(number=step, killed=int(killed))
+            time.sleep(0.02)
+        assert run.wandb.id
+        if killed:
+            time.sleep(1)  # wandb names folders by the second
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_attempt_had_logged_is_logged_by_the_next(ranks: Ranks, tmp_path: Path) -> None:
+    """W&B's service holds lines back, and loses them with the process that it serves."""
+    folder = tmp_path / "run"
+    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
+    with pytest.raises(AssertionError, match="died without a word"):
+        ranks(train_until_killed, 1, True, env=environ)
+    ranks(train_until_killed, 1, False, env={**environ, contract.ATTEMPT: "2"})
+    (kept,) = kept_runs(folder / "trackers")
+    assert len(list((folder / "trackers" / "wandb").glob("torn-offline-run-*"))) == 1
+    assert_same_numbers(kept, lines_of(folder))
+    assert [row["killed"] for row in kept.history].count(1) > 5

@@ -53,8 +53,9 @@ class Kept:
 
 
 def kept_runs(trackers: Path) -> list[Kept]:
-    """All runs that wandb has written below a folder, oldest first."""
-    files = sorted(trackers.glob("wandb/*run-*/run-*.wandb"), key=lambda path: path.parent.name)
+    """All runs that wandb has written below a folder, oldest first; those that were set aside are not among them."""
+    places = [*trackers.glob("wandb/offline-run-*"), *trackers.glob("wandb/run-*")]
+    files = [path for place in sorted(places) for path in place.glob("run-*.wandb")]
     return [read_run(path) for path in files]
 
 

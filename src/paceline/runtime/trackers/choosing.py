@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paceline import contract
@@ -71,11 +72,19 @@ def open_feeds(
         rank=identity.rank,
         world=identity.world,
         attempt=around.attempt,
+        already=_size(folder.metrics) if folder else 0,
         params=dict(order.params) if order else {},
         config={**config, **({name: getattr(order, name) for name in TOLD} if order else {})},
         best=(metric, mode or "max") if metric else None,
     )
     return choose(tracking, given, info, store=store)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def choose(tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None) -> Feeds:

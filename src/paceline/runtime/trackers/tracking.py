@@ -48,6 +48,7 @@ class RunInfo:
     rank: int = 0
     world: int = 1
     attempt: int = 1
+    already: int = 0  # bytes of metrics.jsonl that earlier attempts have written
     params: dict[str, Any] = field(default_factory=dict)  # run.params
     config: dict[str, Any] = field(
         default_factory=dict

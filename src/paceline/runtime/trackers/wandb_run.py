@@ -17,6 +17,7 @@ from paceline import contract
 from paceline.runtime.trackers import connection, service
 from paceline.runtime.trackers.tracking import RunInfo, Tracking, first_line, warn
 from paceline.runtime.trackers.wandb_agent import RUN_ID, SWEEP_ID
+from paceline.runtime.trackers.wandb_kept import KeptFiles
 
 SENT = "sent"  # beside the files of a run that was sent as it happened: nothing is left for `paceline sync`
 LONGEST_ID = 120
@@ -35,6 +36,9 @@ class WandbTracker:
         self._options: dict[str, Any] = {}
         self._best: tuple[str, str, float] | None = None
         self._has_restarted = False
+        self._kept: KeptFiles | None = None
+        self._already = 0  # bytes of metrics.jsonl from before
+        self._taken = 0  # lines since
         self._abandoned = threading.Event()
 
     # -- the three methods -----------------------------------------------------------------------------
@@ -42,6 +46,8 @@ class WandbTracker:
     def start(self, run: RunInfo) -> None:
         mode, problem = connection.choose_mode(os.environ, self._tracking.wandb_mode)
         self._options = self._choose(run)
+        if run.folder is not None and not self._is_one_of_many(run):
+            self._kept, self._already = KeptFiles(run.folder, self.id), run.already
         try:
             self._begin(mode)
         except Exception as error:
@@ -61,23 +67,18 @@ class WandbTracker:
             self._best = (name, mode, better(mode, best, values.get(name)))
         try:
             self.run.log({"step": step, **values})
-        except (ConnectionError, BrokenPipeError):
+        except ConnectionError:
             self._restart()
             self.run.log({"step": step, **values})
+        self._taken += 1
 
     def finish(self, status: str) -> None:
         try:
-            if self._best is not None and not math.isnan(self._best[2]):
-                self.run.summary[f"best/{self._best[0]}"] = self._best[2]
-            code = 1 if status == contract.FAILED else 0
-            if status == contract.STOPPED and SWEEP_ID not in os.environ:
-                # Shown as preempted. Not in a sweep: its service would hand the trial to another agent.
-                self.run.mark_preempting()
-                code = contract.STOPPED_EXIT
-            folder, offline = _folder_of(self.run), _is_offline(self.run)
-            self.run.finish(exit_code=code)
-            if folder is not None and not offline:
-                (folder / SENT).touch()
+            try:
+                self._end(status)
+            except ConnectionError:
+                self._restart()
+                self._end(status)
         finally:
             service.forget_service(self._wandb)
 
@@ -92,7 +93,6 @@ class WandbTracker:
         """Arguments of `wandb.init`: what was asked for, else the environment's, else the run's own names."""
         asked = self._tracking
         self.id = self.id or choose_id(run, os.environ)
-        everyone = asked.wandb_all_processes and run.world > 1
         name = os.environ.get("WANDB_NAME") or run.run_id or None
         group = asked.wandb_group or os.environ.get("WANDB_RUN_GROUP")
         options: dict[str, Any] = {
@@ -102,7 +102,7 @@ class WandbTracker:
             "config": {**run.params, "paceline": {**run.config, "run_id": run.run_id, "attempt": run.attempt}},
             "allow_val_change": True,
         }  # fmt: skip
-        if everyone:
+        if self._is_one_of_many(run):
             options["group"] = group or self.id
             options["id"] = rank_name(self.id, run.rank)
             options["name"] = rank_name(name or self.id, run.rank)
@@ -111,16 +111,25 @@ class WandbTracker:
             options["dir"] = str(run.place)
         return {key: value for key, value in options.items() if value is not None}
 
+    def _is_one_of_many(self, run: RunInfo) -> bool:
+        return self._tracking.wandb_all_processes and run.world > 1
+
     def _begin(self, mode: str) -> None:
         # What ranks print is in their logs; capturing it would change sys.stdout under the script.
         settings = {} if "WANDB_CONSOLE" in os.environ else {"console": "off"}
         self._options["mode"] = mode
+        kept = self._kept
+        if kept is not None and (mode != connection.OFFLINE or not kept.set_aside()):
+            kept = None
         self.run = self._wandb.init(**self._options, settings=self._wandb.Settings(**settings))
         if self._abandoned.is_set():
             raise TimeoutError("it was started too late")
         # Steps that are done again after a resume would be refused by W&B's own count of them.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
+        if kept is not None:
+            for step, values in kept.lines(until=self._already, more=self._taken):
+                self.run.log({"step": step, **values})
 
     def _restart(self) -> None:
         """Its service is gone: a signal to all processes of a job reaches it, too. Once, it is started again."""
@@ -133,6 +142,21 @@ class WandbTracker:
             pass  # it says that the service is gone
         time.sleep(1.1)  # its folders are named by the second
         self._begin(self._options["mode"])
+
+    def _end(self, status: str) -> None:
+        if self._best is not None and not math.isnan(self._best[2]):
+            self.run.summary[f"best/{self._best[0]}"] = self._best[2]
+        code = 1 if status == contract.FAILED else 0
+        if status == contract.STOPPED and SWEEP_ID not in os.environ:
+            # Shown as preempted. Not in a sweep: its service would hand the trial to another agent.
+            self.run.mark_preempting()
+            code = contract.STOPPED_EXIT
+        folder, offline = _folder_of(self.run), _is_offline(self.run)
+        self.run.finish(exit_code=code)
+        if folder is not None and not offline:
+            (folder / SENT).touch()
+        if self._kept is not None:
+            self._kept.close(folder if offline else None)
 
 
 # -- names ---------------------------------------------------------------------------------------------
