@@ -84,6 +84,35 @@ def test_join_lets_ranks_have_unequally_many_inputs(ranks: Ranks) -> None:
     assert uneven() == [1.0]
 
 
+def exits(folder: str, code: object) -> tuple[object, list[str]]:
+    """All ranks leave by `sys.exit` in the middle of the loop; rank 0 comes there last, and by the body's end."""
+    left: object = "by the end"
+    try:
+        with quiet(folder=folder) as run:
+            model = run.wrap(net())
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            run.resume(model=model, opt=opt)
+            for step in run.steps(range(10)):
+                run.backward(model(torch.ones(2, 4, dtype=torch.float64)).sum())
+                run.update(opt)
+                if step == 4:
+                    if run.rank == 0:
+                        time.sleep(0.3)
+                        break
+                    sys.exit(code)  # type: ignore[arg-type]
+    except SystemExit as leaving:
+        left = leaving.code
+    return left, sorted(path.parent.name for path in Path(folder).glob("checkpoints/*/complete.json"))
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_exiting_with_nothing_wrong_is_the_end_of_the_body(
+    ranks: Ranks, tmp_path: Path, code: object
+) -> None:
+    saved = ["step-00000005"]
+    assert ranks(exits, 3, str(tmp_path), code) == [("by the end", saved), (code, saved), (code, saved)]
+
+
 SCRIPT = """
 import os, sys, time
 import torch, paceline

@@ -59,7 +59,8 @@ class session:
 
     When the ranks agree to stop (a time limit, a preemption), `run.steps` ends the body after the state is
     saved: nothing after the loop runs, and the process exits with code 0. An error on one rank leaves at once,
-    without waiting for the others; their launcher ends them.
+    without waiting for the others; their launcher ends them. `sys.exit(0)` in the body is its end: the last state
+    is saved, and a rank that comes there first waits for the others.
 
     All arguments are fields of `Settings`; what the command line says (`paceline run --precision bf16`) wins.
     `folder` is where metrics, events and checkpoints go when no launcher has made a run folder. `trackers` get what
@@ -229,9 +230,9 @@ class session:
         assert made is not None
         self._made = None
         try:
-            if error is None or isinstance(error, Stopped):
+            if error is None or isinstance(error, Stopped) or _is_plain_exit(error):
                 pruned = isinstance(error, Pruned)
-                stopped = not pruned and (error is not None or made.boundary.stopping)
+                stopped = not pruned and (isinstance(error, Stopped) or made.boundary.stopping)
                 self._leave_together(made, stopped=stopped, pruned=pruned)
             else:
                 self._leave_alone(made)
@@ -287,6 +288,11 @@ class session:
         if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
             print(f"paceline: done in {_duration(seconds)}{steps}", file=sys.stderr, flush=True)
+
+
+def _is_plain_exit(error: BaseException) -> bool:
+    """`sys.exit()` and `sys.exit(0)` say that all is done, as the end of the body does; any other code is a failure."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _duration(seconds: float) -> str:
