@@ -1,14 +1,21 @@
-"""How planning scales: a Plan, the host list and the rank table for thousands of nodes.
+"""How planning and submitting scale: a Plan for thousands of nodes, and a sweep of ten thousand points.
 
-    python benchmarks/control.py [--nodes 4096] [--ranks 8]
+    python benchmarks/control.py [--nodes 4096] [--ranks 8] [--points 10000]
 
-Wanted: all of it under a second, and a script that does not grow with the nodes.
+Wanted: a plan under a second, with a script that does not grow with the nodes; the sweep planned and submitted in
+under ten seconds with one `sbatch` for each full array, beside submitit's `map_array`. Both submit to the same real
+Slurm, held, so that nothing starts; both are timed as whole commands.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +23,51 @@ from pathlib import Path
 from paceline.plan.hostlist import compress, expand, rank_table
 from paceline.plan.site import Site
 from paceline.plan.slurm import SlurmPlan, plan_slurm
+from paceline.sandbox import PLAIN, Sandbox, Settings, missing
 from paceline.spec import Flag, Program, load_job
 
 from machine import describe, show
 
 LIMIT = 1.0
+SWEEP_LIMIT = 10.0
+ARRAY = 1001  # tasks of one array, as Slurm's own default has it
+
+SWEEP = """\
+[sweep]
+script = "train.py"
+sampler = "random"
+count = {points}
+metric = "loss"
+
+[space]
+lr = {{ log_uniform = [1e-5, 1e-1] }}
+width = [64, 128, 256]
+
+[job]
+time = "10m"
+"""
+
+# What people write with submitit: a function, an array for each piece that the cluster takes.
+PEER = """\
+import random, sys, submitit
+points, most, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+generator = random.Random(0)
+values = [(10 ** generator.uniform(-5, -1), generator.choice([64, 128, 256])) for _ in range(points)]
+executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+executor.update_parameters(
+    timeout_min=10, slurm_array_parallelism=most, slurm_additional_parameters={"hold": True}
+)
+for start in range(0, points, most):
+    rates, widths = zip(*values[start : start + most])
+    executor.map_array(pow, rates, widths)
+"""
+
+# Ahead of the real sbatch on the PATH: writes its calls down.
+COUNTING = """\
+#!/bin/sh
+echo "$@" >>{calls}
+exec {sbatch} "$@"
+"""
 
 
 def make_plan(nodes: int, ranks: int) -> SlurmPlan:
@@ -43,25 +90,102 @@ def timed(work: Callable[[], object], repeats: int = 5) -> float:
     return statistics.median(took)
 
 
+def plans(nodes: int, ranks: int) -> None:
+    describe(f"planning {nodes} nodes x {ranks} ranks")
+    listed = f"gpu[0001-{nodes:04d}]"
+    hosts = expand(listed)
+    parts = {
+        "plan (order, script)": timed(lambda: make_plan(nodes, ranks)),
+        "expand the host list": timed(lambda: expand(listed)),
+        "compress it again": timed(lambda: compress(hosts)),
+        "rank table": timed(lambda: rank_table(hosts, ranks)),
+    }
+    total = sum(parts.values())
+    show(["part", "ms"], [[name, f"{1e3 * value:.1f}"] for name, value in {**parts, "all": total}.items()])
+    small, large = len(make_plan(2, 8).script), len(make_plan(nodes, ranks).script)
+    print(f"in all {total:.3f} s (wanted: under {LIMIT:.0f} s)")
+    print(f"the script has {small} bytes for 2 nodes, {large} for these")
+
+
+def sweeps(points: int) -> None:
+    """Ours and the peer's, on one Slurm, each with an empty queue."""
+    if lacking := missing(Settings(network=PLAIN)):
+        print(f"no Slurm to submit to: install {' '.join(lacking)}")
+        return
+    describe(f"submitting {points} points")
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as temporary:
+        home = Path(temporary)
+        (home / "train.py").write_text("print('trained')\n")
+        (home / "sweep.toml").write_text(SWEEP.format(points=points))
+        (home / "peer.py").write_text(PEER)
+        # Each task of an array counts as a job.
+        options = {"MaxJobCount": str(4 * points + 1000)}
+        cluster = Sandbox.up(
+            home / "slurm", nodes=1, gpus=0, network=PLAIN, max_array_size=ARRAY, options=options
+        )
+        try:
+            ours = [sys.executable, "-m", "paceline", "sweep", "--sbatch-arg=--hold", "sweep.toml"]
+            peer = [sys.executable, "peer.py", str(points), str(ARRAY), str(home / "submitit")]
+            found = {
+                "paceline sweep": submission(cluster, home, ours, points),
+                "submitit map_array": submission(cluster, home, peer, points),
+            }
+        finally:
+            cluster.down()
+    rows = [
+        [name, f"{seconds:.2f}", str(calls), f"{files:,}"] for name, (seconds, calls, files) in found.items()
+    ]
+    show(["command", "s", "sbatch calls", "files"], rows)
+    seconds, calls, _ = found["paceline sweep"]
+    fewest = math.ceil(points / ARRAY)
+    print(
+        f"{seconds:.2f} s with {calls} calls of sbatch (wanted: under {SWEEP_LIMIT:.0f} s, with {fewest} calls)"
+    )
+    print(f"paceline is {found['submitit map_array'][0] / seconds:.1f}x as fast as submitit")
+
+
+def submission(cluster: Sandbox, home: Path, words: list[str], points: int) -> tuple[float, int, int]:
+    """Seconds of the whole command, the jobs that it submitted, and the files that it left."""
+    tools, calls = home / "tools", home / "calls"
+    tools.mkdir(exist_ok=True)
+    calls.write_text("")
+    real = cluster.run(["sh", "-c", "command -v sbatch"]).stdout.strip()
+    (tools / "sbatch").write_text(COUNTING.format(calls=calls, sbatch=real))
+    (tools / "sbatch").chmod(0o755)
+    environment = {**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(home / "scratch")}
+    environment["PATH"] = f"{tools}:{environment['PATH']}"
+    before = files_in(home)
+    began = time.perf_counter()
+    done = subprocess.run(words, cwd=home, env=environment, text=True, capture_output=True, timeout=600)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}:\n{done.stdout}\n{done.stderr}")
+    queued = cluster.run(["squeue", "--noheader", "--array", "--format=%i"]).stdout.split()
+    assert len(queued) == points, f"{len(queued)} tasks are queued, not {points}"
+    cluster.run(["scancel", "--user", str(os.getuid())])
+    deadline = time.monotonic() + 120
+    while cluster.run(["squeue", "--noheader", "--format=%i"]).stdout.strip():
+        assert time.monotonic() < deadline, "the queue is not empty"
+        time.sleep(0.5)
+    # A question whether Slurm would take the job submits nothing.
+    submitted = [line for line in calls.read_text().splitlines() if "--test-only" not in line]
+    return seconds, len(submitted), files_in(home) - before
+
+
+def files_in(home: Path) -> int:
+    kept = [path for path in home.iterdir() if path.name not in ("slurm", "tools")]
+    return sum(len(names) for each in kept if each.is_dir() for _, _, names in os.walk(each))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4096)
     parser.add_argument("--ranks", type=int, default=8, help="per node")
+    parser.add_argument("--points", type=int, default=10000, help="of the sweep")
     asked = parser.parse_args()
-    describe(f"planning {asked.nodes} nodes x {asked.ranks} ranks")
-    listed = f"gpu[0001-{asked.nodes:04d}]"
-    hosts = expand(listed)
-    parts = {
-        "plan (order, script)": timed(lambda: make_plan(asked.nodes, asked.ranks)),
-        "expand the host list": timed(lambda: expand(listed)),
-        "compress it again": timed(lambda: compress(hosts)),
-        "rank table": timed(lambda: rank_table(hosts, asked.ranks)),
-    }
-    total = sum(parts.values())
-    show(["part", "ms"], [[name, f"{1e3 * value:.1f}"] for name, value in {**parts, "all": total}.items()])
-    small, large = len(make_plan(2, 8).script), len(make_plan(asked.nodes, asked.ranks).script)
-    print(f"in all {total:.3f} s (wanted: under {LIMIT:.0f} s)")
-    print(f"the script has {small} bytes for 2 nodes, {large} for these")
+    plans(asked.nodes, asked.ranks)
+    print()
+    sweeps(asked.points)
 
 
 if __name__ == "__main__":
