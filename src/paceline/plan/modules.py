@@ -18,8 +18,8 @@ _LOADED = re.compile(
 
 _COMMAND = r"""# `module` is a function of the login shell; a batch shell has to fetch it.
 if ! command -v module >/dev/null; then
-    for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/lmod.sh \
-        /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/bash /usr/share/modules/init/bash; do
+    for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/{lmod,z00_lmod,modules}.sh \
+        /usr/share/{lmod/lmod,modules,Modules}/init/bash; do
         # shellcheck disable=SC1090
         if [ -r "$init" ]; then source "$init"; break; fi
     done
