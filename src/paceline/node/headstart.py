@@ -12,7 +12,10 @@ import sys
 from paceline.node.opening import FORKING_STYLES, Opening, open_zygote
 
 # Options of `paceline run` that stand alone; all others are followed by a value.
-ALONE = ("-m", "--module", "--cpu", "--debug", "--no-snapshot")
+ALONE = (
+    "-m", "--module", "--cpu", "--debug", "--no-snapshot", "--wandb", "--no-wandb", "--wandb-all-processes",
+    "--tensorboard",
+)  # fmt: skip
 ENDS = ("--dry-run", "--help", "-h", "--resume")  # nothing is started, or not what is typed
 
 _descriptor: int | None = None
