@@ -107,6 +107,31 @@ def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Type, 
     assert "early True EAGER" in done.stdout
 
 
+def test_a_run_that_goes_on_reads_them_anew(paceline: Type, tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "paceline.toml").write_text('[environment]\nsecret_files = ["conf/keys.txt"]\n')
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nprint('has', os.environ.get('FILED'), os.environ.get('A_KEY'), os.environ.get('PLAIN'))\n"
+        "sys.exit(75)\n"
+    )
+    keys = tmp_path / "conf/keys.txt"
+    keys.parent.mkdir()
+    keys.write_text("FILED=hush-1\n")
+    keys.chmod(0o600)
+    words = ("--nproc", "1", "--cpu", "--style", "spawn")
+    done = paceline("run", *words, "--env", "A_KEY=hush-2", "--env", "PLAIN=3", "train.py")
+    assert "has hush-1 hush-2 3" in done.stdout
+    keys.write_text("FILED=hush-4\n")
+    again = paceline("run", "--resume", "last")
+    assert "has hush-4 None 3" in again.stdout
+    assert "kept nowhere, so to be typed again if needed: A_KEY" in again.stderr
+    typed = paceline("run", "--resume", "last", "--env", "A_KEY=hush-5")
+    assert "has hush-4 hush-5 3" in typed.stdout
+    assert "typed again" not in typed.stderr
+    # What the script printed is its own; the copy of the code has no such file, and the order no such value.
+    assert {Path(name).name for name in in_files(scratch, {"any": "hush-"})} == {"rank-0.log"}
+    assert (next(scratch.glob("*/*/*/code")) / "train.py").is_file()
+
+
 def test_secrets_as_arguments_stay_out_of_run_json(paceline: Type, tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys; assert sys.argv[1:] == ['--api-key', 'hush-1', '--hf_token=hush-2', '--lr', '3']\n"

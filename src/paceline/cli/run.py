@@ -17,9 +17,18 @@ from paceline.cluster.local import leg_name, run_launchers
 from paceline.cluster.machine import here, interpreter, this_machine
 from paceline.cluster.prepare import prepare, read_order
 from paceline.cluster.secrets import read_secrets
-from paceline.contract import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict, write_atomically
+from paceline.contract import (
+    DONE,
+    FAILED,
+    INTERRUPTED_EXIT,
+    STOPPED,
+    RunFolder,
+    read_verdict,
+    write_atomically,
+)
 from paceline.errors import UsageError
 from paceline.plan.local import LocalPlan, order_text, plan_local
+from paceline.plan.run_json import HIDDEN
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.amounts import show_seconds
 
@@ -182,7 +191,20 @@ def _go_on(
         raise folders.cannot("write the run folder", folder.path, error) from None
     for note in plan.notes:
         console.say_note(note)
+    if missing := _not_kept(folder, plan):
+        console.say_note(
+            f"typed at its start and kept nowhere, so to be typed again if needed: {', '.join(missing)}"
+        )
     return _carry_out(plan)
+
+
+def _not_kept(folder: RunFolder, plan: LocalPlan) -> list[str]:
+    """Secrets that were given by `--env` when the run was started, and that it would go on without."""
+    from paceline.watch.records import read_json
+
+    environment = read_json(folder.run_json).get("spec", {}).get("environment", {})
+    hidden = [name for name, text in environment.get("variables", {}).items() if text == HIDDEN]
+    return [name for name in hidden if name not in plan.secrets and name not in os.environ]
 
 
 def _show(plan: LocalPlan, job: Job) -> int:
