@@ -229,16 +229,20 @@ def _preempted(trial: Trial, partition: str, node: str) -> None:
     trial.cluster.run(["scancel", urgent])
     trial.started(1)
     trial.tell("done")
-    trial.ends("COMPLETED", restarts=1)
 
 
 def preempted_at_once(trial: Trial) -> None:
     _preempted(trial, "low", "node3")
+    trial.ends("COMPLETED", restarts=1)
 
 
 def preempted_after_a_grace(trial: Trial) -> None:
+    """Slurm 22.05 lets a job be done; 24.11 requeues one that it once meant to preempt, and there is nothing to do."""
     _preempted(trial, "grace", "node4")
-    assert trial.verdict(0) == "stopped"
+    trial.until(lambda: trial.cluster.state(trial.job) in ENDED, f"job {trial.job} does not end")
+    assert trial.cluster.state(trial.job) == "COMPLETED"
+    assert (trial.verdict(0), trial.verdict(1)) == ("stopped", "done")
+    assert not (trial.folder / "legs" / f"{trial.job}-2").exists(), "it ran once more"
 
 
 SCENARIOS = [

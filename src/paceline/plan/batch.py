@@ -84,6 +84,11 @@ self=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 self=${{self:-$SLURM_JOB_ID}}
 leg="$self-${{SLURM_RESTART_COUNT:-0}}"
 
+# Newer versions of Slurm send a preempted job back into the queue even when it has come to its end meanwhile.
+if [ "$(cat "$run/legs/$self-$((${{SLURM_RESTART_COUNT:-0}} - 1))/verdict" 2>/dev/null)" = "done" ]; then
+    echo "paceline: job $self: done before"
+    exit 0
+fi
 {fixed_lines(batch)}# What somebody cancelled stays cancelled.
 [ -e "$run/cancelled" ] && fail "this run was cancelled; remove $run/cancelled to let it go on"
 mkdir -p "$run/legs/$leg" || fail "cannot write to $run from $HOSTNAME: is it on a shared file system?"
