@@ -35,6 +35,8 @@ def import_optuna() -> Any:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    # A run that goes on from a checkpoint may come by the same step again.
+    warnings.filterwarnings("ignore", message="The reported value is ignored")
     return optuna
 
 

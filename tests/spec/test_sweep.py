@@ -1,0 +1,111 @@
+"""A sweep's file: what it may say, and how what is wrong with it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import SpecError
+from paceline.spec import Flag
+from paceline.spec.sweep import in_order, load_sweep
+
+HEAD = '[sweep]\nscript = "train.py"\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "digits.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_kind_of_range(tmp_path: Path) -> None:
+    path = write(tmp_path, """\
+[sweep]
+script = "train.py"
+metric = "loss"
+sampler = "tpe"
+count = 10
+[space]
+lr = { log_uniform = [1e-5, 1] }
+dropout = { uniform = [0, 0.5] }
+width = { integer = [16, 64], step = 16 }
+depth = { integer = [1, 100], log = true }
+optimizer = ["adam", "sgd"]
+momentum = { uniform = [0, 1], when = { optimizer = "sgd" } }
+model.heads = [1, 2]
+epochs = 3
+[job]
+nodes = 2
+""")  # fmt: skip
+    file = load_sweep(path)
+    assert file.name == "digits"
+    assert file.space == {
+        "lr": {"log_uniform": [1e-5, 1.0]},
+        "dropout": {"uniform": [0.0, 0.5]},
+        "width": {"integer": [16, 64], "step": 16, "log": False},
+        "depth": {"integer": [1, 100], "step": 1, "log": True},
+        "optimizer": {"grid": ["adam", "sgd"]},
+        "momentum": {"uniform": [0.0, 1.0], "when": {"optimizer": ["sgd"]}},
+        "model.heads": {"grid": [1, 2]},
+        "epochs": {"grid": [3]},
+    }
+    assert file.tables == {"job": {"nodes": 2}}
+
+
+def test_what_was_typed_wins(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + 'sampler = "random"\n[space]\nx = [1]\n')
+    with pytest.raises(SpecError, match="nothing says how many points") as refusal:
+        load_sweep(path)
+    assert "--count 20" in refusal.value.hint
+    assert load_sweep(path, [Flag("--count", "count", 7)]).table.count == 7
+    with pytest.raises(SpecError, match="--count: found 0, expected at least 1"):
+        load_sweep(path, [Flag("--count", "count", 0)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (HEAD + 'metrik = "x"\n[space]\nx = [1]\n', r"\[sweep\] has no key 'metrik'", "'metric'"),
+        (HEAD + "nodes = 2\n[space]\nx = [1]\n", r"\[sweep\] has no key 'nodes'", "belongs in [job]"),
+        (HEAD + "[spase]\nx = [1]\n", "no key 'spase'", "'space'"),
+        (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "no key 'unifrom'", "'uniform'"),
+        (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "no key 'stap'", "'step'"),
+        (HEAD + "[space]\nx = { log_uniform = [0, 1] }\n", "numbers above 0", "change x"),
+        (HEAD + "[space]\nx = { uniform = [1, 0] }\n", "a smaller and a larger number", "change x"),
+        (HEAD + "[space]\nx = { integer = [0.5, 2] }\n", "two whole numbers", "change x"),
+        (HEAD + "[space]\nx = { uniform = [0, 1], step = 1 }\n", "step beside integer alone", "change x"),
+        (HEAD + "[space]\nx = []\n", "a list of values", "change x"),
+        (HEAD + "[space]\nx = { uniform = [0, 1] }\n", "a grid needs values", "random"),
+        (
+            HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { z = 1 } }\n",
+            "no key of",
+            "the keys are: x, y",
+        ),
+        (
+            HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n",
+            "which it never is",
+            "one of [1]",
+        ),
+        ("[sweep]\n[space]\nx = [1]\n", "needs a script or a module", "script ="),
+        (HEAD, "there is no .space.", "lr = "),
+        (HEAD + 'prune = "median"\n[space]\nx = [1]\n', "needs a metric", "metric ="),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(SpecError, match=message) as refusal:
+        load_sweep(path)
+    assert str(path) in refusal.value.message
+    assert hint in refusal.value.hint
+
+
+def test_keys_come_after_what_they_depend_on() -> None:
+    space = {
+        "a": {"grid": [1], "when": {"b": [1]}},
+        "b": {"grid": [1], "when": {"c": [1]}},
+        "c": {"grid": [1]},
+    }
+    assert in_order(space) == ["c", "b", "a"]
+    with pytest.raises(SpecError, match="depend on each other"):
+        in_order({"a": {"when": {"b": [1]}}, "b": {"when": {"a": [1]}}})

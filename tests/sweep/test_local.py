@@ -1,0 +1,177 @@
+"""`paceline sweep --local`: the same trials as on a cluster, several at a time on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.plan.shape import Machine
+from paceline.spec import Flag, Program, load_job
+from paceline.sweep.local import slots, with_ranks
+from paceline.trials import SweepFolder
+
+Typed = subprocess.CompletedProcess[str]
+Type = Callable[..., Typed]
+
+SCRIPT = """\
+import argparse, os, pathlib
+import paceline
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+args = parser.parse_args()
+if args.x == 2 and not pathlib.Path("mended").exists():
+    raise ValueError("two is too much")
+paceline.report(args.x + 1)
+"""
+# Starts the script as a fresh process, without torch.
+SWEEP = """\
+[sweep]
+metric = "loss"
+script = "train.py"
+[space]
+x = [3, 1, 2]
+[launch]
+style = "spawn"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (made / "digits.toml").write_text(SWEEP, encoding="utf-8")
+    return made
+
+
+def sweep_of(scratch: Path, name: str = "digits") -> SweepFolder:
+    return SweepFolder(scratch / "project" / "default" / name)
+
+
+def results(sweep: SweepFolder) -> dict[int, dict[str, Any]]:
+    return {
+        int(path.parent.name): json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(sweep.trials.glob("*/result.json"), key=lambda path: int(path.parent.name))
+    }
+
+
+def test_a_sweep_here_says_what_is_best_and_what_failed_runs_again(
+    paceline: Type, folder: Path, scratch: Path
+) -> None:
+    shown = paceline("sweep", "--local", "--dry-run", "digits.toml", cwd=folder, check=True)
+    assert "  2: x=2" in shown.stdout
+    assert not scratch.exists()
+    done = paceline("sweep", "--local", "--parallel", "2", "digits.toml", cwd=folder)
+    assert done.returncode == 1
+    assert "best of 2: trial 1, loss 2, x=1" in done.stderr
+    assert "trial 2: failed, x=2, ValueError: two is too much" in done.stderr
+    sweep = sweep_of(scratch)
+    assert [result["state"] for result in results(sweep).values()] == ["done", "done", "failed"]
+    assert results(sweep)[0]["value"] == 4.0
+
+    again = paceline("sweep", "--local", "digits.toml", cwd=folder)
+    assert again.returncode == 2
+    assert "has all of these 3 trials already" in again.stderr
+    (folder / "mended").touch()
+    paceline("sweep", "--local", "--resubmit", "failed", "digits", cwd=folder, check=True)
+    assert [result["state"] for result in results(sweep).values()] == ["done"] * 3
+    assert [path.name for path in sorted(sweep.path.glob("submissions/*"))] == ["1", "2"]
+    missing = paceline("sweep", "--local", "--resubmit", "missing", "digits", cwd=folder)
+    assert "no trial of 'digits' is missing" in missing.stderr
+
+    (folder / "digits.toml").write_text(SWEEP.replace('"loss"', '"accuracy"'), encoding="utf-8")
+    other = paceline("sweep", "--local", "digits.toml", cwd=folder)
+    assert other.returncode == 2
+    assert "with another metric: 'loss'" in other.stderr
+    assert "--name" in other.stderr
+
+
+def test_seeds_and_lists(paceline: Type, folder: Path, scratch: Path) -> None:
+    (folder / "seeded.py").write_text(
+        "import json, os, paceline\n"
+        "order = json.load(open(os.environ['PACELINE_RUN'] + '/launch.json'))\n"
+        "paceline.report(order['runtime']['seed'])\n",
+        encoding="utf-8",
+    )
+    (folder / "configurations.txt").write_text("seeded.py --x 5 # one\n\nseeded.py 'a b'\n", encoding="utf-8")
+    paceline(
+        "sweep", "--local", "--seeds", "2", "--style", "spawn", "configurations.txt", cwd=folder, check=True
+    )  # fmt: skip
+    sweep = sweep_of(scratch, "configurations")
+    assert [result["value"] for result in results(sweep).values()] == [0, 1, 0, 1]
+    assert [point.group for point in sweep.read_points()] == [0, 0, 1, 1]
+    order = json.loads(sweep.trial(2).order.read_text(encoding="utf-8"))
+    assert order["args"] == ["a b"]
+    assert order["program"] == str(folder / "seeded.py")
+
+
+def test_what_is_interrupted_goes_on_later(paceline: Type, folder: Path, scratch: Path) -> None:
+    (folder / "train.py").write_text(
+        "import pathlib, sys, time\nimport paceline\n"
+        "pathlib.Path(f'began-{sys.argv[2]}').touch()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+        "paceline.report(1)\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "sweep", "--local", "--parallel", "2", "digits.toml"],
+        cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("began-*"))) < 2:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130, told
+    assert "--resubmit missing digits" in told
+    sweep = sweep_of(scratch)
+    assert results(sweep) == {}
+    (folder / "go").touch()
+    paceline("sweep", "--local", "--resubmit", "missing", "digits", cwd=folder, check=True)
+    assert [result["state"] for result in results(sweep).values()] == ["done"] * 3
+    assert len(sweep.trial(0).attempts()) == 2
+
+
+def test_a_file_that_is_wrong_leaves_nothing_behind(paceline: Type, folder: Path, scratch: Path) -> None:
+    (folder / "digits.toml").write_text(SWEEP.replace("train.py", "trian.py"), encoding="utf-8")
+    done = paceline("sweep", "--local", "digits.toml", cwd=folder)
+    assert done.returncode == 2
+    assert "did you mean 'train.py'" in done.stderr
+    assert not scratch.exists()
+    unknown = paceline("sweep", "--local", "nothing.toml", cwd=folder)
+    assert unknown.returncode == 2
+    assert "there is no file 'nothing.toml' here" in unknown.stderr
+
+
+def test_trials_share_this_machine(tmp_path: Path) -> None:
+    def job(**keys: Any) -> Any:
+        flags = [Flag(f"--{key}", key.replace("__", "."), value) for key, value in keys.items()]
+        return with_ranks(load_job(Program("t.py"), flags=flags, cwd=tmp_path))
+
+    machine = Machine(cores=8, gpus=4)
+    two = slots(job(job__gpus_per_node=2), machine, None)
+    assert [each.devices for each in two] == [("0", "1"), ("2", "3")]
+    assert [each.cores for each in two] == [4, 4]
+    assert [each.devices for each in slots(job(), machine, 2)] == [("0",), ("1",)]
+    assert (
+        len(slots(job(launch__nproc=8), machine, None)) == 1
+    )  # more than there are: said when it is planned
+    assert len(slots(job(runtime__cpu=True, launch__nproc=2), machine, None)) == 4
+    assert len(slots(job(), Machine(cores=2, gpus=0), 5)) == 5

@@ -1,0 +1,224 @@
+"""Trials as jobs open and close them, and what scripts report from within."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contract import Order
+from paceline.errors import LaunchError, UsageError
+from paceline.node.trial import arguments, close_trial, main, open_trial, overlaid
+from paceline.runtime import searching
+from paceline.runtime.reporting import Reports, report
+from paceline.trials import Point, Search, SweepFolder
+
+ORDER = Order("kit", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
+
+
+def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolder, Path]:
+    sweep = SweepFolder(tmp_path / "digits")
+    kit = sweep.submission(1)
+    kit.mkdir(parents=True)
+    sweep.spec.write_text(Search("digits", **{"metric": "loss", **search}).to_json(), encoding="utf-8")
+    sweep.points.write_text("".join(point.to_line() for point in points), encoding="utf-8")
+    (kit / "launch.json").write_text(ORDER.to_json(), encoding="utf-8")
+    (kit / "run.json").write_text(json.dumps({"run_id": "kit", "experiment": "x/y"}), encoding="utf-8")
+    (kit / "paceline.zip").write_bytes(b"")
+    return sweep, kit
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+# -- arguments ---------------------------------------------------------------------------------------------
+
+
+def test_keys_that_the_template_does_not_name_follow_it() -> None:
+    space: dict[str, Any] = {key: {"grid": [1]} for key in ("lr", "momentum", "fast", "widths")}
+    search = Search("s", space=space, args=["--epochs", "3", "--rate={lr}", "--momentum", "{momentum}"])
+    point = {"lr": 0.5, "momentum": 0.9, "fast": True, "widths": [1, 2]}
+    assert arguments(search, point, None) == [
+        "--epochs", "3", "--rate=0.5", "--momentum", "0.9", "--fast", "--widths", "1", "2",
+    ]  # fmt: skip
+    # A key that does not apply takes its option along; a truth value that is false is nothing.
+    assert arguments(search, {"lr": 0.5, "fast": False}, None) == ["--epochs", "3", "--rate=0.5"]
+
+
+def test_a_script_may_want_its_parameters_alone() -> None:
+    search = Search("s", space={"lr": {}}, args=["--seed", "{seed}", "{not a key}"], arguments="none")
+    assert arguments(search, {"lr": 0.5}, 7) == ["--seed", "7", "{not a key}"]
+    assert arguments(search, {"lr": 0.5}, None) == ["{not a key}"]
+
+
+def test_the_point_lies_over_the_params_of_the_file() -> None:
+    params = {"lr": 1, "model": {"depth": 3}}
+    assert overlaid(params, {"lr": 2, "model.width": 8, "a.b.c": 1}) == {
+        "lr": 2, "model": {"depth": 3, "width": 8}, "a": {"b": {"c": 1}},
+    }  # fmt: skip
+    assert params == {"lr": 1, "model": {"depth": 3}}
+
+
+# -- opening and closing -----------------------------------------------------------------------------------
+
+
+def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
+    points = [Point(0, 0, {"lr": 0.1}), Point(1, 1, {"lr": 0.2}, seed=3)]
+    sweep, kit = make(tmp_path, points, space={"lr": {"grid": [0.1, 0.2]}})
+    trial = open_trial(sweep, kit, 1)
+    order = Order.from_json(trial.order.read_text(encoding="utf-8"))
+    assert order.run_id == "digits-1"
+    assert order.args == ["--lr", "0.2"]
+    assert order.params == {"lr": 0.2, "model": {"depth": 3}}
+    assert order.runtime == {"seed": 3}
+    assert stat.S_IMODE(os.stat(trial.order).st_mode) == 0o600
+    assert read(trial.run_json)["experiment"] == "base"
+    assert read(trial.trial)["point"] == {"lr": 0.2}
+    assert trial.runhalf.resolve() == (kit / "paceline.zip").resolve()
+    assert not sweep.trial(0).path.exists()
+    with pytest.raises(LaunchError, match="has no trial 7"):
+        open_trial(sweep, kit, 7)
+    assert main(["open", str(sweep.path), str(kit), "7"]) == 1
+
+
+def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, kit = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
+    trial = open_trial(sweep, kit, 0)
+    trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n{"half', encoding="utf-8")
+    assert close_trial(sweep, 0, "done")["value"] == 5.0
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_RUN", str(trial.path))
+        patch.setenv("RANK", "0")
+        report(3.0, step=1)
+        report(2.5, step=2)
+        patch.setenv("RANK", "1")
+        report(9.0, step=3)
+    result = close_trial(sweep, 0, "done")
+    assert (result["state"], result["value"], result["step"]) == ("done", 2.5, 2)
+    assert result["point"] == {"lr": 0.1}
+    trial.pruned.touch()
+    assert close_trial(sweep, 0, "done")["state"] == "pruned"
+    assert close_trial(sweep, 0, "failed")["state"] == "failed"
+    open_trial(sweep, kit, 0)
+    assert not trial.result.exists()
+
+
+def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:
+    sweep, kit = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
+    trial = open_trial(sweep, kit, 0)
+    trial.slurm_log.write_text("paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8")
+    assert close_trial(sweep, 0, "failed")["error"] == "no room"
+    attempt = trial.attempt(1)
+    attempt.path.mkdir()
+    attempt.failure.write_text(
+        json.dumps({"cause": "error", "host": "h", "type": "ValueError", "message": "bad\nmore"}),
+        encoding="utf-8",
+    )
+    assert close_trial(sweep, 0, "failed")["error"] == "ValueError: bad"
+    assert close_trial(sweep, 0, "stopped")["error"] == "stopped before its end"
+
+
+def test_lists_have_their_own_words(tmp_path: Path) -> None:
+    point = Point(0, 0, {"lr": 0.1}, program="a.py", args=["--lr", "0.1", "x y"])
+    sweep, kit = make(tmp_path, [point], sampler="list")
+    (kit / "programs.json").write_text('{"a.py": "/kit/code/a.py"}', encoding="utf-8")
+    order = Order.from_json(open_trial(sweep, kit, 0).order.read_text(encoding="utf-8"))
+    assert (order.program, order.args) == ("/kit/code/a.py", ["--lr", "0.1", "x y"])
+
+
+# -- Optuna ------------------------------------------------------------------------------------------------
+
+SPACE = {
+    "kind": {"grid": ["a", "b"]},
+    "x": {"uniform": [0.0, 1.0]},
+    "n": {"integer": [2, 8], "step": 2, "log": False},
+    "lr": {"log_uniform": [1e-4, 1.0]},
+    "widths": {"grid": [[1, 2], [3]]},
+    "only_b": {"grid": [True, False], "when": {"kind": ["b"]}},
+}
+
+
+def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_path: Path) -> None:
+    points = [Point(number, number // 2, None, seed=number % 2) for number in range(4)]
+    sweep, kit = make(tmp_path, points, sampler="tpe", space=SPACE)
+    told = [read(open_trial(sweep, kit, number).trial) for number in range(4)]
+    assert told[0]["point"] == told[1]["point"] != told[2]["point"]
+    point = told[0]["point"]
+    assert 0 <= point["x"] <= 1
+    assert point["n"] in (2, 4, 6, 8)
+    assert point["widths"] in ([1, 2], [3])
+    assert ("only_b" in point) == (point["kind"] == "b")
+    assert read(open_trial(sweep, kit, 0).trial) == told[0]  # a start after a requeue goes on with the same
+
+    study = searching.open_study(sweep, sweep.read_search())
+    for number, value in ((0, 1.0), (1, 3.0)):
+        trial = sweep.trial(number)
+        trial.reports.write_text(json.dumps({"step": 1, "value": value}) + "\n", encoding="utf-8")
+        assert study.trials[0].state.name == "RUNNING"
+        close_trial(sweep, number, "done")
+    assert study.trials[0].value == 2.0
+    close_trial(sweep, 2, "failed")
+    close_trial(sweep, 3, "failed")
+    assert study.trials[1].state.name == "FAIL"
+    # Run again after its failure: the same point, which the study hears of anew.
+    again = read(open_trial(sweep, kit, 2).trial)
+    assert again["point"] == told[2]["point"]
+    assert again["optuna"] == 2
+    assert read(open_trial(sweep, kit, 3).trial)["optuna"] == 2
+
+
+def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
+    points = [Point(0, 0, {"x": 0}), Point(1, 1, {"x": 1})]
+    sweep, kit = make(tmp_path, points, prune="halving", space={"x": {"grid": [0, 1]}})
+    held = []
+    for number in (0, 1):
+        trial = open_trial(sweep, kit, number)
+        order = Order.from_json(trial.order.read_text(encoding="utf-8"))
+        held.append(Reports(trial.path, trial=order.trial, rank=0))
+    good, bad = held
+    assert [good.add(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
+    assert bad.add(3.0, 0) is True
+    assert sweep.trial(1).pruned.exists()
+    other = Reports(
+        sweep.trial(1).path, trial={"prune": "halving", "optuna": 1, "sweep": str(sweep.path)}, rank=1
+    )
+    assert other.can_prune
+    assert other.add(3.0, 1) is False  # its word comes from rank 0
+    # After a restart a step that was reported before is the same report.
+    good.close()
+    more = Reports(sweep.trial(0).path, trial={**order.trial, "optuna": 0}, rank=0)
+    assert more.add(0.4, 2) is False
+    study = searching.open_study(sweep, sweep.read_search())
+    assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 0.4}
+    more.close()
+    bad.close()
+
+
+def test_a_journal_that_cannot_be_read_ends_no_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, kit = make(tmp_path, [Point(0, 0, {"x": 0})])
+    trial = open_trial(sweep, kit, 0)
+    reports = Reports(trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0)
+    assert reports.add(1.0, 1) is False
+    assert reports.add(2.0, 2) is False
+    assert capsys.readouterr().err.count("this trial is not pruned") == 1
+    assert len(trial.reports.read_text().splitlines()) == 2
+    reports.close()
+
+
+def test_which_number_counts_is_said() -> None:
+    plain, named = Reports(None, trial={}, rank=0), Reports(None, trial={"metric": "loss"}, rank=0)
+    assert plain.chosen(1.0, {}) == plain.chosen(None, {"any": 1.0}) == 1.0
+    assert named.chosen(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0
+    with pytest.raises(UsageError, match="metric is 'loss'"):
+        named.chosen(None, {"accuracy": 1.0})
+    with pytest.raises(UsageError, match="takes one number"):
+        plain.chosen(None, {})
+    assert plain.add(1.0, 1) is False  # no folder: nothing happens
