@@ -40,6 +40,14 @@ def test_a_guess(
     assert Opening.read(opening.words()).words() == opening.words()
 
 
+def test_a_guess_knows_of_threads_that_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    opening = guess(["t.py"], cores=8, environ={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"})
+    assert opening is not None
+    assert opening.threads == 3
+
+
 @pytest.mark.parametrize(
     "words",
     [

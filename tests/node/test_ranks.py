@@ -248,3 +248,27 @@ def test_a_preload_that_is_not_there_is_named(launch: Launch) -> None:
     assert started.wait() == 1
     assert "cannot preload no_such_thing" in started.err()
     assert started.verdicts()[1] == "failed"
+
+
+TOLD = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MKL_NUM_THREADS'])\n"
+
+# exported, asked for by name -> what a rank has, and whether something is said of it; its share is 2
+THREADS = [
+    ("3", None, "3 3", True), ("2", None, "2 2", False), ("5,2", None, "5,2 5", True), ("3", "4", "4 4", False),
+    ("x", None, "2 2", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ["fork", "srun"])
+@pytest.mark.parametrize("case", THREADS)
+def test_threads_that_are_exported_are_kept_and_told(
+    launch: Launch, style: str, case: tuple[str, str | None, str, bool]
+) -> None:
+    exported, asked, found, is_told = case
+    variables = {"OMP_NUM_THREADS": asked} if asked else {}
+    started = launch(
+        TOLD, nproc=1, style=style, threads=2, env={"OMP_NUM_THREADS": exported}, variables=variables
+    )
+    assert started.wait() == 0, started.err()
+    assert started.out().splitlines()[0] == found
+    assert (f"OMP_NUM_THREADS={exported}, as the environment says" in started.err()) is is_told

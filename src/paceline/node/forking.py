@@ -18,7 +18,7 @@ from paceline.contract import Order
 from paceline.errors import LaunchError
 from paceline.node import hazards, processes
 from paceline.node.opening import Opening, open_zygote
-from paceline.node.variables import REMOVED
+from paceline.node.variables import REMOVED, threads_of
 from paceline.node.wire import Closed, Wire
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ class ForkedRanks:
         variables = {name: value for name, value in environ.items() if name not in REMOVED}
         variables.update(order.variables)
         opening = Opening(
-            order.program, is_module=order.is_module, threads=_threads(order), preload=order.preload
+            order.program,
+            is_module=order.is_module,
+            threads=threads_of(order, environ),
+            preload=order.preload,
         )
         try:
             ours, pid = open_zygote(order.python, opening, variables)
@@ -74,7 +77,7 @@ class ForkedRanks:
         wire, hello = found
         same = (hello["python"], hello["threads"], hello["preload"]) == (
             order.python,
-            _threads(order),
+            threads_of(order, environ),
             order.preload,
         )
         asked = any(hazards.read_at_import(name) for name in order.variables)
@@ -226,12 +229,6 @@ def dismiss(environ: Mapping[str, str]) -> None:
     found = _ahead(environ)
     if found is not None:
         _send_away(*found)
-
-
-def _threads(order: Order) -> int:
-    """As the ranks will have it: a number that was asked for by name wins."""
-    asked = order.variables.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else order.threads
 
 
 def can_fork(order: Order) -> str | None:

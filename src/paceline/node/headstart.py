@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.node.opening import FORKING_STYLES, Opening, open_zygote
+from paceline.node.opening import FORKING_STYLES, THREADS, Opening, count_of, open_zygote
 
 # Options of `paceline run` that stand alone; all others are followed by a value.
 ALONE = (
@@ -56,9 +56,8 @@ def guess(words: list[str], *, cores: int, environ: dict[str, str]) -> Opening |
     nproc = int(options["--nproc"][-1]) if "--nproc" in options else _usual_ranks("--cpu" in options, environ)
     if nproc < 1:
         return None
-    return Opening(
-        program, is_module=is_module, threads=max(1, cores // nproc), preload=options.get("--preload", [])
-    )
+    threads = count_of(environ.get(THREADS, "")) or max(1, cores // nproc)
+    return Opening(program, is_module=is_module, threads=threads, preload=options.get("--preload", []))
 
 
 def _split(words: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | None]:

@@ -20,6 +20,7 @@ from paceline.node.ending import Failure
 from paceline.node.events import Events
 from paceline.node.forking import ForkedRanks, Interrupted, Unsafe
 from paceline.node.meeting import Absent, Meeting, await_verdict, join
+from paceline.node.opening import THREADS
 from paceline.node.place import Place, find_place
 from paceline.node.sampling import Sampling, begin_sampling
 from paceline.node.signals import Requests
@@ -27,6 +28,7 @@ from paceline.node.starting import FreshRanks, Launch, Starter
 from paceline.node.streams import Streams
 from paceline.node.supervising import Outcome, Supervision
 from paceline.node.torchrun import TorchrunRanks
+from paceline.node.variables import threads_of
 
 if TYPE_CHECKING:  # most runs stage nothing
     from paceline.node.staging.node_data import NodeData
@@ -81,6 +83,7 @@ class Launcher:
         if place.is_head:
             self.conclusions.quietly(lambda: self.leg.path.mkdir(parents=True, exist_ok=True))
         self._check_nodes()
+        self._tell_threads()
         self.sampling = begin_sampling(
             self.run,
             self.order,
@@ -149,6 +152,20 @@ class Launcher:
                 "some nodes are not fit for this run\n" + preflight.table(self.order, self.meeting.roster)
             )
         raise LaunchError("; ".join(str(problem) for problem in problems if problem.fatal))
+
+    def _tell_threads(self) -> None:
+        """A number from the environment decides over the one that was worked out: not without a word."""
+        chosen = threads_of(self.order, self.environ)
+        if (
+            self.place
+            and self.place.is_head
+            and THREADS not in self.order.variables
+            and chosen != self.order.threads
+        ):
+            self.say(
+                f"{THREADS}={self.environ[THREADS]}, as the environment says; a rank's share of the cores is "
+                f"{self.order.threads}"
+            )
 
     def _bring_data(self) -> bool:
         """Stage in, while the zygote imports torch. False when a stop was asked for meanwhile: nothing has begun."""

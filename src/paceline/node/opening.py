@@ -7,6 +7,8 @@ import socket
 
 FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables, and use them
 
+THREADS = "OMP_NUM_THREADS"
+
 # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library. `-c` does so
 # too, as an empty entry, unless PYTHONSAFEPATH is set: then the first entry is one that is needed.
 NOT_FROM_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
@@ -57,3 +59,9 @@ def open_zygote(python: str, opening: Opening, environ: dict[str, str]) -> tuple
     finally:
         theirs.close()
     return ours, pid
+
+
+def count_of(text: str) -> int:
+    """The threads of the outer loop in a value such as "4" or "4,2"; 0 where it names none."""
+    first = text.partition(",")[0].strip()
+    return int(first) if first.isdigit() else 0

@@ -20,6 +20,7 @@ from typing import Any
 
 from paceline.contract import SAVED_AND_STOPPED, STOPPED_EXIT, AttemptFolder, Order, write_atomically
 from paceline.node import beats, processes
+from paceline.node.opening import THREADS, count_of
 from paceline.node.variables import REMOVED
 
 _ours = str(Path(__file__).parent)
@@ -42,7 +43,7 @@ def become(job: dict[str, Any]) -> None:
     with suppress(OSError):
         os.setsid()  # its own group: the launcher ends it as a whole
     _forget_the_parents_numbers()
-    _set_threads(int(os.environ.get("OMP_NUM_THREADS") or job["threads"]))
+    _set_threads(count_of(os.environ.get(THREADS, "")) or job["threads"])
     run(job, rank=job["rank"], local_rank=job["local_rank"])
 
 

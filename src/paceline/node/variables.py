@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline import contract
 from paceline.contract import Order, RunFolder
+from paceline.node.opening import THREADS, count_of
 
 if TYPE_CHECKING:
     from paceline.node.place import Place
@@ -22,7 +23,13 @@ REMOVED = (contract.TOKEN, contract.HEADSTART, contract.HEAD, contract.LAUNCHER,
 
 def thread_variables(threads: int) -> dict[str, str]:
     """Thread counts, exported before torch is imported. OpenBLAS starts its threads at import: one, then."""
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+    return {THREADS: str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+
+
+def threads_of(order: Order, environ: Mapping[str, str]) -> int:
+    """A rank's share of the cores, unless the user says another number: by name, or in the environment."""
+    said = (count_of(each.get(THREADS, "")) for each in (order.variables, environ))
+    return next((number for number in said if number), order.threads)
 
 
 def common_variables(
@@ -30,9 +37,12 @@ def common_variables(
 ) -> dict[str, str]:
     """Equal on all ranks of a node. What was asked for by name wins over what is worked out here."""
     inherited = {name: value for name, value in environ.items() if name not in REMOVED}
+    # What the user has exported stays; a value that means nothing would stop OpenMP from starting as it should.
+    exported = {THREADS: environ[THREADS]} if count_of(environ.get(THREADS, "")) else {}
     return {
         **inherited,
-        **thread_variables(order.threads),
+        **thread_variables(threads_of(order, environ)),
+        **exported,
         **folder_variables(order, RunFolder(Path(environ[contract.RUN])), attempt=attempt),
         **extra,
         **order.variables,
