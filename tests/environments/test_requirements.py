@@ -148,6 +148,17 @@ def test_the_key_is_of_what_decides_the_content(tmp_path: Path) -> None:
     assert key(tmp_path / "a", "-e ./package\n") == linked, "a link shows what the folder has"
 
 
+def test_an_image_that_was_replaced_is_another_base(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p", environment__kind="container", environment__base="torch.sif")
+    with pytest.raises(SpecError, match="there is no image"):
+        recipe_of(job, {})
+    (tmp_path / "p" / "torch.sif").write_text("one")
+    first = recipe_of(job, {}).key
+    assert recipe_of(job, {}).key == first
+    (tmp_path / "p" / "torch.sif").write_text("another")
+    assert recipe_of(job, {}).key != first
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

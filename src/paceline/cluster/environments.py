@@ -21,8 +21,9 @@ from paceline.cluster.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.folder import choose_scratch
 from paceline.cluster.rehearsing import try_lines
 from paceline.cluster.requirements import Requirements, read_requirements
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.building import IMAGE, LOCK, MARKER
+from paceline.plan.definition import is_remote
 from paceline.plan.environment import submission_environment
 from paceline.plan.modules import module_lines, module_variables
 from paceline.plan.quote import quote
@@ -58,6 +59,7 @@ class Recipe:
     requirements: Requirements
     python: Python | None = None
     base: str | None = None
+    base_state: str = ""  # of a base that is a file or a folder here
     modules: tuple[str, ...] = ()
     module_paths: tuple[str, ...] = ()
     system_packages: bool = False
@@ -141,7 +143,7 @@ def recipe_of(job: Job, environ: Mapping[str, str]) -> Recipe:
                 f"{job.said('environment.horovod')}: Horovod is built into a venv, and this is a container",
                 hint="choose a base image that has Horovod",
             )
-        return Recipe("container", asked, base=base)
+        return Recipe("container", asked, base=base, base_state=_state_of(job, base))
     return Recipe(
         "venv",
         read_requirements(job),
@@ -151,6 +153,21 @@ def recipe_of(job: Job, environ: Mapping[str, str]) -> Recipe:
         system_packages=environment.system_packages,
         horovod=environment.horovod,
     )
+
+
+def _state_of(job: Job, base: str) -> str:
+    """An image that was replaced by another one is another base."""
+    if is_remote(base):
+        return ""
+    path = job.folder / Path(base).expanduser()
+    try:
+        status = path.stat()
+    except OSError:
+        raise SpecError(
+            f"{job.said('environment.base')}: there is no image {path}",
+            hint="name a file, a folder, or an address such as docker://python:3.12",
+        ) from None
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def find_python(job: Job, environ: Mapping[str, str]) -> Python:
