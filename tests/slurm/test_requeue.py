@@ -245,10 +245,35 @@ def preempted_after_a_grace(trial: Trial) -> None:
     assert not (trial.folder / "legs" / f"{trial.job}-2").exists(), "it ran once more"
 
 
+# The controller does not answer twice, when the job is to go back into the queue.
+AWAY = """\
+scontrol() {
+    if [ "$1" = requeue ] && [ ! -e "$run/refused-twice" ]; then
+        if [ -e "$run/refused" ]; then mv "$run/refused" "$run/refused-twice"; else : >"$run/refused"; fi
+        echo "scontrol: error: Unable to contact slurm controller (connect failure)" >&2
+        return 1
+    fi
+    command scontrol "$@"
+}
+
+fail() {"""
+
+
+def a_controller_that_is_away_is_asked_again(trial: Trial) -> None:
+    trial.submit(edit=lambda script: script.replace("fail() {", AWAY, 1))
+    trial.started(0)
+    trial.interrupt()
+    trial.started(1)
+    assert (trial.folder / "refused-twice").exists()
+    assert trial.site.folder.slurm_log.read_text().count("Unable to contact") == 2
+    trial.tell("done")
+    trial.ends("COMPLETED", restarts=1)
+
+
 SCENARIOS = [
     time_limit, stopped_goes_on, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
     no_requeue_allowed, unfit_node_is_left_out, last_task_of_an_array_goes_alone, preempted_at_once,
-    preempted_after_a_grace,
+    preempted_after_a_grace, a_controller_that_is_away_is_asked_again,
 ]  # fmt: skip
 Scenario = Callable[[Trial], None]
 

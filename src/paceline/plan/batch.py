@@ -263,8 +263,15 @@ if [ -n "$again" ] && [ -z "$ended" ] && [ ! -e "$run/cancelled" ]; then
         next=$(env -i "${{kept[@]}}" \\
             sbatch --parsable --dependency="afterany:$SLURM_JOB_ID"{_continuation_exclude(batch)} "$run/job.sbatch") &&
             echo "${{next%%;*}}" >"$run/job"
-    elif scontrol requeue "$self"; then
-{exclude}        sleep 60 # until Slurm ends this shell
+    else
+        # The controller may be away for a moment (a restart, a failover): it is asked more than once.
+        for pause in 2 5 10 20 0; do
+            if scontrol requeue "$self"; then
+{exclude}                sleep 60 # until Slurm ends this shell
+                break
+            fi
+            sleep "$pause"
+        done
     fi
 fi"""
     return again.splitlines()
@@ -272,7 +279,7 @@ fi"""
 
 # Slurm refuses to leave nodes out of a running job; a requeued one is pending.
 _EXCLUDE = """\
-        [ -n "$unfit" ] && scontrol update jobid="$self" ExcNodeList="$unfit"
+                [ -n "$unfit" ] && scontrol update jobid="$self" ExcNodeList="$unfit"
 """
 
 

@@ -14,8 +14,8 @@ IN_THE_SHELL = "your environment"
 # What the batch script calls its own things.
 SCRIPT_NAMES = {
     "run", "python", "self", "leg", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
-    "again", "reports", "unfit", "kept", "next", "sweep", "kit", "index", "line", "number", "numbers", "slot", "slots",
-    "at", "code", "each", "engine", "options", "folder",
+    "again", "reports", "unfit", "kept", "next", "pause", "sweep", "kit", "index", "line", "number", "numbers",
+    "slot", "slots", "at", "code", "each", "engine", "options", "folder",
 }  # fmt: skip
 
 # Bash would stop at an assignment to them. Files for other programs hold some (UID), and nobody's secret is one.
@@ -37,28 +37,26 @@ class Secrets:
 NO_SECRETS = Secrets()
 
 
-def choose_secrets(
-    job: Job, *, environ: Mapping[str, str], filed: Secrets, must_be_there: bool = True
-) -> Secrets:
+def choose_secrets(job: Job, *, environ: Mapping[str, str], filed: Secrets, in_a_job: bool = True) -> Secrets:
     """Those of the files and those that `[environment] secrets` names; a variable that is set here wins over files.
 
-    `must_be_there`: one that is named and found nowhere is an error, since the job would lack it.
+    `in_a_job`: a batch script carries them, and one that is named and found nowhere is an error, as the job would lack it.
     """
     values, sources = {}, {}
     for name, value in filed.values.items():
         if name in _READ_ONLY:
             continue
-        _refuse_unfit(name, f"{filed.sources[name]} sets")
+        _refuse_unfit(name, f"{filed.sources[name]} sets", script=in_a_job)
         from_shell = name in environ
         values[name] = environ[name] if from_shell else value
         sources[name] = IN_THE_SHELL if from_shell else filed.sources[name]
     for name in job.environment.secrets:
+        _refuse_unfit(name, f"{job.said('environment.secrets')} names", script=in_a_job)
         if name in values:
             continue
         if name in environ:
-            _refuse_unfit(name, f"{job.said('environment.secrets')} names")
             values[name], sources[name] = environ[name], IN_THE_SHELL
-        elif must_be_there:
+        elif in_a_job:
             raise SpecError(
                 f"{job.said('environment.secrets')} names {name}, which is not set here, and no file of secrets has it",
                 hint=f"export {name} before you submit, write it into ~/.config/paceline/secrets.env, or take it out",
@@ -66,8 +64,14 @@ def choose_secrets(
     return Secrets(values, sources)
 
 
-def _refuse_unfit(name: str, who: str) -> None:
-    if not (name.isidentifier() and name.isascii()) or name in SCRIPT_NAMES:
+def _refuse_unfit(name: str, who: str, *, script: bool) -> None:
+    if not (name.isidentifier() and name.isascii()):
+        # Whoever wrote a value there must not find it in a log.
+        raise SpecError(
+            f"{who} {name.partition('=')[0]!r}, which is no name of a variable",
+            hint="write names alone there; values stand in your environment or in a file of secrets",
+        )
+    if script and name in SCRIPT_NAMES:
         raise SpecError(f"{who} {name}, which a batch script cannot carry", hint="give it another name")
 
 
