@@ -144,6 +144,9 @@ def test_secrets_as_arguments_stay_out_of_run_json(paceline: Type, tmp_path: Pat
     text = path.read_text()
     assert "hush" not in text
     assert json.loads(text)["args"] == ["--api-key", "***", "--hf_token=***", "--lr", "3"]
+    dry = paceline("run", "--dry-run", "--param", "api_key=hush-3", *words, check=True).stdout
+    assert '"--api-key", "***"' in dry
+    assert "hush" not in dry
     shown = paceline("show", "last", check=True).stdout
     assert "--api-key" in shown
     assert "hush" not in shown

@@ -227,5 +227,33 @@ def test_what_is_set_in_the_shell_wins(project: Path, home: Path) -> None:
 
 
 def test_names_that_a_batch_script_cannot_carry_are_refused(project: Path) -> None:
+    filed = Secrets({"leg": "x"}, {"leg": ".env"})
     with pytest.raises(SpecError, match=r"\.env sets leg, which a batch script cannot carry"):
-        choose_secrets(job_in(project), environ={}, filed=Secrets({"leg": "x"}, {"leg": ".env"}))
+        choose_secrets(job_in(project), environ={}, filed=filed)
+    assert choose_secrets(job_in(project), environ={}, filed=filed, in_a_job=False).values == {"leg": "x"}
+
+
+def test_a_value_where_a_name_belongs_is_not_repeated(project: Path) -> None:
+    with pytest.raises(SpecError, match="'A_KEY', which is no name of a variable") as caught:
+        choose_secrets(
+            job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, filed=Secrets(), in_a_job=False
+        )
+    assert HUSH not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'variables = {{ "A-KEY" = "{HUSH}" }}', "found a table of A-KEY, expected names"),
+        (
+            f'variables = {{ A_KEY = ["{HUSH}"] }}',
+            "found a table of A_KEY, expected a text or a number for A_KEY",
+        ),
+        (f'secrets = {{ A_KEY = "{HUSH}" }}', "found a table of A_KEY, expected a list of texts"),
+    ],
+)
+def test_errors_of_the_file_show_no_values_of_variables(project: Path, text: str, message: str) -> None:
+    (project / "paceline.toml").write_text(f"[environment]\n{text}\n")
+    with pytest.raises(SpecError, match=message) as caught:
+        job_in(project)
+    assert HUSH not in str(caught.value)

@@ -99,8 +99,8 @@ def test_variables_keep_out_of_the_scripts_way() -> None:
     assert "export run" not in made.environment
     assert "export RUN=6" in made.environment
     assert made.order.variables == {"run": "5", "RUN": "6"}
-    for name in ("leg", "A B"):
-        with pytest.raises(SpecError, match="cannot carry"):
+    for name, why in (("leg", "cannot carry"), ("A B", "no name of a variable")):
+        with pytest.raises(SpecError, match=why):
             plan({"environment.secrets": [name]}, environ={"PATH": "/bin", name: "x"})
 
 

@@ -64,7 +64,7 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
 def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
     """What a run started here would be given, by name."""
     try:
-        found = choose_secrets(job, environ=environ, filed=read_secrets(job, environ), must_be_there=False)
+        found = choose_secrets(job, environ=environ, filed=read_secrets(job, environ), in_a_job=False)
     except PacelineError as problem:
         return Finding("secrets", PROBLEM, problem.message, problem.hint)
     return Finding("secrets", GOOD, found.told() or "none")

@@ -12,7 +12,7 @@ from paceline.contract import Order
 from paceline.errors import SpecError
 from paceline.plan.order import carry_over, make_order
 from paceline.plan.quote import command_line, quote
-from paceline.plan.run_json import hide
+from paceline.plan.run_json import hide, hide_in_values, hide_in_words
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.plan.site import Site
@@ -62,6 +62,7 @@ class LocalPlan:
         lines.append(f"order       {contract.RunFolder(self.site.folder.path).order.name}:")
         told = asdict(self.order)
         told["variables"] = {name: hide(name, value) for name, value in self.order.variables.items()}
+        told["args"], told["params"] = hide_in_words(self.order.args), hide_in_values(self.order.params)
         lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
         return "\n".join(lines)
 
@@ -104,7 +105,7 @@ def plan_local(
     shape = local_shape(job, machine)
     style, notes = choose_style(job, machine)
     # Secrets are handed to the launchers themselves: the order is a file.
-    secrets = choose_secrets(job, environ=environ or {}, filed=filed, must_be_there=False)
+    secrets = choose_secrets(job, environ=environ or {}, filed=filed, in_a_job=False)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
         variables.setdefault(VISIBLE, "")  # for scripts that do not ask the runtime for their device

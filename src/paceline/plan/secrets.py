@@ -40,7 +40,7 @@ NO_SECRETS = Secrets()
 def choose_secrets(job: Job, *, environ: Mapping[str, str], filed: Secrets, in_a_job: bool = True) -> Secrets:
     """Those of the files and those that `[environment] secrets` names; a variable that is set here wins over files.
 
-    `in_a_job`: a batch script carries them, and one that is named and found nowhere is an error, as the job would lack it.
+    `in_a_job`: a batch script carries them, and one that is named and found nowhere is an error: the job would lack it.
     """
     values, sources = {}, {}
     for name, value in filed.values.items():

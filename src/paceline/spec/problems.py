@@ -30,9 +30,11 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
 
 
 def show(value: object) -> str:
-    """A value as TOML would write it, cut short."""
+    """A value as TOML would write it, cut short; of a table its keys alone, since there may be secrets in it."""
     if isinstance(value, bool):
         text = str(value).lower()
+    elif isinstance(value, Mapping):
+        text = f"a table of {', '.join(map(str, value))}" if value else "an empty table"
     elif isinstance(value, str):
         text = '"' + value.replace("\n", "\\n") + '"'
     else:
