@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.evaluation import evaluating
 from paceline.runtime.identity import read_identity
-from paceline.runtime.sharding import ShardedIterable, StreamLoader
+from paceline.runtime.sharding import ShardedIterable
 from paceline.runtime.slicing import At
+from paceline.runtime.streaming import StreamLoader
 from tests.data.sets import Counting, Positioned
 from tests.forked import Ranks
 

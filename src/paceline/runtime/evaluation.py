@@ -26,8 +26,8 @@ from paceline.runtime.feeding import trim
 from paceline.runtime.identity import read_identity
 from paceline.runtime.loader import ItemSource, Loader, Source
 from paceline.runtime.resident import TensorSource, samples_in, tensors_of
-from paceline.runtime.sharding import StreamLoader
 from paceline.runtime.slicing import Place, evaluation_slices, evaluation_steps
+from paceline.runtime.streaming import StreamLoader
 
 DEFAULT_BATCH = 256
 
@@ -103,7 +103,7 @@ def evaluating(
     A `Loader` or a torch DataLoader stands for its data set, batch size, workers and collating; its order
     does not matter here.
     """
-    collate_fn = None
+    collate_fn, sharded = None, False
     if isinstance(dataset, DataLoader):
         _check_whole(dataset)
         batch_size = batch_size or dataset.batch_size
@@ -112,13 +112,14 @@ def evaluating(
         dataset = dataset.dataset
     elif isinstance(dataset, (Loader, StreamLoader)):
         batch_size = batch_size or dataset.batch_size
+        sharded = isinstance(dataset, StreamLoader) and dataset.sharded
         dataset = dataset.dataset
     size = batch_size or DEFAULT_BATCH
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         world = (identity if identity is not None else read_identity()).world
         return StreamEvaluation(
             dataset, batch_size=max(1, size // world) * world, identity=identity, device=device, seed=seed,
-            num_workers=num_workers or 0, group=group, collate_fn=collate_fn,
+            num_workers=num_workers or 0, group=group, collate_fn=collate_fn, sharded=sharded,
         )  # fmt: skip
     return Evaluation(
         dataset, batch_size=size, identity=identity, device=device, seed=seed,

@@ -24,7 +24,7 @@ from paceline.runtime.workers import Crew, WorkerInit
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from paceline.runtime.sharding import StreamLoader
+    from paceline.runtime.streaming import StreamLoader
 
 
 @dataclass(slots=True, eq=False)
@@ -293,7 +293,7 @@ def make_loader(
     `shuffle` is on by default where there is an order to choose. `sharded` says that an iterable cuts itself
     by rank and worker; `group` is where ranks agree on an iterable's end (a gloo group keeps the device out).
     """
-    from paceline.runtime.sharding import StreamLoader
+    from paceline.runtime.streaming import StreamLoader
 
     if isinstance(dataset, DataLoader):
         raise UsageError(

@@ -97,9 +97,7 @@ class ItemCopy:
     ) -> None:  # fmt: skip
         self.manifest, self.target, self.copying, self.fresh = manifest, str(target or ""), copying, fresh
         files = SmallFiles(manifest.source, self.target, pack, pack_is_new, fresh)
-        # Who unpacks never waits for long: more helpers than cores would be in each other's way.
-        limit = workers() if pack is None or pack_is_new else min(workers(), cores())
-        self._hands = Hands(files, count=len(manifest.small()), workers=limit)
+        self._hands = Hands(files, count=len(manifest.small()), workers=min(workers(), max(2, cores())))
         self.pack_problem = ""
         self.sums: dict[str, int] = {}  # of small files, where a pack is made
         self._left: dict[str, int] = {}  # pieces of a large file that are not there yet
