@@ -273,8 +273,9 @@ def test_a_shell_has_the_environment_of_the_job(
                    '[environment.variables]\nGREETING = "it\'s me"\n')  # fmt: skip
     # No start-up files of ours: what they do is nobody's concern here.
     done = slurm_paceline(
-        "shell", "--gpus", "1", "--time", "5m", cwd=home, timeout=PATIENCE, HOME=str(tmp_path)
-    )
+        "shell", "--gpus", "1", "--time", "5m", cwd=home, timeout=PATIENCE, HOME=str(tmp_path),
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    )  # fmt: skip
     assert "I am on node" in done.stdout, done.stderr
     assert "it's me" in done.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from paceline.cluster.findings import GOOD, PROBLEM, WARNING, Finding
@@ -41,9 +42,13 @@ def why_no_answer(job: Job, python: str, tried: Tried) -> Finding:
             "container", WARNING, f"{why.removeprefix('paceline: ')}: nobody has looked into the image",
             "where a module brings it, name it: modules in [environment]",
         )  # fmt: skip
-    if f'"{python}"' in why and "not found" in why:
+    if re.search(rf'"{re.escape(python)}".*not found|stat {re.escape(python)}: no such file', why):
         return Finding(
             "python", PROBLEM, f"{image_path(job)} has no {python}",
             "say which it has: python in [environment]",
         )  # fmt: skip
+    if "image format not recognized" in why:
+        return Finding(
+            "image", PROBLEM, f"{image_path(job)} is no image", f"check {job.said('environment.image')}"
+        )
     return Finding("container", WARNING, f"{python} in {image_path(job)} gave no answer: {why}")

@@ -127,7 +127,7 @@ def _definition(job: Job, site: Site, shared: list[str], *, gpus: int) -> list[s
         "    done",
         "    export PYTHONNOUSERSITE=1 # packages of the image, not those in the home folder",
         "    # An engine makes itself a folder in a home that has none yet: not for our sake.",
-        '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-$PWD}/.apptainer"',
+        '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-/tmp}/.apptainer-$UID"',
         *(_cache(site) if is_fetched(job) else []),
         f'    exec "$engine" exec "${{options[@]}}" {command_line([*fixed, image_path(job)])} "$@"',
         "}",

@@ -6,6 +6,7 @@ import re
 from pathlib import PurePath
 
 from paceline.contract import Order
+from paceline.plan.container import FUNCTION
 from paceline.plan.quote import quote
 from paceline.plan.slurm import SlurmPlan
 
@@ -17,6 +18,7 @@ _LINES = f'eval "${SETUP}"; unset {SETUP}'
 _PROMPT = r"PS1='(paceline) \h:\w\$ '"
 FOR_A_PERSON = f"exec bash --rcfile <(printf '%s\\n' {quote(_LINES)} {quote(_PROMPT)}) -i"
 FOR_A_PIPE = f"{_LINES}; exec bash"
+_ANY_SHELL = "sh -c 'if command -v bash >/dev/null; then exec bash; else exec sh; fi'"
 
 # Options of a batch job that mean nothing to, or would harm, an interactive one.
 _BATCH_ONLY = {
@@ -26,7 +28,9 @@ _BATCH_ONLY = {
 
 def environment_section(script: str) -> str:
     """The lines of a batch script that set up its environment, from its variables to its PYTHONPATH."""
-    match = re.search(r"^# The environment\..*?^export PYTHONPATH=.*?$", script, re.DOTALL | re.MULTILINE)
+    # The variables' file, where it stands in for its name, may export a PYTHONPATH too.
+    end = r'^export PYTHONPATH="[^\n]*/paceline\.zip\$\{[^\n]*$'
+    match = re.search(rf"^# The environment\..*?{end}", script, re.DOTALL | re.MULTILINE)
     assert match is not None, "every batch script has this section"
     return match[0]
 
@@ -48,6 +52,8 @@ def setup_lines(script: str, order: Order, *, run: str, run_half: str) -> str:
             f'if [ -x {quote(order.python)} ] && [ "$(command -v python)" != {here}/python ]; then',
             f"    PATH={here}:$PATH",
             "fi",
+            # In a job whose Python is in a container, so is the shell.
+            *([f"unset {SETUP}", f"{FUNCTION} {_ANY_SHELL}"] if f"\n{FUNCTION}() {{\n" in section else []),
         ]
     )
 
