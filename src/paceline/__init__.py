@@ -23,7 +23,9 @@ _HOMES = {
     "spawn": "paceline.runtime.spawning",
 }
 
-__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
+_MODULES = ("wandb",)  # public as they are
+
+__all__ = [*sorted([*_HOMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
@@ -42,6 +44,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return importlib.import_module(f"paceline.{name}")
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
 
 

@@ -71,6 +71,8 @@ def read_run(path: Path) -> Kept:
             kept.id, kept.project = record.run.run_id, record.run.project
             kept.group, kept.name = record.run.run_group, record.run.display_name
             kept.config.update({each.key: json.loads(each.value_json) for each in record.run.config.update})
+        elif kind == "config":
+            kept.config.update({each.key: json.loads(each.value_json) for each in record.config.update})
         elif kind == "history":
             items = record.history.item
             row = {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}

@@ -12,7 +12,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-FILES = ("__init__.py", "contract.py", "errors.py", "trials.py", "py.typed")
+FILES = ("__init__.py", "contract.py", "errors.py", "trials.py", "wandb.py", "py.typed")
 ROOMS = ("node", "runtime")
 # `python paceline.zip` starts a launcher; with `trial` it opens or closes one of a sweep. Not `-m`: that would put the
 # current folder, and whatever lies in it, ahead of the standard library. Readable by any Python, so that one that is

@@ -33,12 +33,16 @@ class Feeds:
     def begin(self) -> None:
         for feed in (*self.common, *self.own):
             feed.begin()
+        if self.wandb_feed is not None:
+            _stand_in().share(self.wandb_run)
 
     def ids(self) -> dict[str, str]:
         """What a checkpoint keeps, so that the tracker's run goes on with the run."""
         return {WANDB: self.wandb.id} if self.wandb is not None and self.wandb.id else {}
 
     def close(self, status: str) -> None:
+        if self.wandb_feed is not None:
+            _stand_in().share(None)
         for feed in (*self.common, *self.own):
             feed.close(status)
 
@@ -48,6 +52,12 @@ class Feeds:
             return None
         self.wandb_feed.started.wait()
         return self.wandb.run
+
+
+def _stand_in() -> Any:
+    from paceline.runtime.trackers.standin import STANDIN
+
+    return STANDIN
 
 
 def open_feeds(

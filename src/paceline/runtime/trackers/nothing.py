@@ -89,7 +89,10 @@ class NoRun:
     notes: str | None = None
     tags: tuple[str, ...] = ()
 
-    def __init__(self, config: Mapping[str, Any] | None = None, **names: Any) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        names = options or {}  # of `wandb.init`
         self.id = str(names.get("id") or "")
         self.name = str(names.get("name") or "")
         self.project = str(names.get("project") or "")

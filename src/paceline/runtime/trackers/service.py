@@ -5,11 +5,15 @@ wandb's own exit hook waits for its service without a limit.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+from paceline.runtime.trackers.tracking import warn
 
 NAME = "wandb-core"
 
@@ -50,6 +54,27 @@ def forget_service(wandb: Any) -> None:
             wandb.teardown()
         except Exception:
             pass  # it was gone already
+
+
+_leaving = threading.Event()
+_is_guarded = False
+
+
+def guard_the_exit(seconds: float) -> None:
+    """wandb's exit hook finishes what the script did not; after so long its service is ended, and the hook goes on."""
+    global _is_guarded
+    if _is_guarded:
+        return
+    _is_guarded = True
+
+    def watch() -> None:  # begun now: at exit no thread can be started
+        _leaving.wait()
+        time.sleep(seconds)
+        warn(f"W&B did not finish within {seconds:.0f} s: it is left behind")
+        end_service()
+
+    threading.Thread(target=watch, name="paceline-wandb-exit", daemon=True).start()
+    atexit.register(_leaving.set)
 
 
 def within(seconds: float, what: Callable[[], object]) -> bool:
