@@ -29,6 +29,10 @@ ASKING_SAMPLERS = ("tpe", "wandb")  # the others know all points beforehand
 NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
+class NoPoint(Exception):
+    """The search is over: there is nothing left to try."""
+
+
 @dataclass(frozen=True)
 class SweepFolder:
     path: Path

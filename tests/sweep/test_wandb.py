@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from paceline.node.trial import NOTHING_TO_DO, main, open_trial
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep
 from paceline.sweep.wandb_service import check_name, check_reachable
-from paceline.trials import Point
+from paceline.trials import Point, SweepFolder
 from tests.sweep.folders import make_sweep
 from tests.trackers.wandb_server import wandb_service
 from tests.trackers.worlds import away, reachable
+
+Typed = subprocess.CompletedProcess[str]
 
 FILE = """\
 program: train.py
@@ -91,10 +94,10 @@ def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
 
 
 def test_names_of_sweeps() -> None:
-    assert check_name("me/digits/ab12", "--wandb-sweep") == "me/digits/ab12"
+    check_name("me/digits/ab12")
     for wrong in ("", "a/b/c/d", "me//x", "a b"):
-        with pytest.raises(UsageError, match="--wandb-sweep is"):
-            check_name(wrong, "--wandb-sweep")
+        with pytest.raises(UsageError, match="a W&B sweep is named"):
+            check_name(wrong)
 
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
@@ -159,6 +162,110 @@ def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: p
         with pytest.raises(LaunchError, match=r"the W&B sweep a/b/c gave no point: .*Error") as caught:
             open_trial(sweep, kit(tmp_path / "kit"), 0)
     assert (tmp_path / "sweep" / "asked" / "0.log").name in caught.value.hint
+
+
+# Every rank says what it was given, each way.
+TRAINING = """
+import json, sys
+from pathlib import Path
+import paceline
+
+with paceline.session() as run:
+    told = {"args": sys.argv[1:], "params": dict(run.params)}
+    Path(sys.argv[0]).with_name(f"told-{run.params['lr']}-{run.rank}.json").write_text(json.dumps(told))
+    run.log(loss=run.params["lr"] * 2)
+"""
+
+
+def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Typed], scratch: Path) -> None:
+    """One process asks, and both ranks of each trial train its point; the service hears of it as the sweep's run."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(TRAINING)
+    (project / "paceline.toml").write_text(
+        '[tracking]\nwandb_project = "elsewhere"\n[project]\nsnapshot = false\n'
+    )
+    with wandb_service([{"lr": 0.1}, {"lr": 0.2}]) as service:
+        typed = paceline(
+            "sweep", "--local", "--cpu", "--nproc", "2", "--parallel", "1", "--count", "2", "--metric", "loss",
+            "--wandb-sweep", "somebody/digits/s1", "train.py",
+            cwd=project, timeout=280, check=True, **reachable(service, tmp_path),
+        )  # fmt: skip
+    assert "best of 2: trial 0, loss 0.2, lr=0.1" in typed.stderr
+    for rate in (0.1, 0.2):
+        for rank in (0, 1):
+            told = json.loads((project / f"told-{rate}-{rank}.json").read_text())
+            assert told == {"args": ["--lr", str(rate)], "params": {"lr": rate}}
+    assert list(service.runs) == ["trial-1", "trial-2"]
+    for run, rate in zip(service.runs.values(), (0.1, 0.2), strict=True):
+        assert (run.sweep, run.project, run.exit_code) == ("s1", "digits", 0)
+        assert run.config["lr"] == {"value": rate}
+        assert [line["loss"] for line in run.history()] == [rate * 2]
+    sweep = read_sweep(SweepFolder(scratch / "project" / "default" / "train-s1"))
+    assert [(trial.state, trial.value, trial.point) for trial in sweep.trials] == [
+        ("done", 0.2, {"lr": 0.1}), ("done", 0.4, {"lr": 0.2}),
+    ]  # fmt: skip
+
+
+def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., Typed], scratch: Path) -> None:
+    """A dry run makes none. Whatever a trial does, the second start takes the sweep that the first has made."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("raise SystemExit(1)\n")
+    written(project, FILE.replace("method: grid", "method: grid\nname: my digits"))
+    words = ("sweep", "--local", "--cpu", "--parallel", "1", "--style", "spawn", "sweep.yml")
+    with wandb_service([{"lr": 0.1, "width": 32, "depth": 2}] * 2) as service:
+        environment = reachable(service, tmp_path)
+        dry = paceline(*words, "--dry-run", cwd=project, check=True, **environment)
+        assert "trials  6" in dry.stdout
+        assert not service.sweeps
+        first = paceline(*words, "--count", "1", cwd=project, timeout=200, **environment)
+        assert "points come from the W&B sweep digits/sweep1" in first.stderr
+        second = paceline(*words, "--count", "2", cwd=project, timeout=200, **environment)
+        assert "points come from the W&B sweep digits/sweep1" in second.stderr
+        assert len(service.sweeps) == 1
+    sweep = SweepFolder(scratch / "project" / "default" / "my-digits")
+    search = sweep.read_search()
+    assert (search.metric, search.direction, search.wandb_sweep) == ("loss", "maximize", "digits/sweep1")
+    order = Order.from_json(sweep.trial(1).order.read_text())
+    assert order.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
+
+
+def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Typed]) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nwandb_sweep = "me/digits/filed"\n')
+    words = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
+    typed = paceline(*words, "sweep.toml", check=True)
+    assert (
+        "--wandb-sweep is me/digits/typed, and [sweep] wandb_sweep in sweep.toml is me/digits/filed"
+        in typed.stderr
+    )
+    (tmp_path / "paceline.toml").write_text('[tracking]\nwandb_sweep = "me/digits/tracked"\n')
+    typed = paceline(*words, "train.py", check=True)
+    assert "--wandb-sweep is me/digits/typed, and tracking.wandb_sweep in" in typed.stderr
+    assert "is me/digits/tracked" in typed.stderr
+    assert "/train-tracked" in typed.stdout
+
+
+def test_without_a_network_nothing_is_begun(
+    tmp_path: Path, paceline: Callable[..., Typed], scratch: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
+    typed = paceline(*words, **away(tmp_path))
+    assert typed.returncode == 1
+    assert "points of a W&B sweep come from http://127.0.0.1:9: 127.0.0.1:9 cannot be reached" in typed.stderr
+    assert not scratch.exists()
+
+
+def test_how_many_points_must_be_said(tmp_path: Path, paceline: Callable[..., Typed]) -> None:
+    (tmp_path / "train.py").write_text("")
+    typed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
+    assert typed.returncode == 2
+    assert "nothing says how many points each agent asks for" in typed.stderr
+    typed = paceline("sweep", "train.py")
+    assert typed.returncode == 2
+    assert "--wandb-sweep ENTITY/PROJECT/ID" in typed.stderr
 
 
 @pytest.mark.slow  # wandb's agent takes ten seconds to believe it

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options, single_command
 from paceline.cli.submit import option
+from paceline.cli.sweep_wandb import warn_of_two
 from paceline.errors import UsageError
 from paceline.spec import Flag
 from paceline.sweep.setting import Setting, read_setting
@@ -34,7 +35,10 @@ def app(*, args: list[str], prog_name: str, standalone_mode: bool) -> Any:
 def command(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="sweep.toml, a list of command lines (.txt), or a sweep's name."),
+        typer.Argument(
+            metavar="FILE",
+            help="sweep.toml, a list of command lines (.txt), W&B's sweep.yml, or a sweep's name.",
+        ),
     ],
     *,
     count: Annotated[int | None, option("--count", "How many points.", metavar="N")] = None,
@@ -49,6 +53,10 @@ def command(
         option(
             "--resubmit", "Run trials again: those that failed, or are missing.", metavar="failed|missing"
         ),
+    ] = None,
+    wandb_sweep: Annotated[
+        str | None,
+        option("--wandb-sweep", "Points come from this sweep of W&B.", metavar="ENTITY/PROJECT/ID"),
     ] = None,
     metric: Annotated[str | None, option("--metric", "The number to look at.")] = None,
     script: Annotated[
@@ -98,6 +106,8 @@ def command(
     paceline sweep --parallel 8 --seeds 5 sweep.toml
     paceline sweep --pack 4 --gpus 1 sweep.toml    four trials share a node
     paceline sweep experiment_configurations.txt   one command line per line
+    paceline sweep sweep.yml                       W&B's own file; its agents are tasks of a job array
+    paceline sweep --wandb-sweep me/digits/ab12 --parallel 4 --count 10 train.py
     paceline sweep --resubmit failed NAME          those that failed, once more
     paceline sweep --count 100 sweep.toml          typed again: adds what is not there yet
     paceline sweep show NAME                       its trials, best first
@@ -113,6 +123,7 @@ def command(
         Flag("--parallel", "parallel", parallel),
         Flag("--seeds", "seeds", seeds),
         Flag("--pack", "pack", pack),
+        Flag("--wandb-sweep", "wandb_sweep", wandb_sweep),
         Flag("--metric", "metric", metric),
         Flag("--script", "script", script),
         Flag("--name", "name", name),
@@ -142,9 +153,11 @@ def command(
         Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
         Flag("--no-check", "launch.check", False if no_check else None),
     ]
+    path = find_file(file)
     setting = read_setting(
-        find_file(file), typed=typed, flags=flags, params=param or (), config=config, profile=cluster_profile
+        path, typed=typed, flags=flags, params=param or (), config=config, profile=cluster_profile
     )
+    warn_of_two(setting, path, wandb_sweep)
     check_scripts(setting)
     from paceline.cli.sweep_start import Start
 
@@ -160,7 +173,7 @@ def find_file(word: str) -> Path:
     path = Path(word)
     if path.is_file():
         return path
-    if path.suffix in (".toml", ".txt"):
+    if path.suffix in (".toml", ".txt", ".yml", ".yaml", ".py"):
         raise UsageError(
             f"there is no file {word!r} here", hint="`paceline sweep --help` shows what it holds"
         )

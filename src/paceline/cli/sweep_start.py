@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.cli import console
 from paceline.cli.submit import Draft
+from paceline.cli.sweep_wandb import settle
 from paceline.cluster import folder as folders
 from paceline.cluster import slurm
 from paceline.cluster.arrays import largest_array, most_jobs
@@ -31,7 +32,7 @@ from paceline.sweep.ledger import Ledger
 from paceline.sweep.local import LocalTrials, slots, with_ranks
 from paceline.sweep.points import new_trials, told
 from paceline.sweep.setting import Setting
-from paceline.sweep.submitting import Submission, plan_chunks
+from paceline.sweep.submitting import Submission, fewest, plan_chunks
 from paceline.trials import DONE, FAILED, Point
 
 SHOWN = 20  # points of a dry run
@@ -88,6 +89,7 @@ class Start:
 
     def carry_out(self, resubmit: str | None) -> int:
         self._check_optuna()
+        self.search = settle(self.search, self.setting, self.ledger)
         new, numbers = self.choose(resubmit)
         return _Here(self).carry_out(new, numbers) if self.local else _Queue(self).carry_out(new, numbers)
 
@@ -157,7 +159,7 @@ class _Queue:
         known = slurm.available()
         chunks = plan_chunks(
             numbers, pack=pack, largest=largest_array() if known else 1001,
-            most=most_jobs(job.resources.account) if known else None,
+            most=fewest(most_jobs(job.resources.account, wanted=len(numbers)) if known else None, self.start.setting.tasks),
         )  # fmt: skip
         throttle = Submission(self.start.ledger, plan, pack=pack, parallel=self.start.parallel).throttle
         calls = [
@@ -178,7 +180,10 @@ class _Queue:
             notes = start.fill(site, plan.order, job=job, backend="slurm", code_is_needed=True)
             slurm.write_files(plan)
             (site.folder.path / "logs").mkdir()
-            submission = Submission(start.ledger, plan, pack=start.setting.pack, parallel=start.parallel)
+            setting = start.setting
+            submission = Submission(
+                start.ledger, plan, pack=setting.pack, parallel=start.parallel, tasks=setting.tasks
+            )
             try:
                 submission.give(numbers, account=job.resources.account)
             except ClusterError as problem:

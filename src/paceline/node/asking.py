@@ -10,27 +10,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.errors import LaunchError
-from paceline.trials import SweepFolder
+from paceline.trials import NoPoint, SweepFolder
 
 PATIENCE = 300.0  # seconds for an answer
 
 
-class NoPoint(Exception):
-    """The search is over: there is nothing left to try."""
-
-
-def ask_wandb(sweep: SweepFolder, name: str, group: int) -> dict[str, Any]:
+def ask_wandb(sweep: SweepFolder, name: str, group: int, variables: Mapping[str, str]) -> dict[str, Any]:
     """The point of a group, and the variables of its W&B run. `NoPoint` when the service has no more."""
     path = sweep.asked(group)
     if not path.exists():
         if sweep.asked_for_all.exists():
             raise NoPoint
-        _ask(sweep, name, path)
+        _ask(name, path, variables)
     told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if told.get("point") is None:
         path.replace(sweep.asked_for_all)
@@ -38,13 +35,20 @@ def ask_wandb(sweep: SweepFolder, name: str, group: int) -> dict[str, Any]:
     return told
 
 
-def _ask(sweep: SweepFolder, name: str, path: Path) -> None:
+def place_in_wandb(variables: Mapping[str, str]) -> dict[str, str]:
+    """A run of the sweep lies where the sweep does, whatever `[tracking]` says."""
+    names = {"wandb_project": "WANDB_PROJECT", "wandb_entity": "WANDB_ENTITY"}
+    return {key: variables[name] for key, name in names.items() if name in variables}
+
+
+def _ask(name: str, path: Path, variables: Mapping[str, str]) -> None:
     path.parent.mkdir(exist_ok=True)
     log = path.with_suffix(".log")
     home = str(Path(paceline.__file__).parent.parent)  # the zip, in a job
     known = os.environ.get("PYTHONPATH")
     environ = {
         **os.environ,
+        **variables,
         "PYTHONPATH": f"{home}{os.pathsep}{known}" if known else home,
         "WANDB_DIR": str(path.parent),  # where its agent puts the point: all nodes see this folder
         "WANDB_CONSOLE": "off",

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 from paceline import contract
 from paceline.contract import Order, write_atomically
 from paceline.errors import LaunchError, PacelineError
-from paceline.node.asking import NoPoint, ask_wandb
+from paceline.node.asking import ask_wandb, place_in_wandb
 from paceline.node.ending import Failure
 from paceline.trials import (
     DONE,
     FAILED,
     NO_POINT,
     PRUNED,
+    NoPoint,
     Point,
     Search,
     SweepFolder,
@@ -63,14 +64,19 @@ def main(words: Sequence[str]) -> int:
 # -- opening ---------------------------------------------------------------------------------------------
 
 
-def open_trial(sweep: SweepFolder, kit: Path, number: int) -> TrialFolder:
-    """Fill the trial's run folder. One that was begun before goes on with the same point."""
+def open_trial(
+    sweep: SweepFolder, kit: Path, number: int, *, variables: Mapping[str, str] | None = None
+) -> TrialFolder:
+    """Fill the trial's run folder. One that was begun before goes on with the same point.
+
+    `variables` are those that a job's environment would have, where this is no job: a service may want a key.
+    """
     search = sweep.read_search()
     point = _point(sweep, number)
     trial = sweep.trial(number)
     trial.events.mkdir(parents=True, exist_ok=True)
     try:
-        told = _told(sweep, search, point, trial)
+        told = _told(sweep, search, point, trial, variables or {})
     except NoPoint:
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
@@ -102,11 +108,13 @@ def _point(sweep: SweepFolder, number: int) -> Point:
     raise LaunchError(f"{sweep.points} has no trial {number}", hint="was the file changed by hand?")
 
 
-def _told(sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder) -> dict[str, Any]:
+def _told(
+    sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """trial.json: what a trial that begins is told, by the list or by the sampler."""
     values, known, variables = point.point, None, {}
     if search.sampler == "wandb":
-        answer = ask_wandb(sweep, search.wandb_sweep, point.group)
+        answer = ask_wandb(sweep, search.wandb_sweep, point.group, environ)
         values, variables = answer["point"], answer["variables"]
     if search.needs_optuna:
         from paceline.runtime import searching
@@ -149,6 +157,7 @@ def _order(
         order, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
         params=overlaid(order.params, told["point"]), trial=trial,
         variables={**order.variables, **told.get("variables", {})},
+        tracking={**order.tracking, **place_in_wandb(told.get("variables", {}))},
     )  # fmt: skip
 
 

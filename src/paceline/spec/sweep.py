@@ -28,6 +28,8 @@ class SweepTable(Table):
     """Which way is better."""
     sampler: Literal["grid", "random", "tpe"] = "grid"
     """How points are chosen: all combinations, at random, or by what the trials before found (TPE)."""
+    wandb_sweep: Line | None = None
+    """Instead: the W&B sweep that chooses them, ENTITY/PROJECT/ID. `parallel` agents ask for `count` points each."""
     count: Count | None = None
     """How many points; a grid has as many as it has, at the most so many."""
     parallel: Count | None = None
@@ -94,10 +96,10 @@ def _table_of(told: Mapping[str, Any], path: Path) -> SweepTable:
 
 
 def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
-    """What was typed wins."""
+    """What was typed wins; but which sweep of W&B's it is, the file says where it says so."""
     values = table.model_dump()
     for flag in flags:
-        if flag.value is None:
+        if flag.value is None or (flag.key == "wandb_sweep" and table.wandb_sweep is not None):
             continue
         try:
             SweepTable.model_validate({flag.key: flag.value})
@@ -206,6 +208,14 @@ def check_sweep(file: SweepFile) -> None:
             f"{path}: [sweep] needs a script or a module, and one of them",
             hint='write script = "train.py", relative to this file',
         )
+    if table.wandb_sweep is not None:
+        if file.space:
+            raise SpecError(
+                f"{path}: there is a [space], and the points are those of the W&B sweep {table.wandb_sweep}",
+                hint="take [space] out, or leave the W&B sweep out",
+            )
+        check_means(table, path)
+        return
     if not file.space and table.seeds == 1:
         raise SpecError(f"{path}: there is no [space], and seeds is 1", hint="write [space] lr = [0.1, 0.01]")
     if table.sampler != "grid" and table.count is None:

@@ -269,6 +269,8 @@ class Tracking(Table):
     """The W&B user or team; else the key's own."""
     wandb_mode: Literal["online", "offline", "disabled"] | None = None
     """Send as it happens, or keep for `paceline sync`; else online where there are a key and a network."""
+    wandb_sweep: Line | None = None
+    """The W&B sweep of `paceline sweep`, ENTITY/PROJECT/ID; wins over --wandb-sweep."""
     wandb_all_processes: bool = False
     """Each rank logs its own numbers in a W&B run of its own, all in one group."""
     tensorboard: bool = False

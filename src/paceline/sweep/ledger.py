@@ -41,6 +41,7 @@ class Ledger:
             return
         old = self.folder.read_search()
         keys = ["metric", "direction", "sampler", *(["space"] if search.sampler in ("random", "tpe") else [])]
+        keys += ["wandb_sweep"] if search.wandb_sweep else []
         for key in keys:
             if getattr(old, key) != getattr(search, key):
                 raise SpecError(

@@ -17,6 +17,7 @@ from paceline.plan.secrets import NO_SECRETS, Secrets
 from paceline.plan.shape import Machine
 from paceline.spec import Job
 from paceline.sweep.ledger import Ledger
+from paceline.trials import NoPoint
 
 Tell = Callable[[int, Mapping[str, Any]], None]
 
@@ -67,7 +68,10 @@ class LocalTrials:
     def _begin(self, number: int, slot: int) -> LocalPlan | None:
         folder = self.ledger.folder
         try:
-            open_trial(folder, self.kit, number)
+            variables = {**self.job.environment.variables, **self.filed.values}
+            open_trial(folder, self.kit, number, variables=variables)
+        except NoPoint:
+            return None
         except PacelineError as problem:
             self.tell(number, {"state": FAILED, "error": problem.message})
             self.ended[number] = close_trial(folder, number, FAILED)

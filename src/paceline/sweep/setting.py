@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import SpecError, UsageError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import find_file, repository_root
 from paceline.spec.sweep import SweepFile, SweepTable, check_means, in_order, load_sweep, with_flags
+from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import Wanted, read_list, seeds_of, wanted_points
+from paceline.sweep.wandb_service import check_name
+from paceline.sweep.wandb_setting import file_of_script, file_of_wandb, name_of, shares
 from paceline.trials import Search
 
 TPE_PARALLEL = 4  # more at once, and it has learned less from each
@@ -24,6 +28,8 @@ class Setting:
     seeds: list[int | None]
     pack: int
     scripts: tuple[str, ...]  # lists may name several
+    tasks: int | None = None  # into which the trials go, where that was said: the agents of a W&B sweep
+    wandb_config: dict[str, Any] | None = None  # the W&B sweep that is to be made
 
 
 def read_setting(
@@ -36,7 +42,12 @@ def read_setting(
     profile: str | None = None,
 ) -> Setting:
     """`typed` are flags of the sweep's own (keys of `[sweep]`), `flags` those of its jobs."""
-    file, listed = _read(path, typed)
+    told = None
+    if path.suffix in SUFFIXES:
+        file, told = file_of_wandb(path, typed)
+        listed = None
+    else:
+        file, listed = _read(path, typed)
     table = file.table
     folder = file.path.resolve().parent
     script = table.module or table.script or ""
@@ -60,6 +71,8 @@ def read_setting(
         seed=table.seed, space={key: file.space[key] for key in in_order(file.space)}, args=list(table.args),
         arguments=table.arguments, parallel=table.parallel, file=str(file.path.resolve()),
     )  # fmt: skip
+    if told is not None or table.wandb_sweep is not None:
+        return _of_wandb(file, told, job, search, typed)
     if search.asks and search.parallel is None:
         search = replace(search, parallel=TPE_PARALLEL)
     wanted = wanted_points(search, count=table.count) if listed is None else listed[: table.count]
@@ -68,13 +81,37 @@ def read_setting(
     return Setting(job, search, wanted, seeds, table.pack, scripts)
 
 
+def _of_wandb(
+    file: SweepFile, told: WandbFile | None, job: Job, search: Search, typed: Sequence[Flag]
+) -> Setting:
+    """Points that W&B's service chooses: as many as its agents may ask for."""
+    agents, count = shares(file.table, file.path, points=told.points if told else None)
+    name = file.table.wandb_sweep or ""
+    if name in [flag.value for flag in typed if flag.key == "wandb_sweep"]:
+        name = job.tracking.wandb_sweep or name  # what a file says wins, wherever it stands
+    if name:
+        check_name(name)
+    search = replace(
+        search, name=name_of(file, name), sampler="wandb", wandb_sweep=name, parallel=agents
+    )  # fmt: skip
+    if job.tracking.wandb is None:  # a trial that logs nothing there would tell the search nothing
+        tracking = job.tracking.model_copy(update={"wandb": True})
+        job = replace(job, tables=job.tables.model_copy(update={"tracking": tracking}))
+    return Setting(
+        job, search, wanted_points(search, count=count), [None], file.table.pack, (job.program.name,), tasks=agents,
+        wandb_config=told.config if told and not name else None,
+    )  # fmt: skip
+
+
 def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[Wanted] | None]:
     if path.suffix == ".toml":
         return load_sweep(path, typed), None
+    if path.suffix == ".py":
+        return file_of_script(path, typed), None
     if path.suffix != ".txt":
         raise UsageError(
-            f"{path}: found {path.suffix or 'no ending'}, expected .toml or .txt",
-            hint="a sweep's file is TOML with [sweep] and [space]; a list of command lines ends in .txt",
+            f"{path}: found {path.suffix or 'no ending'}, expected .toml, .txt or .yml",
+            hint="a sweep's file is TOML with [sweep] and [space]; a list of command lines ends in .txt, W&B's in .yml",
         )
     table = with_flags(SweepTable(), typed)
     listed = read_list(path, script=table.script)

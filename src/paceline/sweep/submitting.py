@@ -18,11 +18,18 @@ def plan_chunks(numbers: Sequence[int], *, pack: int, largest: int, most: int | 
     return cut(group(numbers, pack=pack, most_tasks=most), most=largest)
 
 
+def fewest(*limits: int | None) -> int | None:
+    """The one of several limits that counts; None where there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 class Submission:
     """One submission of trials, array by array."""
 
-    def __init__(self, ledger: Ledger, plan: SlurmPlan, *, pack: int, parallel: int | None) -> None:
-        self.ledger, self.plan, self.pack = ledger, plan, pack
+    def __init__(
+        self, ledger: Ledger, plan: SlurmPlan, *, pack: int, parallel: int | None, tasks: int | None = None
+    ) -> None:
+        self.ledger, self.plan, self.pack, self.tasks = ledger, plan, pack, tasks
         # What is throttled are tasks, and what was asked for are trials.
         self.throttle = None if parallel is None else max(1, math.ceil(parallel / pack))
         self.jobs: list[str] = []
@@ -30,7 +37,7 @@ class Submission:
 
     def give(self, numbers: Sequence[int], *, account: str | None) -> None:
         """All of them. A refusal because of the number of jobs makes tasks longer and fewer; others are errors."""
-        largest, most = largest_array(), most_jobs(account)
+        largest, most = largest_array(), fewest(most_jobs(account, wanted=len(numbers)), self.tasks)
         left = list(numbers)
         while left:
             chunks = plan_chunks(left, pack=self.pack, largest=largest, most=most)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.errors import EnvironmentProblem, UsageError
@@ -34,16 +34,15 @@ def check_reachable(environ: Mapping[str, str]) -> None:
         )
 
 
-def check_name(sweep: str, said: str) -> str:
+def check_name(sweep: str) -> None:
     """A sweep's id, alone or with its project and entity."""
     if not re.fullmatch(r"([^/\s]+/){0,2}[^/\s]+", sweep):
         raise UsageError(
-            f"{said} is {sweep!r}", hint="write ENTITY/PROJECT/ID, as the sweep's page shows them"
+            f"a W&B sweep is named {sweep!r}", hint="write ENTITY/PROJECT/ID, as the sweep's page shows them"
         )
-    return sweep
 
 
-def create_sweep(config: dict[str, Any]) -> str:
+def create_sweep(config: dict[str, Any], secrets: Mapping[str, str]) -> str:
     """A new sweep of the service; its ENTITY/PROJECT/ID as far as the file says them."""
     try:
         import wandb
@@ -56,7 +55,7 @@ def create_sweep(config: dict[str, Any]) -> str:
     project = config.get("project") or os.environ.get("WANDB_PROJECT")
     said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(said), _set(secrets):
             made = wandb.sweep(config, entity=entity, project=project)
     except Exception as problem:  # its errors have no common root that is public
         words = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
@@ -64,3 +63,15 @@ def create_sweep(config: dict[str, Any]) -> str:
             f"W&B made no sweep: {words}", hint="is WANDB_API_KEY set, or has `wandb login` been typed here?"
         ) from None
     return "/".join(part for part in (entity if project else None, project, str(made)) if part)
+
+
+@contextlib.contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """wandb is told its key by the environment only, unless it may write it down at home."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in variables.items() if name.startswith("WANDB_")})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
