@@ -226,3 +226,115 @@ def test_tpe_finds_the_optimum_within_forty_trials(
     # It learned: the last twenty are nearer than the first.
     assert sorted(values[20:])[10] < sorted(values[:20])[10]
     assert len({json.dumps(result["point"]) for result in found.values()}) == 40
+
+
+# Waits in its first attempt until it is asked to stop, as before a time limit; then it is done at once.
+STOPPED = """\
+import argparse, os, pathlib, signal, sys, time
+import paceline
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=int)
+args = parser.parse_args()
+if args.x and os.environ["PACELINE_ATTEMPT"] == "1":
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+    pathlib.Path(os.environ["PACELINE_RUN"], "began").touch()
+    time.sleep(600)
+paceline.report(args.x, step=int(os.environ["PACELINE_ATTEMPT"]))
+"""
+
+FOUR = """\
+[sweep]
+script = "train.py"
+[space]
+x = [0, 1, 2, 3]
+"""
+
+
+def until(condition: Callable[[], bool], sweep: SweepFolder, *, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, explain(sweep)
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", [1, 2])
+def test_a_trial_whose_time_is_up_goes_on_as_itself(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path, pack: int
+) -> None:
+    folder = project(tmp_path / "project", STOPPED, config=QUICK)
+    (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
+    words = ["sweep", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--pack", str(pack), "sweep.toml"]
+    sweep = sweep_of(slurm_paceline(*words, cwd=folder, check=True))
+    (line,) = sweep.read_jobs()
+    assert len(line["tasks"]) == 4 // pack
+    until(lambda: all((sweep.trial(number).path / "began").exists() for number in (1, 2, 3)), sweep)
+    seen = [_gpus(sweep, number) for number in (1, 2, 3)]
+    assert all(seen)
+    if pack == 2:  # those that share a node have GPUs of their own
+        assert seen[1] != seen[2], seen
+    for task in (f"{line['job']}_{index}" for index in line["tasks"]):
+        cluster.run(["scancel", "--batch", "--signal=USR1", task], check=False)
+    until(lambda: len(results(sweep)) == 4, sweep)
+    wait(cluster, sweep)
+    assert states(sweep) == ["done"] * 4, explain(sweep)
+    assert [result["step"] for result in results(sweep).values()] == [1, 2, 2, 2]
+    attempts = [len(sweep.trial(number).attempts()) for number in range(4)]
+    assert attempts == [1, 2, 2, 2]  # what was done is not done again, also where it shares a job
+    restarts = [cluster.restarts(task) for task in tasks_of(sweep)]
+    assert restarts == ([0, 1, 1, 1] if pack == 1 else [1, 1])
+
+
+def _gpus(sweep: SweepFolder, number: int) -> str:
+    """Which GPUs a trial that runs has, by its launcher's environment."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"PACELINE_RUN={sweep.trial(number).path}".encode() in variables:
+            for each in variables:
+                if each.startswith(b"CUDA_VISIBLE_DEVICES=") and b"RANK=0" in variables:
+                    return each.decode()
+    return ""
+
+
+@pytest.mark.slow
+def test_tasks_run_several_trials_where_few_jobs_are_allowed(
+    sandbox: Cluster, paceline: Type, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as place:
+        options = {"MaxJobCount": "4"}
+        made = Cluster.up(place, nodes=2, gpus=0, network=PLAIN, owner=os.getpid(), options=options)
+        try:
+            folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
+            (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
+            sweep = sweep_of(paceline("sweep", "sweep.toml", cwd=folder, check=True, **made.environment))
+            trials = [numbers for line in sweep.read_jobs() for numbers in line["tasks"].values()]
+            assert [number for numbers in trials for number in numbers] == list(range(12))
+            assert len(trials) <= 4
+            wait(made, sweep)
+            assert states(sweep) == ["done"] * 12, explain(sweep)
+        finally:
+            made.down()
+
+
+@pytest.mark.slow
+def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "project", STOPPED, config=QUICK)
+    (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
+    sweep = sweep_of(slurm_paceline("sweep", "--parallel", "2", "sweep.toml", cwd=folder, check=True))
+    until((sweep.trial(1).path / "began").exists, sweep)
+    assert "cancelled sweep" in slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True).stdout
+    wait(cluster, sweep)
+    assert list(results(sweep)) == [0]
+    typed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
+    assert "submitted 3 trials" in typed.stdout
+    queued = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder)
+    assert "no trial of 'sweep' is missing" in queued.stderr  # they are on their way
+    until(lambda: len(list(sweep.path.glob("trials/[23]/began"))) >= 1, sweep)
+    slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
+    wait(cluster, sweep)
+    assert results(sweep)[1]["step"] == 2  # it went on with its second attempt

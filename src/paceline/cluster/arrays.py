@@ -11,6 +11,7 @@ from paceline.errors import ClusterError
 from paceline.plan.slurm import SlurmPlan
 
 USUAL_SIZE = 1001  # Slurm's own default of MaxArraySize
+FEW = 10  # so many times fewer than the cluster may hold are no reason to count what it holds
 # What sbatch says where a limit on the number of jobs, and not the job itself, is in the way.
 TOO_MANY = re.compile(
     r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable",
@@ -30,14 +31,14 @@ def largest_array() -> int:
     return min(size, int(match[1])) if match else size
 
 
-def most_jobs(account: str | None) -> int | None:
+def most_jobs(account: str | None, *, wanted: int | None = None) -> int | None:
     """Jobs that one more submission may bring, by what the cluster and the user's association allow."""
-    known = [int(_configuration().get("MaxJobCount") or 0)]
-    known += _association_limits(account)
-    allowed = [limit for limit in known if limit > 0]
-    if not allowed:
-        return None
-    return max(1, min(allowed) - _own_jobs())
+    limits = [limit - _own_jobs() for limit in _association_limits(account)]
+    whole = int(_configuration().get("MaxJobCount") or 0)
+    # The controller counts all that it remembers of everybody's, which takes time to list: only where it may matter.
+    if whole and (wanted is None or wanted * FEW > whole):
+        limits.append(whole - 1 - _remembered_jobs())
+    return max(1, min(limits)) if limits else None
 
 
 def _configuration() -> dict[str, str]:
@@ -61,6 +62,11 @@ def _association_limits(account: str | None) -> list[int]:
         if limit.strip().isdigit() and (account is None or name == account):
             found.append(int(limit))
     return found
+
+
+def _remembered_jobs() -> int:
+    done = slurm.call(["squeue", "--noheader", "--array", "--states=all", "--format=%i"], check=False)
+    return len(done.stdout.split())
 
 
 def _own_jobs() -> int:

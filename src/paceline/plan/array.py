@@ -159,7 +159,7 @@ attempt() {{
     fi
     export PACELINE_RUN="$run"
 {_indented(batch.wrapping.hand_out)}    if ! {_helper(batch)} trial open "$sweep" "$kit" "$number"; then
-        [ -z "$ended" ] || return
+        if [ -n "$ended" ] || [ -e "$run/result.json" ]; then return; fi # there: the search has no point left
         echo failed >"$run/legs/$leg/verdict"
         {_helper(batch)} trial close "$sweep" "$number" failed
         return
@@ -258,16 +258,12 @@ done
 
 
 def _requeue(batch: Batch) -> list[str]:
-    unfit = exclude = ""
+    unfit = ""
     if not batch.nodelist:
         first = f"echo {quote(batch.exclude)}; " if batch.exclude else ""
         unfit = f"""\
 unfit=$({{ {first}for number in "${{numbers[@]}}"; do cat "$sweep/trials/$number"/legs/*/unfit 2>/dev/null; done; }} |
     sort -u | paste -sd, -)
-"""
-        exclude = """\
-        # Slurm refuses to leave nodes out of a running job; a requeued one is pending.
-        [ -n "$unfit" ] && scontrol update jobid="$self" ExcNodeList="$unfit"
 """
     continuation = "" if batch.nodelist else ' ${unfit:+"--exclude=$unfit"}'
     return f"""
@@ -283,13 +279,12 @@ for number in "${{numbers[@]}}"; do [ -e "$sweep/trials/$number/legs/$leg/again"
         for name in HOME USER LOGNAME SHELL LANG PATH TZ KRB5CCNAME SLURM_CONF SLURM_CLUSTERS "${{!SBATCH_@}}"; do
             [ -n "${{!name+set}}" ] && kept+=("$name=${{!name}}")
         done
-        next=$(env -i "${{kept[@]}}" sbatch --parsable --dependency="afterany:$SLURM_JOB_ID" \\
+        next=$(env -i "${{kept[@]}}" sbatch --parsable --dependency="afterany:$self" \\
             --array="$SLURM_ARRAY_TASK_ID"{continuation} "$kit/job.sbatch" "${{1:-tasks-1}}") &&
             for number in "${{numbers[@]}}"; do
                 [ -e "$sweep/trials/$number/result.json" ] ||
                     echo "${{next%%;*}}_$SLURM_ARRAY_TASK_ID" >"$sweep/trials/$number/job"
             done
-    elif scontrol requeue "$self"; then
-{exclude}        sleep 60 # until Slurm ends this shell
-    fi
+    else
+{batches.back_into_the_queue(batch)}    fi
 fi""".splitlines()

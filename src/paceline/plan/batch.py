@@ -250,7 +250,6 @@ reports=("$run"/legs/*/unfit) # nodes that launchers found unfit, one name per l
 [ "$verdict" = failed ] && [ -s "$run/legs/$leg/unfit" ] && [ ${{#reports[@]}} -le {UNFIT_REQUEUES} ] && again=1
 unfit=$({{ {_first_of_exclude(batch)}cat "${{reports[@]}}" 2>/dev/null; }} | sort -u | paste -sd, -)
 """
-    exclude = "" if batch.nodelist else _EXCLUDE
     again += f"""\
 if [ -n "$again" ] && [ -z "$ended" ] && [ ! -e "$run/cancelled" ]; then
     trap '' TERM # requeueing ends this shell by TERM; the rest must be done first
@@ -264,17 +263,23 @@ if [ -n "$again" ] && [ -z "$ended" ] && [ ! -e "$run/cancelled" ]; then
             sbatch --parsable --dependency="afterany:$SLURM_JOB_ID"{_continuation_exclude(batch)} "$run/job.sbatch") &&
             echo "${{next%%;*}}" >"$run/job"
     else
+{back_into_the_queue(batch)}    fi
+fi"""
+    return again.splitlines()
+
+
+def back_into_the_queue(batch: Batch) -> str:
+    """What sends this job there, where jobs may be requeued."""
+    return f"""\
         # The controller may be away for a moment (a restart, a failover): it is asked more than once.
         for pause in 2 5 10 20 0; do
             if scontrol requeue "$self"; then
-{exclude}                sleep 60 # until Slurm ends this shell
+{"" if batch.nodelist else _EXCLUDE}                sleep 60 # until Slurm ends this shell
                 break
             fi
             sleep "$pause"
         done
-    fi
-fi"""
-    return again.splitlines()
+"""
 
 
 # Slurm refuses to leave nodes out of a running job; a requeued one is pending.
