@@ -161,7 +161,6 @@ def follow(watch: Watch) -> None:
             for line in watch.lines():
                 if line is not None:
                     print(line, flush=True)
-            console.say_note(watch.progress())
             return
         with out.status("") as status:
             for line in watch.lines():

@@ -85,6 +85,8 @@ class Watch:
             path.name.partition("-")[0]
             for path in self.target.path.glob("lib/python*/site-packages/*.dist-info")
         }
+        if not names:
+            return "under way"
         there = len(names - ({"pip", "setuptools"} - self.collected))  # every venv begins with these two
         return f"packages: {len(self.collected)} collected, {there} installed"
 
@@ -94,9 +96,10 @@ class Watch:
     def errors(self, most: int = 12) -> list[str]:
         """The end of the log: pip's errors if there are any, else the last lines."""
         try:
-            lines = self.folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            text = self.folder.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()  # engines of containers write in colours
         told = [line.strip() for line in lines if re.match(r"\s*(ERROR|error|FATAL)\b", line)]
         ours = [line for line in lines if line.startswith("paceline: ")][-1:]
         return [*told[-most:], *ours] or lines[-most:]
