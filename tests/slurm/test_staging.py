@@ -1,22 +1,26 @@
-"""Data on a real Slurm: staged on two nodes and used again, results back after a cancel, nothing left behind."""
+"""Data on a real Slurm: staged on two nodes and used again, results back in every ending, nothing left behind."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from paceline.contract import RunFolder
 from paceline.node.staging.folders import Owner, make_run_folder, private_folder
-from tests.slurm.harness import Cluster
+from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Type, everything, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
 PATIENCE = 400
-SMALL = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1", "--nodes", "2")
+TINY = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
+SMALL = (*TINY, "--nodes", "2")
 
 SCRIPT = """\
 import os, sys, time
@@ -104,3 +108,149 @@ def test_clean_on_a_node_spares_what_lives(tmp_path: Path, cluster: Cluster, slu
     assert len(list(private.iterdir())) == 2
     slurm_paceline(*words, "--yes", check=True, timeout=PATIENCE)
     assert [path.name for path in private.iterdir()] == [f"run-{live}"]
+
+
+# Says what it was given, leaves a result, and goes on as it is told.
+ODD = "a name with spaces\nand a newline"
+ENDING = """\
+import os, signal, sys, time
+from pathlib import Path
+data = Path(os.environ["PACELINE_DATA"])
+odd = data / "a name with spaces\\nand a newline"
+print("near", (odd / "near").resolve() == (odd / "file").resolve(), flush=True)
+print("far", os.readlink(odd / "far"), flush=True)
+(data / "out").mkdir()
+(data / "out" / "result.txt").write_text((odd / "file").read_text())
+print("ready", flush=True)
+if sys.argv[1] == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, scratch: Path) -> Path:
+    """A project whose data has an odd name, a link that stays inside, and one that leads out."""
+    odd = scratch / "p" / ODD
+    odd.mkdir(parents=True)
+    (odd / "file").write_text("42")
+    (odd / "near").symlink_to(odd / "file")
+    (odd / "far").symlink_to(tmp_path)
+    config = (
+        f'[project]\nname = "p"\n[data]\nstage = [{json.dumps(ODD)}]\ncollect = ["out"]\n'
+        f'folder = "{tmp_path}/disks/$SLURMD_NODENAME"\n'
+    )
+    return project(tmp_path / "project", ENDING, config=config)
+
+
+class Job:
+    """A run of that project, and its folder on the node's disk."""
+
+    def __init__(self, home: Path, cluster: Cluster, paceline: Type, *words: str) -> None:
+        self.cluster, self.disks = cluster, home.parent / "disks"
+        self.run = run_of(paceline("submit", *TINY, "--nodes", "1", *words, cwd=home, check=True))
+        self.id = self.run.job.read_text().strip()
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline, (
+                f"{what}\n{self.cluster.show(self.id)}\n{everything(self.run)}"
+            )
+            time.sleep(0.2)
+
+    def ready(self) -> None:
+        log = self.run.attempt(1).log(0)
+        self.until(lambda: log.exists() and "ready" in log.read_text(), "the script does not come so far")
+
+    def ended(self) -> str:
+        self.until(lambda: self.cluster.state(self.id) in ENDED, "the job does not end")
+        return self.cluster.state(self.id)
+
+    def kill(self) -> None:
+        """All of its processes, at once and for good, the batch shell first; scancel would let them clean up."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("SLURM_JOB_ID") == self.id:
+                    found.append(process)
+        assert len(found) > 2, found
+        for process in sorted(found, key=lambda each: each.pid):
+            with suppress(psutil.Error):
+                process.kill()
+
+    def left(self) -> list[Path]:
+        return list(self.disks.glob(f"*/paceline-*/run-{self.run.path.name}-*"))
+
+    def came_back(self) -> None:
+        """The result is there, and nothing of the run on any disk."""
+        self.until(lambda: results(self.run) and not self.left(), "no result, or something was left")
+        assert results(self.run) == {"out/result.txt": "42"}
+
+
+def test_killed_jobs_leave_nothing_to_the_next_and_the_living_keep_theirs(
+    home: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    living = Job(home, cluster, slurm_paceline, "train.py", "wait")
+    living.ready()
+    here = ("--no-requeue", "--nodelist", cluster.show(living.id)["NodeList"])
+    killed = Job(home, cluster, slurm_paceline, *here, "train.py", "wait")
+    killed.ready()
+    log = killed.run.attempt(1).log(0).read_text()
+    assert "near True" in log
+    assert f"far {home.parent}\n" in log
+    killed.kill()
+    killed.ended()
+    assert killed.left(), everything(killed.run)  # nobody was there to clean up
+    assert not results(killed.run)
+    # The next one: its script is killed, which is no reason to lose a result, either.
+    after = Job(home, cluster, slurm_paceline, *here, "train.py", "die")
+    assert after.ended() == "FAILED", everything(after.run)
+    after.came_back()
+    killed.came_back()
+    assert len(living.left()) == 1
+    assert cluster.state(living.id) == "RUNNING"
+    console = after.run.slurm_log.read_text()
+    assert "removed 1 folders that earlier runs had left" in console
+    assert "1 links in 'a name with spaces\\nand a newline' lead out of it" in console
+    cluster.run(["scancel", living.id])
+    living.came_back()
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_copied(
+    home: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    with open(scratch / "p" / ODD / "huge", "wb") as file:
+        file.truncate(15 << 40)  # a hole: takes no room, and no disk here has so much
+    job = Job(home, cluster, slurm_paceline, "train.py", "wait")
+    assert job.ended() == "FAILED"
+    told = everything(job.run)
+    node = cluster.show(job.id)["NodeList"]
+    assert f"node {node}: the data needs 16.5 TB, and {job.disks}" in told
+    assert "stage less, choose a larger disk by folder in [data]" in told
+    assert not job.run.attempt(1).log(0).exists(), told
+    assert not list(job.disks.rglob("huge"))
+    assert not job.left()
+    shown = slurm_paceline("show", str(job.run.path), check=True)
+    assert "the data needs 16.5 TB" in shown.stdout
+
+
+@pytest.mark.slow
+def test_results_come_back_at_the_time_limit(home: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    job = Job(home, cluster, slurm_paceline, "--no-requeue", "train.py", "wait")
+    job.ready()
+    cluster.run(["scontrol", "update", f"jobid={job.id}", "endtime=now+45"])
+    assert job.ended() != "COMPLETED"
+    job.came_back()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["low", "grace"])
+def test_results_come_back_before_a_preempted_job_runs_again(
+    partition: str, home: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    job = Job(home, cluster, slurm_paceline, "--partition", partition, "train.py", "wait")
+    job.ready()
+    urgent = cluster.submit("sleep 600", "--partition=high", "--exclusive", "--nodes=4")
+    job.until(lambda: cluster.state(urgent) == "RUNNING", "the urgent job does not start")
+    job.came_back()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.contract import AttemptFolder, read_verdict
+from paceline.contract import FAILED, AttemptFolder, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.amounts import show_seconds
 from paceline.watch.goodput import SHARES, Goodput, goodput, read_events
@@ -69,6 +69,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     facts = [
         ("run", record.run_id),
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
+        ("why", _why(record)),
         ("job", record.job or ""),
         (
             "ranks",
@@ -80,6 +81,14 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("step", "" if record.step is None else str(record.step)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _why(record: Record) -> str:
+    """What kept a run that failed from starting its ranks; what ended its attempts stands with them."""
+    if record.status != FAILED:
+        return ""
+    told = [str(event["why"]) for event in read_events(record.folder.events) if event.get("why")]
+    return told[-1] if told else ""
 
 
 def _attempt(attempt: AttemptFolder) -> str:
