@@ -24,7 +24,7 @@ def planted(tmp_path: Path) -> Planted:
     return plant(tmp_path)
 
 
-@pytest.mark.parametrize("style", ["fork", "torchrun"])
+@pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_ranks_have_them_and_nothing_shows_them(style: str, planted: Planted, scratch: Path) -> None:
     words = [
         sys.executable,
