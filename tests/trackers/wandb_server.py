@@ -219,12 +219,14 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def wandb_service(points: list[dict[str, Any]] | None = None) -> Iterator[Service]:
-    """The service, at `service.url`, for as long as the body runs."""
+def wandb_service(
+    points: list[dict[str, Any]] | None = None, *, address: str = "127.0.0.1"
+) -> Iterator[Service]:
+    """The service, at `service.url`, for as long as the body runs; `address`: where nodes of a sandbox see it."""
     service = Service()
     service.points = list(points or [])
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"service": service}))
-    service.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = _Server((address, 0), type("Handler", (_Handler,), {"service": service}))
+    service.url = f"http://{address}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from paceline.spec.sweep import SweepFile, SweepTable, check_means, in_order, lo
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import Wanted, read_list, seeds_of, wanted_points
 from paceline.sweep.wandb_service import check_name
-from paceline.sweep.wandb_setting import file_of_script, file_of_wandb, name_of, shares
+from paceline.sweep.wandb_setting import file_of_script, file_of_wandb, name_of, shares, with_wandb
 from paceline.trials import Search
 
 TPE_PARALLEL = 4  # more at once, and it has learned less from each
@@ -94,12 +95,9 @@ def _of_wandb(
     search = replace(
         search, name=name_of(file, name), sampler="wandb", wandb_sweep=name, parallel=agents
     )  # fmt: skip
-    if job.tracking.wandb is None:  # a trial that logs nothing there would tell the search nothing
-        tracking = job.tracking.model_copy(update={"wandb": True})
-        job = replace(job, tables=job.tables.model_copy(update={"tracking": tracking}))
     return Setting(
-        job, search, wanted_points(search, count=count), [None], file.table.pack, (job.program.name,), tasks=agents,
-        wandb_config=told.config if told and not name else None,
+        with_wandb(job, os.environ), search, wanted_points(search, count=count), [None], file.table.pack,
+        (job.program.name,), tasks=agents, wandb_config=told.config if told and not name else None,
     )  # fmt: skip
 
 

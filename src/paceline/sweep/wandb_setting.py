@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from paceline.errors import SpecError, UsageError
-from paceline.spec import Flag
+from paceline.spec import Flag, Job
 from paceline.spec.problems import explain
 from paceline.spec.sweep import SweepFile, SweepTable, with_flags
 from paceline.spec.wandb_sweep import WandbFile, load_wandb_file
 
+KEY, ADDRESS = "WANDB_API_KEY", "WANDB_BASE_URL"
 AGENTS = 4  # unless said: more at once, and a search has learned less from each
 
 
@@ -47,6 +49,20 @@ def name_of(file: SweepFile, sweep: str) -> str:
     if file.table.name is not None or file.path.suffix != ".py":
         return file.name
     return clean(f"{file.name}-{sweep.rpartition('/')[2]}")
+
+
+def with_wandb(job: Job, environ: Mapping[str, str]) -> Job:
+    """What a trial needs to ask for its point and to tell of it: the service's address, a key, and a tracker."""
+    environment, tracking = job.environment, job.tracking
+    if KEY in environ and KEY not in (*environment.secrets, *environment.variables):
+        environment = environment.model_copy(update={"secrets": (*environment.secrets, KEY)})
+    if environ.get(ADDRESS):
+        variables = {ADDRESS: environ[ADDRESS], **environment.variables}
+        environment = environment.model_copy(update={"variables": variables})
+    if tracking.wandb is None:  # a trial that logs nothing there would tell the search nothing
+        tracking = tracking.model_copy(update={"wandb": True})
+    tables = job.tables.model_copy(update={"environment": environment, "tracking": tracking})
+    return replace(job, tables=tables)
 
 
 def shares(table: SweepTable, path: Path, *, points: int | None) -> tuple[int, int]:

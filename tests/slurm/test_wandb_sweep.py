@@ -1,0 +1,56 @@
+"""A W&B sweep on a real Slurm: agents are tasks of an array, and whole runs of two nodes get their points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.sweep.results import read_sweep
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import Typed, everything, project, told
+from tests.slurm.test_sweep import sweep_of, wait
+from tests.trackers.wandb_server import wandb_service
+from tests.trackers.worlds import reachable
+
+# What a script of wandb's own does: rank 0 logs. No torch.
+SCRIPT = """\
+import json, os, sys, wandb
+rank = int(os.environ["RANK"])
+print("told " + json.dumps({"RANK": rank, "args": sys.argv[1:]}), flush=True)
+if rank == 0:
+    with wandb.init() as run:
+        run.log({"loss": run.config["x"] ** 2})
+"""
+
+
+@pytest.mark.slow
+def test_agents_as_tasks(
+    cluster: Cluster, slurm_paceline: Callable[..., Typed], tmp_path: Path, scratch: Path
+) -> None:
+    home = project(scratch.parent / "project", SCRIPT, config='[launch]\nstyle = "srun"\n')
+    points = [{"x": 1}, {"x": 2}, {"x": 3}]
+    with wandb_service(points, address=cluster.record.controller_address) as service:
+        typed = slurm_paceline(
+            "sweep", "--wandb-sweep", "somebody/digits/s1", "--parallel", "2", "--count", "2", "--nodes", "2",
+            "--nproc", "1", "--cpus-per-gpu", "1", "--time", "10m", "train.py",
+            cwd=home, check=True, **reachable(service, tmp_path),
+        )  # fmt: skip
+        folder = sweep_of(typed)
+        (job,) = folder.read_jobs()
+        assert job["tasks"] == {"0": [0, 1], "1": [2, 3]}
+        wait(cluster, folder)
+    said = "\n".join(everything(folder.trial(number)) for number in range(4))
+    sweep = read_sweep(folder)
+    assert [trial.state for trial in sweep.trials] == ["done"] * 3, (
+        said
+    )  # and for the fourth there was no point
+    assert sorted(trial.point["x"] for trial in sweep.trials) == [1, 2, 3]
+    for trial in sweep.trials:
+        heard = told(trial.folder)
+        assert [heard[rank]["args"] for rank in (0, 1)] == [["--x", str(trial.point["x"])]] * 2
+    assert {run.sweep for run in service.runs.values()} == {"s1"}
+    losses = sorted(run.history()[0]["loss"] for run in service.runs.values())
+    assert losses == [1, 4, 9]
+    assert {cluster.state(f"{job['job']}_{index}") for index in (0, 1)} == {"COMPLETED"}
