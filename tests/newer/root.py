@@ -1,0 +1,147 @@
+"""Another machine in a folder: Debian 13 with Slurm 24.11, OpenMPI 5, Apptainer and Python 3.13, made once and kept.
+
+`python -m tests.newer.root` makes it, and says where it is; `rm -r` of that folder is all that removing it takes.
+Beside it is a container's image, as a folder: the same Debian with torch, and with nothing of Slurm or Paceline.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SUITE = "trixie"
+# Debian's own torch: 2.6 is the oldest that Paceline works with.
+IN_THE_IMAGE = ["python3", "python3-torch", "python3-numpy"]
+IN_THE_ROOT = [
+    "slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins", "iproute2", "openmpi-bin",
+    "python3-pydantic", "python3-typer", "python3-rich", "python3-psutil", "python3-pytest", "python3-pytest-timeout",
+]  # fmt: skip
+CONTAINERS, CONTAINERS_SUITE = ["apptainer"], "sid"  # no release of Debian has it
+NEEDED = ["debootstrap", "apt-get", "unshare", "pivot_root", "mount"]
+
+
+class CannotMake(Exception):
+    """Why there is no such root here."""
+
+
+class Root:
+    """The folder that holds both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.system = folder / "root"
+        self.image = folder / "image"
+
+    def command(self, *words: str) -> list[str]:
+        """A command, as it is started from outside."""
+        repository = HERE.parent.parent
+        return [str(HERE / "enter.sh"), str(self.system), str(repository), str(self.image), *words]
+
+
+def find_or_make() -> Root:
+    """The root, made now unless it is there. What is half made is never taken for one: it is renamed when whole."""
+    if os.geteuid() != 0:
+        raise CannotMake("only root can make and enter another root")
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    if lacking := [name for name in NEEDED if shutil.which(name, path=path) is None]:
+        raise CannotMake(f"not installed: {' '.join(lacking)}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline-tests"
+    # Whatever makes it another root is in this file.
+    key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = cache / f"{SUITE}-{key}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with _alone(cache / "lock"):
+        if not folder.exists():
+            partial = cache / f"{SUITE}-{key}.partial"
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            partial.mkdir()
+            try:
+                _make(Root(partial))
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return Root(folder)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make(made: Root) -> None:
+    mirror = _mirror()
+    _call("debootstrap", "--variant=minbase", SUITE, str(made.image), mirror)
+    _install(made.image, IN_THE_IMAGE)
+    _let_torchrun_work(made.image)
+    _call("cp", "-a", "--reflink=auto", str(made.image), str(made.system))
+    _install(made.system, IN_THE_ROOT)
+    # One package from elsewhere, and nothing else: what it depends on is of this release.
+    apt = made.system / "etc/apt"
+    (apt / "sources.list.d/other.list").write_text(
+        f"deb [check-valid-until=no] {mirror} {CONTAINERS_SUITE} main\n"
+    )
+    (apt / "preferences.d/other").write_text(
+        f"Package: *\nPin: release n={CONTAINERS_SUITE}\nPin-Priority: 50\n"
+    )
+    _call("chroot", str(made.system), "apt-get", "update", "-q")
+    _install(made.system, CONTAINERS)
+    # Root of a virtual machine or an outer container may lack some of the powers that the engine would hand on.
+    settings = made.system / "etc/apptainer/apptainer.conf"
+    text = settings.read_text()
+    full, none = "root default capabilities = full", "root default capabilities = no"
+    assert full in text, f"{settings} is not as it was"
+    settings.write_text(text.replace(full, none))
+    (made.system / "etc/hosts").write_text("127.0.0.1 localhost newer\n")
+
+
+def _let_torchrun_work(image: Path) -> None:
+    """Debian's torch is built without libuv, and its torchrun asks for it all the same."""
+    distributed = image / "usr/lib/python3/dist-packages/torch/distributed"
+    for name, words in {
+        "elastic/rendezvous/static_tcp_rendezvous.py": "multi_tenant=True,",
+        "elastic/rendezvous/c10d_rendezvous_backend.py": "multi_tenant=True,",
+        "rendezvous.py": "is_master=False,",
+    }.items():
+        text = (distributed / name).read_text(encoding="utf-8")
+        assert words in text, f"{name} is not as it was"
+        (distributed / name).write_text(text.replace(words, f"{words} use_libuv=False,"), encoding="utf-8")
+
+
+def _mirror() -> str:
+    """Where this machine's own packages come from."""
+    told = _call("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main")
+    sites = [line for line in told.splitlines() if line.rstrip("/").endswith("/debian")]
+    if not sites:
+        raise CannotMake("apt knows no mirror of Debian")
+    return sites[0]
+
+
+def _install(folder: Path, packages: list[str]) -> None:
+    _call("chroot", str(folder), "apt-get", "install", "-y", "-q", "--no-install-recommends", *packages)
+    _call("chroot", str(folder), "apt-get", "clean")
+
+
+def _call(*words: str) -> str:
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    environ["PATH"] = f"{environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    done = subprocess.run(words, env=environ, text=True, capture_output=True, errors="replace")
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+        raise CannotMake(f"{' '.join(words)} failed:\n{tail}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        print(find_or_make().system)
+    except CannotMake as problem:
+        sys.exit(f"{problem}")
