@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import sweep_show
 from paceline.sweep.importance import importances
 from paceline.sweep.report import render
 from paceline.sweep.results import read_sweep
@@ -148,6 +149,26 @@ def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
         end(folder, number, value=0.25)
     page = render(read_sweep(folder))
     assert "nan" not in re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+
+
+def test_watching_ends_with_the_last_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_sweep(
+        tmp_path / "scratch" / "project" / "default" / "two", grid([{"lr": 0.1}, {"lr": 0.2}])
+    )
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        end(folder, len(slept), value=0.5)  # while nobody looks, a trial ends
+        slept.append(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_SCRATCH", str(tmp_path / "scratch"))
+        patch.setattr(sweep_show.time, "sleep", sleep)
+        assert sweep_show.command("two", watch=True) == 0
+    assert len(slept) == 2
+    assert "2 done of 2" in capsys.readouterr().out
 
 
 COUNTING = """
