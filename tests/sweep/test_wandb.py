@@ -13,7 +13,7 @@ import pytest
 
 from paceline.contract import Order
 from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
-from paceline.node.trial import NOTHING_TO_DO, main, open_trial
+from paceline.node.trial import NOTHING_TO_DO, close_trial, main, open_trial
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep
 from paceline.sweep.wandb_service import check_name, check_reachable
@@ -162,6 +162,10 @@ def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: p
         with pytest.raises(LaunchError, match=r"the W&B sweep a/b/c gave no point: .*Error") as caught:
             open_trial(sweep, kit(tmp_path / "kit"), 0)
     assert (tmp_path / "sweep" / "asked" / "0.log").name in caught.value.hint
+    sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")  # as the batch script has it
+    close_trial(sweep, 0, "failed")
+    (trial,) = read_sweep(sweep).trials
+    assert trial.error.startswith("the W&B sweep a/b/c gave no point: ")
 
 
 # Every rank says what it was given, each way.

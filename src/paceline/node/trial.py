@@ -224,8 +224,8 @@ def _link(target: Path, link: Path) -> None:
 # -- closing ---------------------------------------------------------------------------------------------
 
 
-def close_trial(sweep: SweepFolder, number: int, verdict: str) -> dict[str, Any]:
-    """Write the result of a trial that has ended for good, and tell the sampler."""
+def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "") -> dict[str, Any]:
+    """Write the result of a trial that has ended for good, and tell the sampler. `error`: where it never began."""
     search, trial = sweep.read_search(), sweep.trial(number)
     told = _read(trial.trial)
     state = DONE if verdict == contract.DONE else FAILED
@@ -234,8 +234,8 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str) -> dict[str, Any]
     value, step = last_value(trial, search.metric)
     result = {
         "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
-        "ended": time.time(), "error": _why(trial, verdict) if state == FAILED else "", "point": told.get("point"),
-        "seed": told.get("seed"),
+        "ended": time.time(), "error": (error or _why(trial, verdict)) if state == FAILED else "",
+        "point": told.get("point"), "seed": told.get("seed"),
     }  # fmt: skip
     write_atomically(trial.result, json.dumps(result) + "\n")
     if told.get("optuna") is not None:
@@ -277,7 +277,10 @@ def _why(trial: TrialFolder, verdict: str) -> str:
         said = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
-    words = [line.removeprefix("paceline: ") for line in said if not line.startswith("paceline: job ")]
+    # Hints stand below what they are about.
+    words = [
+        line.removeprefix("paceline: ") for line in said if not line.startswith(("paceline: job ", "  "))
+    ]
     return words[-1] if words else ""
 
 

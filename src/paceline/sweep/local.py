@@ -74,7 +74,7 @@ class LocalTrials:
             return None
         except PacelineError as problem:
             self.tell(number, {"state": FAILED, "error": problem.message})
-            self.ended[number] = close_trial(folder, number, FAILED)
+            self.ended[number] = close_trial(folder, number, FAILED, error=problem.message)
             return None
         plan = plan_local(
             self.job, site=self.ledger.trial_site(number), machine=self.room[slot], python=self.python,
