@@ -38,7 +38,14 @@ class Launched:
     """Launchers of one run, whose nodes' disks are below `disks`."""
 
     def __init__(
-        self, base: Path, name: str, script: str, *, disks: list[Path], data: dict[str, Any], **more: Any
+        self,
+        base: Path,
+        name: str,
+        script: str,
+        *,
+        disks: list[Path],
+        data: dict[str, Any] | None,
+        **more: Any,
     ):
         self.run = RunFolder(base / "default" / name)
         self.run.path.mkdir(parents=True)
@@ -46,7 +53,7 @@ class Launched:
         self.leg.path.mkdir(parents=True)
         program = self.run.path / "train.py"
         program.write_text(script)
-        wish = {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data}
+        wish = {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data} if data is not None else {}
         order = Order(
             run_id=name, program=str(program), args=[], python=sys.executable, cwd=str(base), kill_after=2.0,
             scratch=str(base.parent), project=base.name, experiment="default", data=wish, **more,
@@ -59,7 +66,7 @@ class Launched:
         environ = {
             **os.environ, "PACELINE_RUN": str(self.run.path), "PACELINE_LEG": "leg", "PACELINE_TOKEN": "s3cret",
             "PACELINE_LAUNCHER": f"{index}/{self.count}", "PACELINE_HEAD": "127.0.0.1:0", "DISK": str(disk),
-            "SLURMD_NODENAME": disk.name, "CUDA_VISIBLE_DEVICES": "",
+            "SLURMD_NODENAME": disk.name, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(disk),
         }  # fmt: skip
         with (self.run.path / f"console-{index}").open("w") as console:
             return subprocess.Popen(
@@ -188,8 +195,9 @@ def test_a_node_that_cannot_stage_is_named_by_the_head(
     assert left_on(tmp_path / "a") == []
 
 
+@pytest.mark.parametrize("stages", [True, False])
 def test_what_a_killed_launcher_leaves_is_swept_and_rescued(
-    launch: Callable[..., Launched], tmp_path: Path
+    launch: Callable[..., Launched], tmp_path: Path, stages: bool
 ) -> None:
     disk = tmp_path / "a"
     dead = launch("dead", LOOK + "print('there', flush=True)\ntime.sleep(600)\n", disks=[disk])
@@ -197,7 +205,8 @@ def test_what_a_killed_launcher_leaves_is_swept_and_rescued(
     dead.processes[0].send_signal(signal.SIGKILL)
     dead.codes()
     assert left_on(disk) == ["run-dead-leg-0"]
-    after = launch("after", LOOK, disks=[disk], data={"collect": []})
+    script, data = (LOOK, {"collect": []}) if stages else ("print('no data')", None)
+    after = launch("after", script, disks=[disk], data=data)
     assert after.codes() == [0], after.console()
     assert "removed 1 folders" in after.console()
     assert dead.results() == {"out/result-0": "0"}

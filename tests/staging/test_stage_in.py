@@ -22,6 +22,7 @@ from paceline.node.staging.folders import choose_base, private_folder
 from paceline.node.staging.keeping import kept_items
 from paceline.node.staging.manifest import SMALL, Manifest, scan
 from paceline.node.staging.packing import Packs
+from paceline.node.staging.progress import Progress
 from paceline.node.staging.small_files import Placed
 from paceline.node.staging.staging import Stager, look, make_packs
 from paceline.node.staging.wish import Wish
@@ -405,3 +406,26 @@ def test_the_first_error_ends_all_workers() -> None:
     with pytest.raises(ValueError, match="this one"):
         copy.run([fails] * 500)
     assert len(ran) <= copying.workers()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("paceline.node.staging.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    said: list[str] = []
+    line, copy = Progress(said.append), Copying()
+    copy.total = 4_000_000
+    copy.count(1_000_000)
+    line.show("staging data", copy)  # too soon
+    now[0] += 10.0
+    line.show("staging data", copy)
+    line.clear()
+    shown = capsys.readouterr().err
+    text = "25% of 4.0 MB, 100.0 kB/s, 30 s left"
+    if is_terminal:
+        assert f"\r\033[Kpaceline: staging data {'#' * 6}{'.' * 18} {text}" in shown
+        assert shown.count("staging data") == 1
+    assert said == ([] if is_terminal else [f"staging data: {text}"])

@@ -93,8 +93,11 @@ class Launcher:
             leg=self.conclusions.leg_name,
             say=self.say,
         )
-        if self.order.data and not self._bring_data():
-            return 0
+        if self.order.data:
+            if not self._bring_data():
+                return 0
+        elif 0 in place.local_ranks:
+            self.conclusions.quietly(self._sweep)
         while True:
             outcome, follows = self._attempt()
             if not follows.relaunch:
@@ -183,6 +186,19 @@ class Launcher:
             self.say("asked to stop while data was staged: no rank was started")
             self.conclusions.stopped(in_vain=True)
         return False
+
+    def _sweep(self) -> None:
+        """A run without data of its own looks after what others of the user's left, where they leave it by default."""
+        assert self.place is not None
+        bases = {self.environ.get("TMPDIR") or "/tmp", "/tmp"}
+        private = [Path(base) / f"paceline-{os.geteuid()}" for base in sorted(bases)]
+        if not any(path.is_dir() for path in private):
+            return
+        from paceline.node.staging.sweeping import sweep
+
+        removed = [gone for path in private for gone in sweep(path, self.environ, leg=self.leg.path.name)]
+        if removed:
+            self.say(f"removed {len(removed)} folders that earlier runs had left on {self.place.host}")
 
     def _attempt(self) -> tuple[Outcome, Next]:
         assert self.place is not None

@@ -10,6 +10,7 @@ from contextlib import suppress
 from paceline.node.staging.copying import Copying
 from paceline.node.staging.folders import show_size
 
+WIDTH = 24  # characters of the bar
 SAY_EVERY = 10.0  # seconds between lines in a log; a terminal is told at once
 
 
@@ -29,16 +30,22 @@ class Progress:
         self._said = now
         rate = copying.done / max(now - self._began, 1e-3)
         left = (copying.total - copying.done) / rate if rate else 0.0
-        part = f"{copying.done / copying.total:.0%} of {show_size(copying.total)}"
-        text = f"{what}: {part}, {show_size(rate)}/s, {left:.0f} s left"
+        share = min(1.0, copying.done / copying.total)
+        text = f"{share:.0%} of {show_size(copying.total)}, {show_size(rate)}/s, {left:.0f} s left"
         if self._is_terminal:
             self._shown = True
             with suppress(OSError):
-                print(f"\r\033[Kpaceline: {text}", end="", file=sys.stderr, flush=True)
+                line = f"paceline: {what} {bar(share)} {text}"
+                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         else:
-            self._say(text)
+            self._say(f"{what}: {text}")
 
     def clear(self) -> None:
         if self._shown:
             with suppress(OSError):
                 print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def bar(share: float) -> str:
+    full = int(share * WIDTH)
+    return "#" * full + "." * (WIDTH - full)
