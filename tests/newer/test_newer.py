@@ -27,6 +27,7 @@ ON_THE_NEWER_SLURM = {
 IN_CONTAINERS = {
     "styles": ["tests/newer/inside/test_containers.py"],
     "stop": ["tests/newer/inside/test_stop.py"],
+    "image-build": ["tests/newer/inside/test_image_build.py"],
 }
 
 
