@@ -47,6 +47,7 @@ BRIDGES = {
         "sweep",
         "paceline.runtime.trackers.connection",
     ),  # whether W&B can be reached: asked before queueing, too
+    ("cli", "paceline.runtime.trackers.connection"),  # and before sending what was kept
     ("cli", "paceline.node.staging"),  # `paceline clean` and `data stage` do here what launchers do on nodes
     ("cluster", "paceline.node.staging"),  # a job's data is looked for before it is queued
 }

@@ -31,6 +31,7 @@ def in_a_run(folder: Path, **tracking: Any) -> dict[str, str]:
         nproc=int(tracking.pop("world", 4)), check=False,
     )  # fmt: skip
     contract.RunFolder(folder).order.write_text(order.to_json())
+    contract.RunFolder(folder).run_json.write_text("{}\n")
     return {**away(folder.parent), contract.RUN: str(folder)}
 
 

@@ -21,6 +21,7 @@ VERBS = {
     "logs": ("paceline.cli.logs", "what a run prints; -f follows it"),
     "cancel": ("paceline.cli.cancel", "end a run, and keep it ended"),
     "export": ("paceline.cli.export", "a run's newest weights, as one plain file"),
+    "sync": ("paceline.cli.sync", "what a run kept for W&B, sent from where there is a network"),
     "doctor": ("paceline.cli.doctor", "what is wrong here, before the queue finds it"),
     "shell": ("paceline.cli.shell", "a shell inside an allocation, with a job's environment"),
     "env": ("paceline.cli.env", "build: the venv or container that runs use, on a node like theirs"),

@@ -18,7 +18,16 @@ STREAMS = "PACELINE_STREAMS"  # torchrun's ranks: where each finds the pipes tha
 PARENT = "PACELINE_PARENT"  # fresh ranks: the process that they must not outlive
 
 # What was meant for a launcher: a secret, and what would mislead a launcher that a rank starts in turn.
-REMOVED = (contract.TOKEN, contract.HEADSTART, contract.HEAD, contract.LAUNCHER, STREAMS, PARENT)
+# wandb's: a service that serves the process around the launcher, on this node alone.
+REMOVED = (
+    contract.TOKEN,
+    contract.HEADSTART,
+    contract.HEAD,
+    contract.LAUNCHER,
+    STREAMS,
+    PARENT,
+    "WANDB_SERVICE",
+)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
@@ -40,6 +49,7 @@ def common_variables(
     # What the user has exported stays; a value that means nothing would stop OpenMP from starting as it should.
     exported = {THREADS: environ[THREADS]} if count_of(environ.get(THREADS, "")) else {}
     return {
+        **tracker_variables(order, RunFolder(Path(environ[contract.RUN])), environ),
         **inherited,
         **thread_variables(threads_of(order, environ)),
         **exported,
@@ -62,6 +72,20 @@ def folder_variables(order: Order, run: RunFolder, *, attempt: int) -> dict[str,
         contract.CHECKPOINTS: str(run.checkpoints),
         contract.LOGS: str(run.attempt(attempt).path),
     }
+
+
+def tracker_variables(order: Order, run: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where wandb keeps its files, also for scripts that use it by themselves: not in the home folder."""
+    cache = Path(order.scratch or run.path) / ".cache"
+    found = {
+        "WANDB_DIR": str(run.trackers),
+        "WANDB_CACHE_DIR": str(cache / "wandb"),
+        "WANDB_DATA_DIR": str(cache / "wandb-data"),
+    }
+    home = environ.get("HOME", "")
+    if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):  # else it is only read
+        found["WANDB_CONFIG_DIR"] = str(cache / "wandb-config")
+    return found
 
 
 def node_variables(order: Order, place: Place, *, address: str, port: int) -> dict[str, str]:

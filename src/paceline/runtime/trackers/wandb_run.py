@@ -19,7 +19,6 @@ from paceline.runtime.trackers.tracking import RunInfo, Tracking, first_line, wa
 from paceline.runtime.trackers.wandb_agent import RUN_ID, SWEEP_ID
 from paceline.runtime.trackers.wandb_kept import KeptFiles
 
-SENT = "sent"  # beside the files of a run that was sent as it happened: nothing is left for `paceline sync`
 LONGEST_ID = 120
 
 
@@ -49,12 +48,12 @@ class WandbTracker:
         if run.folder is not None and not self._is_one_of_many(run):
             self._kept, self._already = KeptFiles(run.folder, self.id), run.already
         try:
-            self._begin(mode)
+            self._begin(mode, silent=bool(problem))
         except Exception as error:
             if mode != connection.ONLINE or self._abandoned.is_set():
                 raise
             problem = first_line(error)
-            self._begin(connection.OFFLINE)
+            self._begin(connection.OFFLINE, silent=True)
         if problem:
             send = f"; send it later: paceline sync {run.run_id}" if run.run_id else ""
             warn(f"W&B: {problem}: the run is kept in {_folder_of(self.run)}{send}")
@@ -114,9 +113,11 @@ class WandbTracker:
     def _is_one_of_many(self, run: RunInfo) -> bool:
         return self._tracking.wandb_all_processes and run.world > 1
 
-    def _begin(self, mode: str) -> None:
-        # What ranks print is in their logs; capturing it would change sys.stdout under the script.
-        settings = {} if "WANDB_CONSOLE" in os.environ else {"console": "off"}
+    def _begin(self, mode: str, *, silent: bool = False) -> None:
+        # What ranks print is in their logs; capturing it would change sys.stdout under the script. Of its own words
+        # only the run's address is wanted; where we say what there is to say, none.
+        settings: dict[str, Any] = {"console": "off", "quiet": True, "silent": silent}
+        settings = {key: value for key, value in settings.items() if f"WANDB_{key.upper()}" not in os.environ}
         self._options["mode"] = mode
         kept = self._kept
         if kept is not None and (mode != connection.OFFLINE or not kept.set_aside()):
@@ -153,8 +154,6 @@ class WandbTracker:
             code = contract.STOPPED_EXIT
         folder, offline = _folder_of(self.run), _is_offline(self.run)
         self.run.finish(exit_code=code)
-        if folder is not None and not offline:
-            (folder / SENT).touch()
         if self._kept is not None:
             self._kept.close(folder if offline else None)
 
