@@ -58,6 +58,27 @@ def test_an_epoch_needs_no_wait_and_has_the_order_of_the_host(no_waiting: None, 
         torch.cuda.set_sync_debug_mode("error")
 
 
+def test_a_resident_epoch_moves_nothing_but_its_order() -> None:
+    """The host's whole part in an epoch: one permutation. Compared with the same data on the host."""
+    x, y = torch.randn(4096, 32), torch.arange(4096)
+
+    def copies(resident: bool) -> int:
+        loader = Loader(
+            TensorDataset(x, y), batch_size=64, device="cuda", resident=resident, seed=5, identity=At()
+        )
+        list(loader.micro_batches(0))
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            batches = list(loader.micro_batches(1))
+            torch.cuda.synchronize()
+        assert len(batches) == 64
+        assert all(batch.data[0].is_cuda for batch in batches)
+        return sum("HtoD" in event.name for event in seen.events() or ())
+
+    assert copies(resident=True) == 1
+    assert copies(resident=False) == 128
+
+
 def test_workers_feed_the_device() -> None:
     there = Loader(Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=At())
     here = Loader(Noisy(64), batch_size=16, seed=1, identity=At())
