@@ -96,6 +96,8 @@ def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Type) -> None:
     config = PROJECT + '[environment]\nkind = "conda"\npath = "/opt/conda/envs/x"\n'
     home = project(tmp_path / "project", "", config=config)
     assert "conda env create" in paceline("env", "build", cwd=home).stderr
+    (home / "paceline.toml").write_text(PROJECT + '[environment]\nkind = "container"\nimage = "/x.sif"\n')
+    assert "write base instead of image" in paceline("env", "build", cwd=home).stderr
     (home / "paceline.toml").write_text(PROJECT)
     (home / "requirements.txt").unlink()
     assert "there is nothing to build from" in paceline("env", "build", cwd=home).stderr

@@ -18,7 +18,7 @@ from paceline.cluster.states import LIVE, WAITING
 from paceline.contract import write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, UsageError
 from paceline.plan.building import SCRIPT_NAMES, Build, BuildFolder, Size, build_directives, render_build
-from paceline.plan.definition import definition, image_steps
+from paceline.plan.definition import definition, image_steps, is_remote
 from paceline.plan.environment import PROXIES, submission_environment
 from paceline.plan.modules import module_lines, module_variables
 from paceline.plan.quote import quote
@@ -231,4 +231,15 @@ def refuse_other_kinds(job: Job) -> None:
         raise UsageError(
             'engine is "pyxis", which fetches images itself when a job starts',
             hint='nothing has to be built; for an image of your own use engine = "apptainer"',
+        )
+    image = job.environment.image
+    if (
+        job.environment.kind == "container"
+        and job.environment.base is None
+        and image
+        and not is_remote(image)
+    ):
+        raise UsageError(
+            f"{job.said('environment.image')} is {image}, a file or folder: it is used as it is",
+            hint="to build one from it, write base instead of image",
         )
