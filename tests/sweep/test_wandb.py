@@ -131,7 +131,8 @@ def test_a_point_is_asked_for_by_the_real_package(tmp_path: Path) -> None:
 def kit(folder: Path) -> Path:
     """What a submission brings along, as far as a trial that opens reads it."""
     folder.mkdir()
-    order = Order("", "train.py", [], params={"epochs": 3}, variables={"OMP_NUM_THREADS": "1"})
+    variables = {"OMP_NUM_THREADS": "1"}
+    order = Order("", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables)
     (folder / "launch.json").write_text(order.to_json())
     (folder / "run.json").write_text("{}")
     return folder

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,21 @@ from paceline.trials import NoPoint, SweepFolder
 PATIENCE = 300.0  # seconds for an answer
 
 
-def ask_wandb(sweep: SweepFolder, name: str, group: int, variables: Mapping[str, str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Asking:
+    """Who asks: the trial's own Python, which has wandb, with variables that this process may lack."""
+
+    python: str
+    variables: Mapping[str, str]
+
+
+def ask_wandb(sweep: SweepFolder, name: str, group: int, asking: Asking) -> dict[str, Any]:
     """The point of a group, and the variables of its W&B run. `NoPoint` when the service has no more."""
     path = sweep.asked(group)
     if not path.exists():
         if sweep.asked_for_all.exists():
             raise NoPoint
-        _ask(name, path, variables)
+        _ask(name, path, asking)
     told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if told.get("point") is None:
         path.replace(sweep.asked_for_all)
@@ -41,19 +49,19 @@ def place_in_wandb(variables: Mapping[str, str]) -> dict[str, str]:
     return {key: variables[name] for key, name in names.items() if name in variables}
 
 
-def _ask(name: str, path: Path, variables: Mapping[str, str]) -> None:
+def _ask(name: str, path: Path, asking: Asking) -> None:
     path.parent.mkdir(exist_ok=True)
     log = path.with_suffix(".log")
     home = str(Path(paceline.__file__).parent.parent)  # the zip, in a job
     known = os.environ.get("PYTHONPATH")
     environ = {
         **os.environ,
-        **variables,
+        **asking.variables,
         "PYTHONPATH": f"{home}{os.pathsep}{known}" if known else home,
         "WANDB_DIR": str(path.parent),  # where its agent puts the point: all nodes see this folder
         "WANDB_CONSOLE": "off",
     }
-    words = [sys.executable, "-m", "paceline.runtime.trackers.wandb_asking", name, str(path)]
+    words = [asking.python, "-m", "paceline.runtime.trackers.wandb_asking", name, str(path)]
     with open(log, "ab") as output:
         try:
             code = subprocess.run(

@@ -19,7 +19,7 @@ from typing import Any
 from paceline import contract
 from paceline.contract import Order, write_atomically
 from paceline.errors import LaunchError, PacelineError
-from paceline.node.asking import ask_wandb, place_in_wandb
+from paceline.node.asking import Asking, ask_wandb, place_in_wandb
 from paceline.node.ending import Failure
 from paceline.trials import (
     DONE,
@@ -75,13 +75,13 @@ def open_trial(
     point = _point(sweep, number)
     trial = sweep.trial(number)
     trial.events.mkdir(parents=True, exist_ok=True)
+    order = json.loads((kit / "launch.json").read_text(encoding="utf-8"))
     try:
-        told = _told(sweep, search, point, trial, variables or {})
+        told = _told(sweep, search, point, trial, Asking(order["python"], variables or {}))
     except NoPoint:
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
     write_atomically(trial.trial, json.dumps(told) + "\n")
-    order = json.loads((kit / "launch.json").read_text(encoding="utf-8"))
     order["programs"] = _read(kit / "programs.json")
     made = _order(sweep, search, point, order, told)
     write_atomically(trial.order, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
@@ -109,12 +109,12 @@ def _point(sweep: SweepFolder, number: int) -> Point:
 
 
 def _told(
-    sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder, environ: Mapping[str, str]
+    sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder, asking: Asking
 ) -> dict[str, Any]:
     """trial.json: what a trial that begins is told, by the list or by the sampler."""
     values, known, variables = point.point, None, {}
     if search.sampler == "wandb":
-        answer = ask_wandb(sweep, search.wandb_sweep, point.group, environ)
+        answer = ask_wandb(sweep, search.wandb_sweep, point.group, asking)
         values, variables = answer["point"], answer["variables"]
     if search.needs_optuna:
         from paceline.runtime import searching
