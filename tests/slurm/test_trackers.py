@@ -1,0 +1,49 @@
+"""A run that a real cluster stops, requeues and relaunches is one run in W&B, with every line of metrics.jsonl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.contract import STOPPED_EXIT
+from tests.runtime.test_metrics import lines_of
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import Type
+from tests.slurm.test_survive import Submitted
+from tests.trackers.worlds import kept_runs
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+
+def test_a_requeued_and_relaunched_run_keeps_its_id(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17", faults="27:3:kill")
+    ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
+    ours.at("step-17", ranks=4)
+    ours.interrupt()
+    ours.open("step-17")
+    ours.restarted(1)
+    ours.completes()
+    assert ours.verdicts() == ["stopped", "failed", "done"], ours.told()
+    runs = kept_runs(ours.folder.trackers)
+    assert {kept.id for kept in runs} == {ours.folder.path.name}
+    assert {kept.project for kept in runs} == {"survivors"}
+    assert [kept.exit_code for kept in runs] == [STOPPED_EXIT, 0], ours.told()
+    # The second start lost a rank and was ended; what W&B had of it is in the third one's file.
+    assert [row for kept in runs for row in kept.lines()] == lines_of(ours.folder.path)
+
+
+def test_a_cancelled_run_has_all_its_lines(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """Slurm's SIGTERM reaches every process of the job, also the service that W&B writes by."""
+    ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17")
+    ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
+    ours.at("step-17", ranks=4)
+    cluster.run(["scancel", ours.job])
+    ours.open("step-17")
+    assert cluster.wait(ours.job, timeout=120) == "CANCELLED", ours.told()
+    (kept,) = kept_runs(ours.folder.trackers)
+    lines = lines_of(ours.folder.path)
+    assert kept.lines() == lines
+    assert lines[-1]["step"] >= 17
