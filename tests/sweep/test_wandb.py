@@ -155,6 +155,20 @@ def test_a_trial_gets_its_point_every_way(tmp_path: Path) -> None:
     assert [each.number for each in read_sweep(sweep).trials] == [0]
 
 
+def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
+    """W&B chooses the points, and what ends trials early goes by their reports, as in any sweep."""
+    found = {"sampler": "wandb", "wandb_sweep": "somebody/digits/s1", "prune": "median"}
+    sweep = make_sweep(tmp_path / "sweep", [Point(number, number, None) for number in range(2)], **found)
+    sweep.asked(0).parent.mkdir()
+    for number in range(2):
+        sweep.asked(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
+    orders = [open_trial(sweep, each, number) for number, each in enumerate([kit(tmp_path / "kit")] * 2)]
+    assert [Order.from_json(each.order.read_text()).trial["optuna"] for each in orders] == [0, 1]
+    orders[0].reports.write_text('{"step": 1, "value": 0.5}\n')
+    close_trial(sweep, 0, "done")
+    assert read_sweep(sweep).trials[0].value == 0.5
+
+
 def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path / "sweep", [Point(0, 0, None)], sampler="wandb", wandb_sweep="a/b/c")
     with monkeypatch.context() as patch:
