@@ -102,6 +102,7 @@ def main() -> None:
             schedule.step()
             accuracy = test(run, model, test_set, args.test_batch_size)
             run.log(accuracy=accuracy)
+            run.report(accuracy=accuracy)  # what a sweep goes by
             run.print(f"epoch {epoch + 1}: test accuracy {accuracy:.2%}")
         if accuracy is None:  # resumed when all was done
             accuracy = test(run, model, test_set, args.test_batch_size)

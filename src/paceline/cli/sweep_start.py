@@ -157,9 +157,10 @@ class _Queue:
         plan = self.draft.plan(self.draft.site)
         job, pack = self.draft.job, self.start.setting.pack
         known = slurm.available()
+        allowed = most_jobs(job.resources.account, wanted=len(numbers)) if known else None
         chunks = plan_chunks(
             numbers, pack=pack, largest=largest_array() if known else 1001,
-            most=fewest(most_jobs(job.resources.account, wanted=len(numbers)) if known else None, self.start.setting.tasks),
+            most=fewest(allowed, self.start.setting.tasks),
         )  # fmt: skip
         throttle = Submission(self.start.ledger, plan, pack=pack, parallel=self.start.parallel).throttle
         calls = [
