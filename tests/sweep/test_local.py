@@ -175,3 +175,13 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
     )  # more than there are: said when it is planned
     assert len(slots(job(runtime__cpu=True, launch__nproc=2), machine, None)) == 4
     assert len(slots(job(), Machine(cores=2, gpus=0), 5)) == 5
+
+
+def test_a_trial_is_found_by_its_name(paceline: Type, folder: Path, scratch: Path) -> None:
+    paceline("sweep", "--local", "--count", "1", "digits.toml", cwd=folder, check=True)
+    assert "digits-0" not in paceline("ps", cwd=folder, check=True).stdout  # a sweep has its own table
+    shown = paceline("show", "digits-0", cwd=folder, check=True)
+    assert "done" in shown.stdout
+    again = paceline("run", "--resume", "digits-0", cwd=folder, check=True)
+    assert str(sweep_of(scratch).trial(0).path) in again.stderr
+    assert len(sweep_of(scratch).trial(0).attempts()) == 2

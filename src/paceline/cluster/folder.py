@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
 USUAL_SCRATCH = "runs"
+TRIALS = "trials"  # in the folder of a sweep
 
 
 def choose_scratch(job: Job, environ: Mapping[str, str]) -> Path:
@@ -48,13 +50,16 @@ def choose_site(job: Job, environ: Mapping[str, str]) -> Site:
 
 
 def site_of(folder: RunFolder) -> Site:
-    """The site of a run that exists."""
+    """The site of a run that exists. Trials of a sweep lie within it."""
     path = folder.path.absolute()
+    if path.parent.name == TRIALS and path.name.isdigit():
+        sweep = site_of(RunFolder(path.parent.parent))
+        return Site(sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name)
     return Site(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
 
 
 def find_run(name: str, scratch: Path) -> RunFolder:
-    """A run by its folder, its id, or the end of its id; `last` is the newest."""
+    """A run by its folder, its id, or the end of its id; `last` is the newest; a trial of a sweep is SWEEP-3."""
     if (RunFolder(Path(name)).run_json).is_file():
         return RunFolder(Path(name).resolve())
     found = (path.parent for path in scratch.glob("*/*/*/run.json"))
@@ -62,6 +67,9 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     known = sorted(path for path in found if path.parent.name != STORE)
     known.sort(key=lambda path: path.name)
     meant = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
+    if not meant and (match := re.fullmatch(r"(.+)-(\d+)", name)):
+        trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
+        meant = [path.parent for path in trials]
     if len(meant) == 1:
         return RunFolder(meant[0])
     if meant:

@@ -194,4 +194,7 @@ def told(point: Mapping[str, Any] | None) -> str:
     """A point in a line, for people."""
     if point is None:
         return "chosen when it begins"
-    return " ".join(f"{key}={shown(value)}" for key, value in point.items())
+    return " ".join(
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else shown(value)}"
+        for key, value in point.items()
+    )
