@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.sandbox import PLAIN
+from paceline.sandbox import PLAIN, Settings, missing
 from paceline.trials import SweepFolder
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Typed, project
@@ -126,27 +128,25 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
     assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
 
 
-@pytest.fixture
-def narrow(guard: None) -> Iterator[Cluster]:
-    """A cluster whose arrays have five tasks at the most."""
+@contextmanager
+def another(**settings: Any) -> Iterator[Cluster]:
+    """A second, smaller cluster, with settings of its own."""
     with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
-        made = Cluster.up(folder, nodes=2, gpus=0, network=PLAIN, owner=os.getpid(), max_array_size=5)
+        made = Cluster.up(folder, nodes=2, gpus=0, network=PLAIN, owner=os.getpid(), **settings)
         try:
             yield made
         finally:
             made.down()
 
 
-def test_arrays_are_cut_to_what_the_cluster_allows(
-    sandbox: Cluster, narrow: Cluster, paceline: Type, tmp_path: Path
-) -> None:
+def test_arrays_are_cut_to_what_the_cluster_allows(sandbox: Cluster, paceline: Type, tmp_path: Path) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
-    typed = paceline("sweep", "--parallel", "6", "sweep.toml", cwd=folder, check=True, **narrow.environment)
-    sweep = sweep_of(typed)
-    calls = sweep.read_jobs()
-    assert [len(line["tasks"]) for line in calls] == [5, 5, 2]
-    assert wait(narrow, sweep) <= 6
+    with another(max_array_size=5) as made:
+        words = ["sweep", "--parallel", "6", "sweep.toml"]
+        sweep = sweep_of(paceline(*words, cwd=folder, check=True, **made.environment))
+        assert [len(line["tasks"]) for line in sweep.read_jobs()] == [5, 5, 2]
+        assert wait(made, sweep) <= 6
     assert states(sweep) == ["done"] * 12, explain(sweep)
     assert len({result["value"] for result in results(sweep).values()}) == 12
 
@@ -299,24 +299,55 @@ def _gpus(sweep: SweepFolder, number: int) -> str:
     return ""
 
 
+def allowed_few(sweep: SweepFolder, most: int) -> list[list[int]]:
+    """What each task runs, which is all trials, in as few tasks as were allowed."""
+    trials = [numbers for line in sweep.read_jobs() for numbers in line["tasks"].values()]
+    assert [number for numbers in trials for number in numbers] == list(range(12))
+    assert len(trials) <= most
+    return trials
+
+
 @pytest.mark.slow
-def test_tasks_run_several_trials_where_few_jobs_are_allowed(
+def test_tasks_run_several_trials_where_the_cluster_holds_few_jobs(
     sandbox: Cluster, paceline: Type, tmp_path: Path
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as place:
-        options = {"MaxJobCount": "4"}
-        made = Cluster.up(place, nodes=2, gpus=0, network=PLAIN, owner=os.getpid(), options=options)
-        try:
-            folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
-            (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
-            sweep = sweep_of(paceline("sweep", "sweep.toml", cwd=folder, check=True, **made.environment))
-            trials = [numbers for line in sweep.read_jobs() for numbers in line["tasks"].values()]
-            assert [number for numbers in trials for number in numbers] == list(range(12))
-            assert len(trials) <= 4
-            wait(made, sweep)
-            assert states(sweep) == ["done"] * 12, explain(sweep)
-        finally:
-            made.down()
+    folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
+    (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
+    with another(options={"MaxJobCount": "5"}) as made:
+        sweep = sweep_of(paceline("sweep", "sweep.toml", cwd=folder, check=True, **made.environment))
+        allowed_few(sweep, 4)
+        wait(made, sweep)
+    assert states(sweep) == ["done"] * 12, explain(sweep)
+
+
+@pytest.mark.slow
+def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
+    sandbox: Cluster, paceline: Type, tmp_path: Path
+) -> None:
+    if lacking := missing(Settings(accounting=True)):
+        pytest.skip(f"no accounting to test: install {' '.join(lacking)}")
+    folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
+    (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
+    enforced = {"AccountingStorageEnforce": "associations,limits,qos"}
+    with another(accounting=True, options=enforced) as made:
+        user = getpass.getuser()
+        made.run(["sacctmgr", "-i", "add", "account", "lab"])
+        made.run(["sacctmgr", "-i", "add", "user", user, "account=lab", "maxsubmitjobs=5"])
+        words = ["sweep", "--account", "lab", "sweep.toml"]
+        sweep = sweep_of(paceline(*words, cwd=folder, check=True, **made.environment))
+        allowed_few(sweep, 5)
+        wait(made, sweep)
+        assert states(sweep) == ["done"] * 12, explain(sweep)
+        # A limit that no list of associations shows: sbatch refuses, and fewer tasks are tried.
+        made.run(
+            ["sacctmgr", "-i", "modify", "user", user, "where", "account=lab", "set", "maxsubmitjobs=-1"]
+        )
+        made.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "maxsubmitjobsperuser=2"])
+        words = ["sweep", "--account", "lab", "--name", "second", "sweep.toml"]
+        second = sweep_of(paceline(*words, cwd=folder, check=True, **made.environment))
+        allowed_few(second, 2)
+        wait(made, second)
+    assert states(second) == ["done"] * 12, explain(second)
 
 
 @pytest.mark.slow
