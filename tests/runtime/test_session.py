@@ -279,6 +279,14 @@ def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 1 spawn"] * 2
 
 
-def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="rank 1 of 2 failed: exit code 1"):
-        paceline.spawn(write_rank, (str(tmp_path), True), nproc=2)
+def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves word where a launcher looks for it."""
+    with monkeypatch.context() as patch:
+        patch.setenv(contract.RUN, folder_with(tmp_path, nproc=2, style="spawn"))
+        attempt = contract.RunFolder(tmp_path).attempt(1)
+        attempt.path.mkdir()
+        with pytest.raises(LaunchError, match="rank 1 of 2 failed: exit code 1"):
+            paceline.spawn(write_rank, (str(tmp_path), True), nproc=2)
+    told = json.loads(attempt.error(1).read_text())
+    assert (told["rank"], told["type"], told["message"]) == (1, "ValueError", "boom")
+    assert "write_rank" in told["traceback"]

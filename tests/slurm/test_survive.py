@@ -139,10 +139,7 @@ def test_styles(style: str, four_undisturbed: Training, submitted: Make, cluster
     ours.open("step-17")
     ours.completes()
     assert ours.verdicts() == ["stopped", "failed", "done"], ours.told()
-    if (
-        style != "spawn"
-    ):  # the script's own processes: a launcher sees that one of them failed, not which was first
-        assert ours.failure(2)["rank"] == 3
+    assert ours.failure(2)["rank"] == 3
     assert cluster.restarts(ours.job) == 1
     assert_same(ours, four_undisturbed)
 

@@ -189,6 +189,25 @@ def test_other_styles(style: str, undisturbed: Training, training: Make) -> None
     ours.go_on()
     ours.finish()
     assert ours.verdicts() == ["failed", "stopped", "done"], ours.told()
+    failure = ours.failure(1)
+    assert (failure["cause"], failure["rank"], failure["step"]) == ("killed", 1, 12)
+    assert_same(ours, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_spawned_rank_that_hangs_is_named(undisturbed: Training, training: Make) -> None:
+    """The script has started it, and not the launcher: which still sees it beat, and can ask it for its stacks."""
+    ours = training(
+        "--nproc", "2", "--style", "spawn", "--max-restarts", "3", "--hang-timeout", "10s", faults="13:1:hang"
+    )
+    ours.start("--spawn")
+    ours.finish()
+    assert ours.verdicts() == ["failed", "done"], ours.told()
+    hung = ours.failure(1)
+    assert (hung["cause"], hung["rank"]) == ("hang", 1)
+    stacks = [ours.run.attempt(1).stacks(rank).read_text() for rank in (0, 1)]
+    assert "most recent call first" in stacks[0]
+    assert "in in_step" in stacks[1]
     assert_same(ours, undisturbed)
 
 

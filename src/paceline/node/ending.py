@@ -106,18 +106,22 @@ def failure_of(
     tail: str,
 ) -> Failure:
     """What is known of a rank that failed: its own report if it left one, else the end of its log."""
+    try:
+        told = json.loads(attempt.error(rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = {}
+    code = int(told.get("code", code))  # of a process that this launcher has not started itself
     cause = relaunch.ERROR
     if code < 0:
         name = processes.signal_name(-code)
         cause = relaunch.CRASH if name in relaunch.CRASH_SIGNALS else relaunch.KILLED
     plain = Failure(cause, host, rank, code, step=step, time=when, log=str(log), traceback=_last_lines(tail))
     try:
-        told = json.loads(attempt.error(rank).read_text(encoding="utf-8"))
         return replace(
-            plain, type=str(told["type"]), message=str(told["message"]), traceback=str(told["traceback"]),
-            time=min(when, float(told["time"])),
+            plain, type=str(told["type"]), message=str(told["message"]),
+            traceback=str(told["traceback"]) or plain.traceback, time=min(when, float(told["time"])),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return plain
 
 

@@ -70,7 +70,8 @@ def run(job: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool = True
         if problem.__traceback__ is not None:
             problem.__traceback__ = _without_our_frames(problem.__traceback__)
         step = beats.read_step(job["beat"], local_rank)
-        report_error(attempt.error(rank), problem, rank=rank, step=step)
+        if is_rank or not attempt.error(rank).exists():  # a rank's own word counts more than its parent's
+            report_error(attempt.error(rank), problem, rank=rank, step=step)
         sys.excepthook(type(problem), problem, problem.__traceback__)
         raise SystemExit(130 if isinstance(problem, KeyboardInterrupt) else 1) from None
 

@@ -26,7 +26,9 @@ def main(_: list[str] | None = None) -> None:
     # A process that spawns ranks itself is none: it has no slot to beat in.
     is_rank = contract.RANK in environ
     job = rank.job_of(order, attempt=attempt, beat=environ[contract.BEAT])
-    number = int(environ.get(contract.RANK, "0"))
+    # What it has to say of itself stands with the first rank of its node.
+    first = int(environ[contract.GROUP_RANK]) * order.nproc
+    number = int(environ.get(contract.RANK, first))
     try:
         rank.run(job, rank=number, local_rank=local_rank, is_rank=is_rank)
     except SystemExit as leaving:

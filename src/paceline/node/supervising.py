@@ -65,6 +65,7 @@ class Supervision:
         self.order, self.place, self.attempt = launch.order, launch.place, launch.attempt
         self.ending = Ending(starter, beats, kill_after=self.order.kill_after)
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
+        self.spawned = self.order.style == "spawn"  # by one process per node, which is none of them
         self.waiting_for: set[int] = set()  # local ranks
         self.over: set[int] = set()  # those that have ended
         self.ends: list[RankEnd] = []
@@ -157,7 +158,7 @@ class Supervision:
             self.ending.begin()
         for each in self.starter.poll():
             self.waiting_for.discard(each.local_rank)
-            self.over.add(each.local_rank)
+            self.over |= set(self.rank_of) if self.spawned else {each.local_rank}
             by_term = each.code in ending.ENDED_BY_TERM
             if by_term and not self.stop_asked and not self.ending.begun:
                 self.unexplained.append(each)
@@ -177,14 +178,29 @@ class Supervision:
             each = Exit(each.local_rank, 1, each.time)
         if self._is_failure(each, explained=explained):
             self.ending.begin()
-            failure = ending.failure_of(
-                self.attempt, rank=rank, host=self.place.host, code=each.code, when=each.time,
-                step=beat.step if beat.state >= RUNNING else None, log=self.launch.log(rank),
-                tail=self.streams.last_words(rank),
-            )  # fmt: skip
+            failure = self._failure_of(each)
         self.ends.append(RankEnd(rank, each.code, each.time, beat.state, beat.step, failure))
         if failure is not None:
             self._fail(failure)
+
+    def _failure_of(self, each: Exit) -> Failure:
+        """A process that has spawned its ranks itself fails for the first of them that has left word."""
+        told = [
+            local
+            for local, rank in self.rank_of.items()
+            if self.spawned and self.attempt.error(rank).exists()
+        ]
+        found = []
+        for local_rank in told or [each.local_rank]:
+            rank, beat = self.rank_of[local_rank], self.beats.read(local_rank)
+            found.append(ending.failure_of(
+                self.attempt, rank=rank, host=self.place.host, code=each.code, when=each.time,
+                step=beat.step if beat.state >= RUNNING else None, log=self.launch.log(self.rank_of[each.local_rank]),
+                tail=self.streams.last_words(self.rank_of[each.local_rank]),
+            ))  # fmt: skip
+        first = ending.first_failure(found)
+        assert first is not None
+        return first
 
     def _is_failure(self, each: Exit, *, explained: bool) -> bool:
         if each.code in (0, STOPPED_EXIT):
@@ -254,7 +270,7 @@ class Supervision:
         if not self.dog.timeout or self.ending.begun or now - self.looked < watchdog.SUMMARY_EVERY:
             return
         self.looked = now
-        own = [self._beat_of(local_rank) for local_rank in sorted(self.waiting_for)]
+        own = [self._beat_of(local_rank) for local_rank in sorted(set(self.rank_of) - self.over)]
         if not self.place.is_head:
             self.meeting.say(watchdog.summary(own), to=0)
             return
@@ -278,13 +294,20 @@ class Supervision:
     def _dump_stacks(self) -> None:
         """Ask every rank for its Python stacks and wait until they stand in its file."""
         asked = []
-        for local_rank, pid in self.starter.pids().items():
+        for local_rank, pid in self._rank_pids().items():
             if self.beats.read(local_rank).state >= READY and processes.send(pid, signal.SIGUSR2):
                 processes.send(pid, signal.SIGCONT)  # one that somebody has stopped could not write
                 asked.append(self.attempt.stacks(self.rank_of[local_rank]))
         deadline = time.monotonic() + STACKS_WITHIN
         while time.monotonic() < deadline and not all(_has_text(path) for path in asked):
             time.sleep(0.05)
+
+    def _rank_pids(self) -> dict[int, int]:
+        """The processes of the ranks themselves."""
+        if not self.spawned:
+            return self.starter.pids()
+        beats = [self.beats.read(local_rank) for local_rank in set(self.rank_of) - self.over]
+        return {beat.local_rank: beat.pid for beat in beats if beat.pid}
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import json
 import multiprocessing
 import os
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
 from paceline import contract
@@ -44,7 +49,8 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
         process = context.Process(target=_be_a_rank, args=(fn, args, variables, os.getpid()))
         process.start()
         processes.append(process)
-    _supervise(processes, [int(variables[contract.RANK]) for variables in environments])
+    world = int(environments[0][contract.WORLD_SIZE])
+    _supervise(processes, [int(variables[contract.RANK]) for variables in environments], world)
 
 
 def rank_variables(local: int, count: int, environ: Any) -> dict[str, str]:
@@ -82,25 +88,65 @@ def _be_a_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[st
             os._exit(1)
     # Ctrl-C reaches the whole terminal group; the parent decides, so that there is one traceback and not many.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    fn(*args)
+    attempt, rank = _attempt(), int(variables[contract.RANK])
+    if attempt is not None:
+        _answer_with_stacks(attempt.stacks(rank))
+    try:
+        fn(*args)
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        _report(attempt, rank, type=type(error).__name__, message=str(error), traceback=text)
+        raise
 
 
-def _supervise(processes: list[SpawnProcess], ranks: list[int]) -> None:
+def _supervise(processes: list[SpawnProcess], ranks: list[int], world: int) -> None:
     """Wait for all. On the first failure, or any way out of here, the rest is ended."""
     left = dict(zip(processes, ranks, strict=True))
     try:
         while left:
-            ready = wait([process.sentinel for process in left])
-            for process in [each for each in left if each.sentinel in ready]:
-                process.join()
-                rank = left.pop(process)
-                if process.exitcode:
-                    raise LaunchError(
-                        f"rank {rank} of {len(ranks)} failed: {_in_words(process.exitcode)}",
-                        hint="Its traceback stands above.",
-                    )
+            wait([process.sentinel for process in left])
+            ended = {process: left.pop(process) for process in list(left) if process.exitcode is not None}
+            failed = {rank: code for process, rank in ended.items() if (code := process.exitcode)}
+            for rank, code in failed.items():
+                _report(_attempt(), rank, code=code)
+            if failed:
+                # One that was killed cannot have died of another's error; the others may have.
+                rank = min(failed, key=lambda each: (failed[each] > 0, each))
+                raise LaunchError(
+                    f"rank {rank} of {world} failed: {_in_words(failed[rank])}",
+                    hint="Its traceback stands above.",
+                )
     finally:
         _end(list(left))
+
+
+def _attempt() -> contract.AttemptFolder | None:
+    """Where a launcher looks for what became of its ranks."""
+    around = Surroundings.read()
+    return (
+        around.folder.attempt(around.attempt)
+        if around.order is not None and around.folder is not None
+        else None
+    )
+
+
+def _report(attempt: contract.AttemptFolder | None, rank: int, **found: Any) -> None:
+    """Leave word of a failure, once: the rank's own word counts more than how its process ended."""
+    if attempt is None or attempt.error(rank).exists():
+        return
+    told = {"rank": rank, "host": socket.gethostname(), "type": "", "message": "", "traceback": "", "step": 0}
+    with suppress(OSError):
+        contract.write_atomically(attempt.error(rank), json.dumps({**told, "time": time.time(), **found}))
+
+
+def _answer_with_stacks(path: Path) -> None:
+    """SIGUSR2, by which a launcher asks ranks that hang: the Python stacks of all threads, into a file."""
+    if hasattr(signal, "SIGUSR2"):
+        with suppress(OSError):
+            # Kept open for as long as this process lives.
+            faulthandler.register(
+                signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            )
 
 
 def _end(processes: list[SpawnProcess]) -> None:
