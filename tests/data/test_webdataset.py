@@ -185,6 +185,7 @@ def test_what_cannot_be_meant_is_refused(shards: list[str]) -> None:
     for dataset, words in (
         (pipeline(shards).batched(4), "makes batches itself"),
         (wds.WebLoader(pipeline(shards), batch_size=4), "a WebLoader was given"),
+        (wds.RandomMix([pipeline(shards[:3]), pipeline(shards[3:])]), "mixes pipelines"),
     ):
         with pytest.raises(UsageError, match=words):
             make_loader(dataset, batch_size=4, identity=At())

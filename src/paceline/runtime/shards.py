@@ -29,6 +29,16 @@ def is_pipeline(dataset: Any) -> bool:
     )
 
 
+def refuse_mix(dataset: Any) -> None:
+    """A mixture reads its pipelines as they are, each cut by worker already: to cut it once more loses samples."""
+    if type(dataset).__module__ == "webdataset.mix":
+        raise UsageError(
+            f"{type(dataset).__name__} mixes pipelines that cut themselves",
+            hint="Say nodesplitter=webdataset.split_by_node in each, and sharded=True here. "
+            "Its pipelines then shuffle with seeds of their own.",
+        )
+
+
 class Pipeline(IterableDataset[Any]):
     """A pipeline that is read as (seed, epoch, rank, worker) say, and left as it was given."""
 

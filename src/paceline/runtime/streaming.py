@@ -16,7 +16,7 @@ from paceline.runtime.identity import read_identity
 from paceline.runtime.loader import Micro
 from paceline.runtime.seeding import host_randomness_kept
 from paceline.runtime.sharding import Batches, Mark, Rest, ShardedIterable, is_stateful
-from paceline.runtime.shards import Pipeline, is_pipeline
+from paceline.runtime.shards import Pipeline, is_pipeline, refuse_mix
 from paceline.runtime.slicing import Place, check_batch
 from paceline.runtime.workers import Crew, WorkerInit
 
@@ -61,6 +61,8 @@ class StreamLoader:
         if is_pipeline(inner):
             inner = Pipeline(inner, place=place, workers=num_workers, say=self._say)
             sharded = inner.splits
+        elif not sharded:
+            refuse_mix(inner)
         self.sharded = sharded
         self._batches = Batches(
             ShardedIterable(inner, identity=place, seed=seed),
