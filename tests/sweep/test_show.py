@@ -65,6 +65,7 @@ def test_the_table(searched: SweepFolder, paceline: Callable[..., Typed]) -> Non
     assert shown == [trial.number for trial in done[:5]]
     assert "52 done · 3 failed · 5 pending of 60" in typed.stdout
     assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in typed.stdout
+    assert "again: paceline sweep --local --resubmit failed digits" in typed.stdout
     assert "… and 55 more" in typed.stdout
 
 

@@ -167,20 +167,24 @@ def _numbers(row: Row) -> str:
 
 
 def _failures(sweep: Sweep) -> list[Any]:
-    """Which failed and why: trials with the same first line together."""
+    """Which failed or are missing, and why: trials with the same first line together; and how to run them again."""
     from rich.text import Text
 
-    reasons: dict[str, list[int]] = {}
-    for trial in sweep.trials:
-        if trial.state in (FAILED, MISSING):
-            reasons.setdefault(trial.error or "no error line was left", []).append(trial.number)
-    if not reasons:
-        return []
-    lines = [Text(""), Text("failures", "dim")]
-    for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:FAILURES]:
-        listed = ", ".join(map(str, numbers[:6])) + (f", … ({len(numbers):,})" if len(numbers) > 6 else "")
-        lines.append(Text.assemble((f"trial {listed}: ", "red"), error))
-    if len(reasons) > FAILURES:
-        lines.append(Text(f"… and {len(reasons) - FAILURES} other reasons", "dim"))
-    lines.append(Text(f"again: paceline sweep --resubmit failed {sweep.name}", "dim"))
+    lines: list[Any] = []
+    for state, colour in ((FAILED, "red"), (MISSING, "yellow")):
+        reasons: dict[str, list[int]] = {}
+        for trial in sweep.trials:
+            if trial.state == state:
+                reasons.setdefault(trial.error or "no error line was left", []).append(trial.number)
+        if not reasons:
+            continue
+        lines += [Text(""), Text(state, "dim")]
+        for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:FAILURES]:
+            more = f", … ({len(numbers):,})" if len(numbers) > 6 else ""
+            listed = ", ".join(map(str, numbers[:6])) + more
+            lines.append(Text.assemble((f"trial {listed}: ", colour), error))
+        if len(reasons) > FAILURES:
+            lines.append(Text(f"… and {len(reasons) - FAILURES} other reasons", "dim"))
+        local = "" if any(trial.job for trial in sweep.trials) else "--local "
+        lines.append(Text(f"again: paceline sweep {local}--resubmit {state} {sweep.name}", "dim"))
     return lines
