@@ -185,3 +185,28 @@ def test_a_trial_is_found_by_its_name(paceline: Type, folder: Path, scratch: Pat
     again = paceline("run", "--resume", "digits-0", cwd=folder, check=True)
     assert str(sweep_of(scratch).trial(0).path) in again.stderr
     assert len(sweep_of(scratch).trial(0).attempts()) == 2
+
+
+def test_a_sweep_here_can_be_cancelled_from_another_terminal(
+    paceline: Type, folder: Path, scratch: Path
+) -> None:
+    (folder / "train.py").write_text(
+        "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n", encoding="utf-8"
+    )
+    environment = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
+    words = [sys.executable, "-m", "paceline", "sweep", "--local", "--parallel", "1", "digits.toml"]
+    process = subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "began").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert "cancelled digits" in paceline("sweep", "cancel", "digits", cwd=folder, check=True).stdout
+        process.send_signal(signal.SIGINT)  # the script does not listen to a request to stop
+        assert process.wait(60) == 130
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert [path.name for path in sweep_of(scratch).trials.iterdir()] == ["0"]
+    assert results(sweep_of(scratch)) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Annotated
 
@@ -10,6 +12,7 @@ import typer
 from paceline.cli import runs
 from paceline.cluster import slurm
 from paceline.contract import write_atomically
+from paceline.sweep.ledger import pids_of
 from paceline.sweep.results import find_sweep
 
 
@@ -23,10 +26,13 @@ def command(
     """
     sweep = find_sweep(name, runs.scratch_here())
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
+    for pid in {pid for path in sweep.trials.glob("*") for pid in pids_of(path)}:
+        os.kill(pid, signal.SIGTERM)  # it passes that on to the launchers of its trials
     jobs = [str(line["job"]) for line in sweep.read_jobs()]
     # Trials that go on in another job than the array's have told their folder.
     others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}
     others = {job for job in others if job.partition("_")[0] not in jobs}
-    slurm.end([*jobs, *sorted(others)])
+    if jobs or others:
+        slurm.end([*jobs, *sorted(others)])
     print(f"cancelled {sweep.name}")
     return 0

@@ -31,7 +31,7 @@ from paceline.spec import Job
 from paceline.sweep.ledger import Ledger
 from paceline.sweep.local import LocalTrials, slots, with_ranks
 from paceline.sweep.points import new_trials, told
-from paceline.sweep.setting import Setting
+from paceline.sweep.setting import TPE_PARALLEL, Setting
 from paceline.sweep.submitting import Submission, fewest, plan_chunks
 from paceline.trials import DONE, FAILED, Point
 
@@ -50,7 +50,8 @@ class Start:
 
     @property
     def parallel(self) -> int | None:
-        return self.search.parallel
+        """Trials at the same time; None where only the room for them counts."""
+        return self.search.parallel or (TPE_PARALLEL if self.search.sampler == "tpe" else None)
 
     def choose(self, resubmit: str | None) -> tuple[list[Point], list[int]]:
         """Trials to add, and the numbers of all that are to run."""
@@ -107,8 +108,7 @@ class Start:
     def kit(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[Site]:
         """A folder for what comes along, and the trials written down; all of it taken back where the body fails."""
         with folders.new_folder(self.ledger.kit_site()) as site:
-            with self.ledger.written(self.search, new):
-                self.ledger.reopen(numbers if not new else ())
+            with self.ledger.written(self.search, new), self.ledger.reopened(numbers if not new else ()):
                 yield site
 
     def fill(
@@ -216,7 +216,7 @@ class _Here:
     def __init__(self, start: Start) -> None:
         self.start = start
         self.job = with_ranks(start.setting.job)
-        self.room = slots(self.job, this_machine(os.environ), start.parallel)
+        self.room = slots(self.job, this_machine(os.environ), start.search.parallel)[: start.parallel]
 
     def carry_out(self, new: Sequence[Point], numbers: list[int]) -> int:
         start, job = self.start, self.job

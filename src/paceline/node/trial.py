@@ -120,7 +120,8 @@ def _told(
         from paceline.runtime import searching
 
         if values is None:
-            values, known = searching.point_of_group(sweep, search, point.group)
+            shared = point.seed is not None
+            values, known = searching.point_of_group(sweep, search, point.group, shared=shared)
         else:
             known = _read(trial.trial).get("optuna")
             if known is None or searching.is_over(sweep, search, known):

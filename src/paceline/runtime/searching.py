@@ -20,7 +20,7 @@ from paceline.contract import write_atomically
 from paceline.errors import EnvironmentProblem, RunError
 from paceline.trials import FAILED, PRUNED, Search, SweepFolder, is_active
 
-PATIENCE = 300.0  # seconds that a trial waits for another that asks for the same point
+PATIENCE = 120.0  # seconds that a trial waits for another that asks for the same point
 STARTUP = 10  # trials at random before TPE has something to go by
 HALVING = 3  # one of so many trials goes on at each rung
 
@@ -64,12 +64,17 @@ def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> An
 # -- points ----------------------------------------------------------------------------------------------
 
 
-def point_of_group(sweep: SweepFolder, search: Search, group: int) -> tuple[dict[str, Any], int]:
-    """The point of a group, and the number of its trial in the study. The first that comes asks for it."""
+def point_of_group(
+    sweep: SweepFolder, search: Search, group: int, *, shared: bool
+) -> tuple[dict[str, Any], int]:
+    """The point of a group, and the number of its trial in the study. The first that comes asks for it.
+
+    `shared`: several trials (seeds) have it, and may come at the same time.
+    """
     path = sweep.asked(group)
     path.parent.mkdir(exist_ok=True)
-    with _alone(path) as found:
-        known = found or _read(path)
+    with _alone(path) if shared else contextlib.nullcontext():
+        known = _read(path)
         if known is not None and not _is_over(sweep, search, known["optuna"]):
             return known["point"], known["optuna"]
         point, number = _ask(sweep, search, group, point=known["point"] if known else None)
@@ -78,7 +83,7 @@ def point_of_group(sweep: SweepFolder, search: Search, group: int) -> tuple[dict
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[dict[str, Any] | None]:
+def _alone(path: Path) -> Iterator[None]:
     """One asks, others wait for what it is told. One that died while it asked is not waited for, in the end."""
     lock = path.with_suffix(".lock")
     deadline = time.monotonic() + PATIENCE
@@ -93,7 +98,7 @@ def _alone(path: Path) -> Iterator[dict[str, Any] | None]:
                 deadline = time.monotonic() + PATIENCE
             time.sleep(0.1)
     try:
-        yield _read(path)
+        yield
     finally:
         with contextlib.suppress(OSError):
             os.unlink(lock)

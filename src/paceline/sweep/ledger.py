@@ -103,34 +103,44 @@ class Ledger:
     def alive(self, numbers: Iterable[int]) -> set[int]:
         """Those that wait or run, here or as jobs."""
         wanted = set(numbers)
-        jobs: dict[int, str] = {}
+        newest: dict[int, str] = {}
         for line in self.folder.read_jobs():
             for index, listed in line["tasks"].items():
-                jobs |= {number: f"{line['job']}_{index}" for number in listed if number in wanted}
+                newest |= {number: f"{line['job']}_{index}" for number in listed if number in wanted}
+        jobs = {(number, job) for number, job in newest.items()}
         for number in wanted:  # a job that goes on in a new one has told its folder
             if job := slurm.job_of(self.folder.trial(number)):
-                jobs[number] = job
-        found = {number for number in wanted if _runs_here(self.folder.trial(number).path)}
+                jobs.add((number, job))
+        found = {number for number in wanted if pids_of(self.folder.trial(number).path)}
         if not jobs:
             return found
         try:
-            states = slurm.states(jobs.values())
+            states = slurm.states(job for _, job in jobs)
         except ClusterError as problem:
             raise ClusterError(
                 f"which trials are still queued is not known: {problem.message}", hint=problem.hint
             ) from None
-        for number, job in jobs.items():
+        for number, job in jobs:
             if job in states and states[job].phase in (LIVE, WAITING):
                 found.add(number)
         return found
 
-    def reopen(self, numbers: Iterable[int]) -> None:
-        """Trials that are to run again: what said that they were over goes away."""
-        self.folder.cancelled.unlink(missing_ok=True)
+    @contextmanager
+    def reopened(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Trials that are to run again: what said that they were over goes away, unless the body fails."""
+        marks = [self.folder.cancelled]
         for number in numbers:
             trial = self.folder.trial(number)
-            for path in (trial.result, trial.cancelled):
-                path.unlink(missing_ok=True)
+            marks += [trial.result, trial.cancelled]
+        texts = {path: path.read_text(encoding="utf-8") for path in marks if path.exists()}
+        for path in texts:
+            path.unlink(missing_ok=True)
+        try:
+            yield
+        except BaseException:
+            for path, text in texts.items():
+                write_atomically(path, text)
+            raise
 
 
 def _state(result: Path) -> str | None:
@@ -141,14 +151,16 @@ def _state(result: Path) -> str | None:
         return None
 
 
-def _runs_here(folder: Path) -> bool:
+def pids_of(trial: Path) -> set[int]:
+    """The commands on this machine, other than this one, that run a trial now."""
     import psutil
 
-    for leg in folder.glob("legs/pid-*"):
+    found = set()
+    for leg in trial.glob("legs/pid-*"):
         pid = leg.name.removeprefix("pid-")
         if (leg / "verdict").exists() or not pid.isdigit() or int(pid) == os.getpid():
             continue
         with suppress(psutil.Error):
             if any("paceline" in word for word in psutil.Process(int(pid)).cmdline()):
-                return True
-    return False
+                found.add(int(pid))
+    return found

@@ -67,6 +67,8 @@ class LocalTrials:
 
     def _begin(self, number: int, slot: int) -> LocalPlan | None:
         folder = self.ledger.folder
+        if folder.cancelled.exists():  # somebody, in another terminal
+            return None
         try:
             variables = {**self.job.environment.variables, **self.filed.values}
             open_trial(folder, self.kit, number, variables=variables)

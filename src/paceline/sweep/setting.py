@@ -74,8 +74,6 @@ def read_setting(
     )  # fmt: skip
     if told is not None or table.wandb_sweep is not None:
         return _of_wandb(file, told, job, search, typed)
-    if search.asks and search.parallel is None:
-        search = replace(search, parallel=TPE_PARALLEL)
     wanted = wanted_points(search, count=table.count) if listed is None else listed[: table.count]
     scripts = tuple(dict.fromkeys(each.program for each in wanted if each.program)) or (script,)
     seeds = seeds_of(table.seeds, job.runtime.seed)
