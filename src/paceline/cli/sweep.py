@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from paceline.cli.sweep_wandb import warn_of_two
 from paceline.errors import UsageError
 from paceline.spec import Flag
 from paceline.sweep.setting import Setting, read_setting
+from paceline.trials import SweepFolder
 
 # Verbs of its own: the first word, and the module whose `command` does it. Anything else starts a sweep.
 WORDS = {
@@ -118,7 +120,9 @@ def command(
     """
     if resubmit not in (None, "failed", "missing"):
         raise UsageError(f"--resubmit: found {resubmit!r}, expected failed or missing")
+    path, known = find_file(file)
     typed = [
+        *(said_before(known, path) if known else ()),
         Flag("--count", "count", count),
         Flag("--parallel", "parallel", parallel),
         Flag("--seeds", "seeds", seeds),
@@ -147,13 +151,12 @@ def command(
         Flag("--nproc", "launch.nproc", nproc),
         Flag("--cpu", "runtime.cpu", cpu or None),
         Flag("--env", "environment.variables", options.parse_variables(env)),
-        Flag("--experiment", "project.experiment", experiment),
+        Flag("--experiment", "project.experiment", experiment or (known.path.parent.name if known else None)),
         Flag("--max-steps", "runtime.max_steps", max_steps),
         Flag("--max-attempts", "resume.max_attempts", max_attempts),
         Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
         Flag("--no-check", "launch.check", False if no_check else None),
     ]
-    path = find_file(file)
     setting = read_setting(
         path, typed=typed, flags=flags, params=param or (), config=config, profile=cluster_profile
     )
@@ -168,11 +171,11 @@ def command(
     return start.carry_out(resubmit)
 
 
-def find_file(word: str) -> Path:
-    """A file; or, by a sweep's name, the file that it was started from."""
+def find_file(word: str) -> tuple[Path, SweepFolder | None]:
+    """A file; or a sweep by its name, and the file that it was started from."""
     path = Path(word)
     if path.is_file():
-        return path
+        return path, None
     if path.suffix in (".toml", ".txt", ".yml", ".yaml", ".py"):
         raise UsageError(
             f"there is no file {word!r} here", hint="`paceline sweep --help` shows what it holds"
@@ -186,7 +189,20 @@ def find_file(word: str) -> Path:
         raise UsageError(
             f"the sweep {sweep.name!r} was started from {known}, which is gone", hint="name its file instead"
         )
-    return known
+    return known, sweep
+
+
+def said_before(sweep: SweepFolder, path: Path) -> list[Flag]:
+    """What the file alone does not say of a sweep that was named: it may have been typed when it was started."""
+    search, who = sweep.read_search(), f"the sweep {sweep.name}"
+    found = [Flag(who, "name", search.name), Flag(who, "wandb_sweep", search.wandb_sweep or None)]
+    if path.suffix != ".toml":
+        found.append(Flag(who, "metric", search.metric))
+    if search.sampler == "wandb":
+        found.append(Flag(who, "parallel", search.parallel))
+        each = math.ceil(len(sweep.read_points()) / (search.parallel or 1))
+        found.append(Flag(who, "count", each))
+    return found
 
 
 def check_scripts(setting: Setting) -> None:

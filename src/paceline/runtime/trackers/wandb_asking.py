@@ -15,13 +15,14 @@ from pathlib import Path
 from paceline.contract import write_atomically
 from paceline.runtime.trackers.wandb_agent import Point, each_point
 
-ENTITY, PROJECT = "WANDB_ENTITY", "WANDB_PROJECT"
+ENTITY, PROJECT, RESUME = "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RESUME"
 
 
 def main(words: Sequence[str]) -> int:
     sweep, file = words[0], Path(words[1])
     *before, _ = sweep.split("/")
     names = dict(zip((PROJECT, ENTITY), reversed(before), strict=False))
+    names[RESUME] = "allow"  # a trial that is requeued goes on with its run
 
     def keep(point: Point) -> None:
         told = {"point": point.values, "variables": {**names, **point.variables}}

@@ -1,0 +1,56 @@
+"""A sweep is named by its name: what was typed when it was started is known, and its file says the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.trials import Point, SweepFolder
+from tests.sweep.folders import end, grid, make_sweep
+
+Typed = subprocess.CompletedProcess[str]
+
+
+def started_from(folder: SweepFolder, file: Path) -> None:
+    told = json.loads(folder.spec.read_text())
+    folder.spec.write_text(json.dumps({**told, "file": str(file)}))
+
+
+def test_it_goes_on_under_its_name_in_its_experiment(
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Typed]
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("")
+    (project / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
+    )
+    folder = make_sweep(scratch / "project" / "other" / "renamed", grid([{"lr": 1}, {"lr": 2}]))
+    started_from(folder, project / "sweep.toml")
+    end(folder, 1, "failed")
+    typed = paceline(
+        "sweep", "--local", "--cpu", "--dry-run", "--resubmit", "failed", "renamed", cwd=project, check=True
+    )  # fmt: skip
+    assert f"sweep   {folder.path}\n" in typed.stdout
+    assert "  1: lr=2" in typed.stdout
+
+
+def test_one_of_a_script_and_a_sweep_of_another_service(
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Typed]
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("")
+    points = [Point(number, number, None) for number in range(4)]
+    told = {"sampler": "wandb", "wandb_sweep": "me/digits/ab12", "parallel": 2}
+    folder = make_sweep(scratch / "project" / "default" / "train-ab12", points, **told)
+    started_from(folder, project / "train.py")
+    end(folder, 3, "failed")
+    words = ("sweep", "--local", "--cpu", "--dry-run")
+    typed = paceline(*words, "--resubmit", "failed", "train-ab12", cwd=project, check=True)
+    assert f"sweep   {folder.path}\n" in typed.stdout
+    assert "trials  1" in typed.stdout
+    typed = paceline(*words, "--count", "3", "train-ab12", cwd=project, check=True)
+    assert "trials  2" in typed.stdout
