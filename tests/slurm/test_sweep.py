@@ -369,3 +369,25 @@ def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)
     assert results(sweep)[1]["step"] == 2  # it went on with its second attempt
+
+
+@pytest.mark.slow
+def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "project", STOPPED, config=QUICK)
+    (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
+    sweep = sweep_of(slurm_paceline("sweep", "--parallel", "1", "sweep.toml", cwd=folder, check=True))
+    slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
+    wait(cluster, sweep)
+    sweep.cancelled.unlink()
+    # By hand, as its head says.
+    script = sweep.submission(1) / "job.sbatch"
+    words = ["sbatch", "--parsable", "--no-requeue", "--array=3", str(script), "tasks-1"]
+    job = cluster.run(words).stdout.strip()
+    until((sweep.trial(3).path / "began").exists, sweep)
+    cluster.run(["scancel", "--batch", "--signal=USR1", f"{job}_3"])
+    until(sweep.trial(3).result.exists, sweep)
+    assert results(sweep)[3]["step"] == 2
+    assert sweep.trial(3).job.read_text().strip() != f"{job}_3"
+    assert cluster.restarts(f"{job}_3") == 0

@@ -210,3 +210,44 @@ def test_a_sweep_here_can_be_cancelled_from_another_terminal(
             process.wait()
     assert [path.name for path in sweep_of(scratch).trials.iterdir()] == ["0"]
     assert results(sweep_of(scratch)) == {}
+
+
+TRAINING = """\
+import torch
+import paceline
+with paceline.session(cpu=True, seed=0) as run:
+    model = run.wrap(torch.nn.Linear(4, 1))
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = run.loader(torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)
+    run.resume(model=model, opt=opt, loader=loader)
+    for epoch in run.epochs(3):
+        for x, y in run.steps(loader):
+            loss = (model(x) - y).square().mean()
+            run.backward(loss)
+            run.update(opt)
+            run.log(loss=loss)
+            if run.step % 4 == 3:
+                run.report(run.params.x + epoch)  # in the midst of a step
+    run.print("came to its end")
+"""
+
+
+@pytest.mark.slow
+def test_ranks_leave_together_also_in_the_midst_of_a_step(
+    paceline: Type, folder: Path, scratch: Path
+) -> None:
+    (folder / "train.py").write_text(TRAINING, encoding="utf-8")
+    head = (
+        '[sweep]\nmetric = "loss"\nscript = "train.py"\nprune = "halving"\nparallel = 1\narguments = "none"\n'
+    )
+    (folder / "digits.toml").write_text(head + "[space]\nx = [1, 9]\n[launch]\nnproc = 2\n", encoding="utf-8")
+    paceline("sweep", "--local", "digits.toml", cwd=folder, check=True, timeout=280)
+    sweep = sweep_of(scratch)
+    assert [result["state"] for result in results(sweep).values()] == ["done", "pruned"]
+    good, bad = sweep.trial(0), sweep.trial(1)
+    assert "came to its end" in good.attempt(1).log(0).read_text()
+    assert "came to its end" not in bad.attempt(1).log(0).read_text()
+    assert len(bad.reports.read_text().splitlines()) == 1
+    assert list(good.checkpoints.glob("step-*"))
+    assert not list(bad.checkpoints.glob("step-*"))  # nobody would go on from there
+    assert [path.read_text() for path in bad.path.glob("legs/*/verdict")] == ["done\n"]
