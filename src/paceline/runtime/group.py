@@ -6,6 +6,7 @@ travel beside the gradients, and never wait for a device.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import datetime
 import os
@@ -24,7 +25,7 @@ from paceline.runtime.identity import Identity
 # The store is where ranks find each other. Its address serves once per process, so it is kept for all sessions.
 _store: Any = None
 _sessions = 0
-LETTING_GO = 0.1  # seconds, after an error only
+LETTING_GO = 0.1  # seconds, once per process
 
 
 @dataclass
@@ -55,9 +56,15 @@ class Group:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.store))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.distributed_c10d._world))
         self.main = self.control = None
-        # Gloo's threads let go of their last tensors, for which they need the interpreter. One that comes to it only
-        # while the interpreter ends aborts the process, and its exit code would no longer be that of the error.
-        time.sleep(LETTING_GO)
+
+
+def let_threads_rest() -> None:
+    """Gloo's threads let go of their last tensors, for which they need the interpreter.
+
+    One that comes to it only while the interpreter ends aborts the process: a run that is done would have failed,
+    and the exit code would no longer be that of an error.
+    """
+    time.sleep(LETTING_GO)
 
 
 def automatic_backend(device: torch.device) -> str:
@@ -85,7 +92,8 @@ def meet(identity: Identity, *, timeout: float | None) -> Any:
             try:
                 _store, _, _ = next(iter(rendezvous(url, timeout=patience)))
             except (dist.DistError, RuntimeError) as error:
-                if "libuv" not in str(error):  # some builds (Debian's, Windows') lack it, and ask for it all the same
+                # Some builds of torch (Debian's, Windows') lack it, and ask for it all the same.
+                if "libuv" not in str(error):
                     raise
                 _store, _, _ = next(iter(rendezvous(f"{url}&use_libuv=0", timeout=patience)))
         except (dist.DistError, RuntimeError, ValueError) as error:
@@ -118,6 +126,8 @@ def form(
         return Group()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
     owned = not dist.is_initialized()
+    atexit.unregister(let_threads_rest)  # of an earlier session
+    atexit.register(let_threads_rest)
     if owned:
         backend = backend or automatic_backend(device)
         # With the device told, NCCL forms its communicators now: a fault shows here and not in the first step.
