@@ -11,7 +11,8 @@ from tests.runtime.test_metrics import lines_of
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type
 from tests.slurm.test_survive import Submitted
-from tests.trackers.worlds import kept_runs
+from tests.trackers.wandb_server import wandb_service
+from tests.trackers.worlds import kept_runs, reachable
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -35,15 +36,23 @@ def test_a_requeued_and_relaunched_run_keeps_its_id(
     assert [row for kept in runs for row in kept.lines()] == lines_of(ours.folder.path)
 
 
-def test_a_cancelled_run_has_all_its_lines(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    """Slurm's SIGTERM reaches every process of the job, also the service that W&B writes by."""
+def test_a_cancelled_run_ends_in_time_and_is_completed_by_sync(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    """Slurm's SIGTERM reaches every process of the job, also the service that W&B writes by; SIGKILL is near."""
     ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
     ours.at("step-17", ranks=4)
     cluster.run(["scancel", ours.job])
     ours.open("step-17")
-    assert cluster.wait(ours.job, timeout=120) == "CANCELLED", ours.told()
-    (kept,) = kept_runs(ours.folder.trackers)
+    assert cluster.wait(ours.job) == "CANCELLED", ours.told()
+    ours.until(lambda: ours.job not in cluster.queue(), "it stays in the queue")
+    assert ours.verdicts() == ["stopped"], ours.told()
     lines = lines_of(ours.folder.path)
-    assert kept.lines() == lines
     assert lines[-1]["step"] >= 17
+    with wandb_service() as service:
+        done = slurm_paceline("sync", str(ours.folder.path), **reachable(service, tmp_path))
+        assert done.returncode == 0, done.stderr
+        rows = service.runs[ours.folder.path.name].history()
+        shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
+        assert shown == lines

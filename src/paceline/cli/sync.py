@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.cluster import folder as folders
-from paceline.cluster.uploading import is_empty, is_sent, kept_runs, python_with_wandb, send
+from paceline.cluster.uploading import complete, is_empty, is_sent, kept_runs, python_with_wandb, send
 from paceline.contract import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.runtime.trackers import connection
@@ -34,7 +34,7 @@ def command(
     """
     folder = runs.named(run)
     kept = kept_runs(folder)
-    waiting = [each for each in kept if not is_sent(each) and not is_empty(each)]
+    waiting = [each for each in kept if not is_sent(each)]
     if not waiting:
         print(_nothing(folder, bool(kept)))
         return 0
@@ -45,6 +45,8 @@ def command(
     folders.refuse_if_alive(folder)
     _check_connection()
     python = python_with_wandb(folder)
+    complete(folder, python=python)
+    waiting = [each for each in kept_runs(folder) if not is_sent(each) and not is_empty(each)]
     for number, each in enumerate(waiting, start=1):
         console.say_note(f"sending {each.name} ({number} of {len(waiting)})")
         address = send(each, python=python)

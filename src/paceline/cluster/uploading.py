@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paceline
 from paceline.contract import Order, RunFolder
 from paceline.errors import ClusterError, EnvironmentProblem
 
@@ -43,6 +44,18 @@ def python_with_wandb(folder: RunFolder) -> str:
     raise EnvironmentProblem(
         "wandb is installed neither here nor in the run's environment", hint="pip install wandb"
     )
+
+
+def complete(folder: RunFolder, *, python: str) -> None:
+    """Log what W&B lacks of a run that was killed; without that, what it has is sent all the same."""
+    home = str(Path(paceline.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_RUN")}
+    subprocess.run(
+        [python, "-m", "paceline.runtime.trackers.wandb_completing", str(folder.path)],
+        env={**environ, "PYTHONPATH": path, "WANDB_SILENT": "true", "WANDB_MODE": "offline"},
+        stdin=subprocess.DEVNULL, capture_output=True,
+    )  # fmt: skip
 
 
 def send(kept: Path, *, python: str) -> str:

@@ -267,7 +267,9 @@ class session:
         made.group.close()
         boundary.beat.become(contract.SAVED_AND_STOPPED if stopped else contract.FINISHED)
         boundary.beat.close()
-        made.feeds.close(contract.STOPPED if stopped else contract.DONE)
+        made.feeds.close(
+            contract.STOPPED if stopped else contract.DONE, urgent=stopped and boundary.signals.is_urgent
+        )
 
     def _leave_alone(self, made: _Made) -> None:
         """This rank has failed. Nobody is waited for: no barrier, no collective, no destroying of groups."""

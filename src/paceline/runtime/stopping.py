@@ -47,6 +47,7 @@ class StopSignals:
 
     def __init__(self, beat: Beat, notify: Callable[[], None]) -> None:
         self.asked = False
+        self.is_urgent = False  # a scheduler's SIGTERM: its SIGKILL is seconds away
         self._beat = beat
         self._notify = notify
         self._before: dict[int, Any] = {}
@@ -71,6 +72,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
             return
         self.asked = True
+        self.is_urgent |= number == signal.SIGTERM
         self._notify()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from paceline import contract
 from paceline.runtime.identity import Identity
 from paceline.runtime.settings import Settings, Surroundings
-from paceline.runtime.trackers.feed import Feed
+from paceline.runtime.trackers.feed import Feed, patience_for
 from paceline.runtime.trackers.tracking import RunInfo, Tracker, Tracking, first_line, warn
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
@@ -40,11 +41,16 @@ class Feeds:
         """What a checkpoint keeps, so that the tracker's run goes on with the run."""
         return {WANDB: self.wandb.id} if self.wandb is not None and self.wandb.id else {}
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, *, urgent: bool = False) -> None:
+        """Let all of them finish, for as long as this end allows."""
         if self.wandb_feed is not None:
             _stand_in().share(None)
-        for feed in (*self.common, *self.own):
-            feed.close(status)
+        feeds, patience = (*self.common, *self.own), patience_for(status, urgent=urgent)
+        for feed in feeds:
+            feed.end(status)
+        until = time.monotonic() + patience
+        for feed in feeds:
+            feed.wait(until, patience=patience)
 
     def wandb_run(self) -> Any:
         """The live W&B run; None on ranks that have none. Waits until it has begun."""

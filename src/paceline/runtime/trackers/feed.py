@@ -10,6 +10,7 @@ import json
 import queue
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from paceline.runtime.trackers.tracking import RunInfo, Tracker, first_line, war
 
 MOST_WAITING = 100_000  # lines
 PATIENCE = 30.0  # seconds in which a tracker has to finish after the training
+PATIENCE_AT_A_STOP = 15.0  # out of the grace that a job has
 PATIENCE_AFTER_ERROR = 5.0  # a rank that has failed keeps its peers waiting
-LETTING_GO = 5.0
+URGENT = 0.5  # the job is being killed: nothing may come between the ranks and their verdict
+LETTING_GO = 0.3
 WORDS_OF_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -55,18 +58,19 @@ class Feed:
         self._given += count
         self._queue.put(text)
 
-    def close(self, status: str, *, patience: float | None = None) -> None:
-        """Let the tracker finish; leave it behind when it does not."""
-        if patience is None:
-            patience = PATIENCE_AFTER_ERROR if status == contract.FAILED else PATIENCE
+    def end(self, status: str) -> None:
+        """No more lines: the tracker may finish."""
         self._status = status
         self._queue.put(None)
-        self._thread.join(patience)
+
+    def wait(self, until: float, *, patience: float) -> None:
+        """Until it has finished; leave it behind when that moment has come."""
+        self._thread.join(max(0.0, until - time.monotonic()))
         if not self._thread.is_alive():
             return
         waiting = self._given - self._taken
         told = f", {waiting} lines wait" if waiting else ""
-        warn(f"{self.name} did not finish within {patience:.0f} s{told}: it is left behind")
+        warn(f"{self.name} did not finish within {patience:g} s{told}: it is left behind")
         self._broken = True
         abandon = getattr(self.tracker, "abandon", None)
         if abandon is not None:
@@ -98,6 +102,13 @@ class Feed:
         finally:
             self._broken = True
             self.started.set()
+
+
+def patience_for(status: str, *, urgent: bool) -> float:
+    """Seconds that trackers have at the end, all together."""
+    if urgent:
+        return URGENT
+    return {contract.FAILED: PATIENCE_AFTER_ERROR, contract.STOPPED: PATIENCE_AT_A_STOP}.get(status, PATIENCE)
 
 
 class Tee(Lines):

@@ -47,9 +47,9 @@ def end_service() -> None:
             continue
 
 
-def forget_service(wandb: Any) -> None:
+def forget_service(wandb: Any, *, broken: bool = False) -> None:
     """After the last run: let go of the service, now and not in an exit hook that may hang or complain."""
-    if getattr(wandb, "run", None) is None:
+    if broken or getattr(wandb, "run", None) is None:
         try:
             wandb.teardown()
         except Exception:

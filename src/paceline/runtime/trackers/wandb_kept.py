@@ -25,6 +25,11 @@ class KeptFiles:
         self._place = contract.RunFolder(run).trackers / "wandb"
         self._id = id
 
+    def is_torn(self) -> bool:
+        """Whether there is a folder that was not written to its end, and has not been sent as it is."""
+        folders = self._place.glob(f"offline-run-*-{self._id}")
+        return any(not (each / WHOLE).exists() and not any(each.glob("*.synced")) for each in folders)
+
     def set_aside(self) -> bool:
         """Torn folders get another name. False when one of them was sent already: what it holds must not come twice."""
         for folder in sorted(self._place.glob(f"offline-run-*-{self._id}")):

@@ -50,10 +50,9 @@ class WandbTracker:
         try:
             self._begin(mode, silent=bool(problem))
         except Exception as error:
-            if mode != connection.ONLINE or self._abandoned.is_set():
-                raise
-            problem = first_line(error)
-            self._begin(connection.OFFLINE, silent=True)
+            if mode == connection.ONLINE:
+                mode, problem = connection.OFFLINE, first_line(error)
+            self._restart(mode)
         if problem:
             send = f"; send it later: paceline sync {run.run_id}" if run.run_id else ""
             warn(f"W&B: {problem}: the run is kept in {_folder_of(self.run)}{send}")
@@ -66,25 +65,29 @@ class WandbTracker:
             self._best = (name, mode, better(mode, best, values.get(name)))
         try:
             self.run.log({"step": step, **values})
-        except ConnectionError:
+        except Exception:
             self._restart()
             self.run.log({"step": step, **values})
         self._taken += 1
 
     def finish(self, status: str) -> None:
         try:
-            try:
-                self._end(status)
-            except ConnectionError:
-                self._restart()
-                self._end(status)
-        finally:
-            service.forget_service(self._wandb)
+            self._end(status)
+        except Exception:
+            if (
+                status == contract.STOPPED
+            ):  # time is short: the next start, or `paceline sync`, logs what is lacking
+                service.forget_service(self._wandb, broken=True)
+                return
+            self._restart()
+            self._end(status)
+        service.forget_service(self._wandb)
 
     def abandon(self) -> None:
         """Called by another thread, while this one hangs in a call of wandb's."""
         self._abandoned.set()
         service.end_service()
+        service.within(0.3, lambda: service.forget_service(self._wandb, broken=True))
 
     # -- how -------------------------------------------------------------------------------------------
 
@@ -132,17 +135,15 @@ class WandbTracker:
             for step, values in kept.lines(until=self._already, more=self._taken):
                 self.run.log({"step": step, **values})
 
-    def _restart(self) -> None:
+    def _restart(self, mode: str | None = None) -> None:
         """Its service is gone: a signal to all processes of a job reaches it, too. Once, it is started again."""
+        service.end_service()  # or what is left of it
+        service.forget_service(self._wandb, broken=True)
         if self._has_restarted or self._abandoned.is_set():
             raise ConnectionError("its service has ended")
         self._has_restarted = True
-        try:
-            self._wandb.teardown()
-        except Exception:
-            pass  # it says that the service is gone
         time.sleep(1.1)  # its folders are named by the second
-        self._begin(self._options["mode"])
+        self._begin(mode or self._options["mode"], silent=True)
 
     def _end(self, status: str) -> None:
         if self._best is not None and not math.isnan(self._best[2]):
