@@ -41,10 +41,11 @@ GREETING = "it's \\"me\\", $HOME"
 run = "a name that the script has, too"
 """
 
-# What a rank has of its own: its number, its attempt, its launcher's words, and Slurm's, to a step and a batch script.
+# What a rank has of its own: its number, its attempt, its launcher's words (where its run keeps what), and Slurm's, to
+# a step and to a batch script.
 OF_A_RANK = re.compile(
     r"(PACELINE|SLURM|SLURMD|SRUN|TORCH|TORCHELASTIC|ROLE|GROUP|MASTER|OMP|MKL|OPENBLAS|NCCL|GLOO)_\w+"
-    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|PWD|OLDPWD|SHLVL|_|PMI\w*|LC_CTYPE|TERM|ENVIRONMENT|HOSTNAME"
+    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|PWD|OLDPWD|SHLVL|_|PMI\w*|WANDB_(\w+_)?DIR|LC_CTYPE|TERM|ENVIRONMENT|HOSTNAME"
 )
 
 
