@@ -391,3 +391,19 @@ def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
     assert results(sweep)[3]["step"] == 2
     assert sweep.trial(3).job.read_text().strip() != f"{job}_3"
     assert cluster.restarts(f"{job}_3") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["mpirun", "torchrun", "fork"])
+def test_trials_of_two_nodes_in_other_styles(
+    cluster: Cluster, slurm_paceline: Type, tmp_path: Path, style: str
+) -> None:
+    folder = project(tmp_path / "project", SCRIPT)
+    (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2, 3]", "[1, 3]"), encoding="utf-8")
+    words = ["sweep", "--style", style, "--nodes", "2", "--nproc", "2", "--count", "2", "--parallel", "1"]
+    sweep = sweep_of(slurm_paceline(*words, "sweep.toml", cwd=folder, check=True))
+    wait(cluster, sweep)
+    assert states(sweep) == ["done", "done"], explain(sweep)
+    for number in (0, 1):
+        assert len(list(sweep.trial(number).attempt(1).path.glob("rank-*.log"))) == 4
+        assert len(sweep.trial(number).reports.read_text().splitlines()) == 1
