@@ -134,6 +134,7 @@ def test_another_project_or_group_is_another_run_and_every_process_has_one(
     assert runs[others[3]].name == "mine-rank-1"
 
 
+@pytest.mark.slow
 def test_the_command_line_names_project_and_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     environ = in_a_run(folder, world=1, wandb_project="typed", wandb_group="g", wandb_mode="offline")
@@ -240,7 +241,7 @@ def test_it_travels_with_the_run(tmp_path: Path) -> None:
     assert done.stdout.strip() == f"{tmp_path}/paceline.zip/paceline/wandb.py", done.stderr
 
 
-@pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_a_script_that_never_finishes_its_run_still_ends(tmp_path: Path, how: str) -> None:
     code = (
         "import os, signal, sys\nfrom paceline import wandb\n"

@@ -118,7 +118,7 @@ def fail_then_go_on(how: str) -> list[Any]:
     return [saved, train(epochs=3)]
 
 
-@pytest.mark.parametrize("how", ["same", "renamed"])
+@pytest.mark.parametrize("how", [pytest.param("same", marks=pytest.mark.slow), "renamed"])
 def test_a_resumed_run_keeps_its_id_and_redone_steps_do_no_harm(
     ranks: Ranks, tmp_path: Path, how: str
 ) -> None:
@@ -192,7 +192,10 @@ def test_without_the_package_training_goes_on_with_one_warning(ranks: Ranks, tmp
     assert len(lines_of(tmp_path / "run")) > 5
 
 
-@pytest.mark.parametrize(("has_key", "why"), [(False, "no API key"), (True, "cannot be reached")])
+@pytest.mark.parametrize(
+    ("has_key", "why"),
+    [pytest.param(False, "no API key", marks=pytest.mark.slow), (True, "cannot be reached")],
+)
 def test_without_a_key_or_a_network_the_run_is_kept(
     ranks: Ranks, tmp_path: Path, has_key: bool, why: str
 ) -> None:
