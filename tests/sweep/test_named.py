@@ -54,3 +54,18 @@ def test_one_of_a_script_and_a_sweep_of_another_service(
     assert "trials  1" in typed.stdout
     typed = paceline(*words, "--count", "3", "train-ab12", cwd=project, check=True)
     assert "trials  2" in typed.stdout
+
+
+def test_without_a_repository_the_project_is_where_the_command_is_typed(
+    tmp_path: Path, paceline: Callable[..., Typed]
+) -> None:
+    below = tmp_path / "project" / "examples"
+    below.mkdir(parents=True)
+    (below / "train.py").write_text("")
+    (below / "digits.toml").write_text(
+        '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
+    )
+    typed = paceline(
+        "sweep", "--local", "--cpu", "--dry-run", "examples/digits.toml", cwd=tmp_path / "project", check=True
+    )
+    assert f"{Path('project', 'default', 'digits')}\n" in typed.stdout, "as for a run of examples/train.py"

@@ -52,11 +52,13 @@ def load_job(
     profile: str | None = None,
     cwd: Path | None = None,
     over: tuple[Mapping[str, Any], Path] | None = None,
+    around: Path | None = None,
 ) -> Job:
     """Read all layers, check each by itself, merge them, check what they say together.
 
     `flags` whose value is None were not typed. `params` are the `key=value` texts of `--param`. `over` are tables
-    of another file (a sweep's) that lie over those of paceline.toml.
+    of another file (a sweep's) that lie over those of paceline.toml. `around` is a folder above `cwd` that is the
+    project where neither a file nor a repository says so.
     """
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
@@ -83,7 +85,7 @@ def load_job(
     job = Job(
         program=program,
         tables=Tables.model_validate(merged),
-        folder=(file.resolve().parent if file is not None else root or cwd),
+        folder=(file.resolve().parent if file is not None else root or around or cwd),
         cwd=cwd,
         file=file,
         profile=chosen if file is not None else None,

@@ -56,6 +56,7 @@ def read_setting(
     if config is None and find_file(folder, repository_root(folder)) is None:
         # A project without a repository: its file may lie where the command is typed.
         config = find_file(Path.cwd(), repository_root(Path.cwd()))
+    here = Path.cwd().resolve()
     tables = {**file.tables, "job": {"name": file.name, **file.tables.get("job", {})}}
     job = load_job(
         program,
@@ -65,6 +66,7 @@ def read_setting(
         profile=profile,
         cwd=folder,
         over=(tables, file.path),
+        around=here if folder.is_relative_to(here) else None,  # as for `paceline run` of a script down there
     )
     search = Search(
         name=file.name, metric=table.metric, direction=table.direction,
