@@ -149,6 +149,22 @@ def test_netrc_gives_the_key_of_the_server_that_is_used(
     assert read(project, home).values.get("WANDB_API_KEY") == key
 
 
+def test_a_key_of_wandb_in_the_shell_goes_along_whichever_files_are_read(project: Path, home: Path) -> None:
+    environ = {"WANDB_API_KEY": "mine"}
+    for files in ({}, {"secret_files": []}):
+        found = read(project, home, environ, **files)
+        assert (dict(found.values), found.told()) == (environ, f"WANDB_API_KEY ({IN_THE_SHELL})")
+
+
+def test_a_key_of_wandb_goes_along_with_the_address_of_its_server(project: Path, home: Path) -> None:
+    write(home / ".netrc", NETRC)
+    address = {"WANDB_BASE_URL": "https://wandb.example.org:8080"}
+    assert dict(read(project, home, address).values) == {"WANDB_API_KEY": "ours", **address}
+    assert dict(read(project, home, address, variables={"WANDB_API_KEY": "mine"}).values) == address
+    (home / ".netrc").unlink()
+    assert not read(project, home, address).values  # without a key nothing is to be protected
+
+
 def test_another_netrc_may_be_named(project: Path, home: Path, tmp_path: Path) -> None:
     write(tmp_path / "my-netrc", NETRC)
     assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {

@@ -18,6 +18,7 @@ from paceline.plan.secrets import IN_THE_SHELL, Secrets, choose_secrets
 from paceline.spec import Job
 
 WANDB_KEY = "WANDB_API_KEY"
+WANDB_ADDRESS = "WANDB_BASE_URL"
 WANDB_HOST = "api.wandb.ai"
 CREDENTIALS = "wandb_credentials.txt"
 NETRCS = (".netrc", "_netrc")
@@ -43,11 +44,7 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         kind = _kind(path, environ)
         known = {**environ, **job.environment.variables, **values}
         if kind.only_for is not None and kind.only_for in known:
-            # The file is not needed: its mode is nobody's business here.
-            if kind.only_for in environ:
-                values.setdefault(kind.only_for, environ[kind.only_for])
-                sources.setdefault(kind.only_for, IN_THE_SHELL)
-            continue
+            continue  # the file is not needed: its mode is nobody's business here
         shown = show_path(path, job, environ)
         content = _read(path, shown, must_exist=job.environment.secret_files is not None)
         if content is None:
@@ -58,6 +55,13 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         for name, value in found.items():
             values.setdefault(name, value)
             sources.setdefault(name, shown)
+    # By itself, whichever files are read: a shell that has a key for W&B is one whose runs log there.
+    if WANDB_KEY in environ and WANDB_KEY not in values:
+        values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], IN_THE_SHELL
+    # A key is good for one server alone: which it is goes with it.
+    if WANDB_ADDRESS in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
+        values.setdefault(WANDB_ADDRESS, environ[WANDB_ADDRESS])
+        sources.setdefault(WANDB_ADDRESS, IN_THE_SHELL)
     return Secrets(values, sources)
 
 
@@ -172,7 +176,7 @@ def _credentials(text: str, reading: _Reading) -> Values:
 
 def _netrc(text: str, reading: _Reading) -> Values:
     """The password for wandb's server. A key for one server is never given to another."""
-    asked = reading.known.get("WANDB_BASE_URL")
+    asked = reading.known.get(WANDB_ADDRESS)
     host = (urlsplit(asked).hostname or "") if asked else WANDB_HOST
     try:
         machine = netrc.netrc(str(reading.path)).hosts.get(host)
