@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Typed, project
-from tests.slurm.test_sweep import GRID, QUICK, SCRIPT, sweep_of
+from tests.slurm.sweeps import GRID, QUICK, SCRIPT, sweep_of
 
 
 def test_trials_in_the_queue(cluster: Cluster, slurm_paceline: Callable[..., Typed], tmp_path: Path) -> None:

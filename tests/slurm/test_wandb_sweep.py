@@ -10,7 +10,7 @@ import pytest
 from paceline.sweep.results import read_sweep
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Typed, everything, project, told
-from tests.slurm.test_sweep import sweep_of, wait
+from tests.slurm.sweeps import sweep_of, wait
 from tests.trackers.wandb_server import wandb_service
 from tests.trackers.worlds import reachable
 

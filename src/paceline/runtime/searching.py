@@ -33,7 +33,7 @@ def import_optuna() -> Any:
             "this sweep needs Optuna, and the trial's Python does not have it",
             hint="install it there: pip install optuna",
         ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     # A run that goes on from a checkpoint may come by the same step again.
     warnings.filterwarnings("ignore", message="The reported value is ignored")
@@ -120,7 +120,10 @@ def _ask(
     # Every trial asks in a process of its own: with one seed for all they would all be told the same at first.
     seed = zlib.crc32(f"{search.seed}/{group}".encode())
     # Trials that run count as bad ones: those side by side try different points.
-    sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, constant_liar=True, seed=seed)
+    # Keys are looked at together; those that only some points have make groups of their own.
+    sampler = optuna.samplers.TPESampler(
+        n_startup_trials=STARTUP, constant_liar=True, multivariate=True, group=True, seed=seed
+    )
     if point is not None:
         fixed = {key: _told(value) for key, value in point.items()}
         sampler = optuna.samplers.PartialFixedSampler(fixed, sampler)
