@@ -12,7 +12,7 @@ from paceline.cluster.environments import check_built
 from paceline.cluster.findings import PROBLEM, WARNING
 from paceline.cluster.program_check import check_program
 from paceline.errors import SpecError
-from paceline.plan.run_json import HIDDEN, hide
+from paceline.plan.run_json import HIDDEN, hide, hide_in_words
 from tests.environments.places import bare, job_in, plan_of
 
 PASSWORD = "http://ann:hush@proxy.example.org:3128"
@@ -68,6 +68,15 @@ def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
     assert plan.order.variables == {"ADDRESS": "http://proxy:3128/a:b@c"}
     assert f"export HTTPS_PROXY={PASSWORD}\n" in plan.environment
     assert hide("HTTPS_PROXY", PASSWORD) == HIDDEN
+    token = "mine @ git+https://hush@git.example.org/mine.git"
+    assert hide("", token) == HIDDEN
+    assert hide_in_words([token]) == ["mine @ git+https://***@git.example.org/mine.git"]
+    for open_to_all in (
+        "git+ssh://git@git.example.org/mine.git",
+        "https://example.org/?mail=a@b",
+        "user@host",
+    ):
+        assert hide("", open_to_all) == open_to_all
 
 
 def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from paceline.plan.site import Site
 from paceline.spec import Job
 
 _SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
-_PASSWORD_IN_ADDRESS = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+# Behind a colon; or alone in front of a web server's name, as tokens often stand.
+_PASSWORD_IN_ADDRESS = re.compile(
+    r"://[^/@\s]*:[^/@\s]+@|(?:(?<=http)|(?<=https))://[^/?#@\s]+@", re.IGNORECASE
+)
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey"}
 HIDDEN = "***"
 
@@ -23,7 +26,7 @@ def hide(name: str, value: str) -> str:
 
 
 def has_password(text: str) -> bool:
-    """Whether a text holds an address such as http://ann:password@proxy:3128."""
+    """Whether a text holds an address such as http://ann:password@proxy:3128 or https://token@git.example.org."""
     return _PASSWORD_IN_ADDRESS.search(text) is not None
 
 
