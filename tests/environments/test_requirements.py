@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.building import plan_build
 from paceline.cluster.environments import recipe_of
 from paceline.cluster.requirements import read_requirements
 from paceline.errors import SpecError
+from paceline.plan.building import Size
 from paceline.plan.definition import definition
 from paceline.plan.requirements import name_of
 from tests.environments.cases import FOLDER, HERE, texts
@@ -148,6 +150,32 @@ def test_the_key_is_of_what_decides_the_content(tmp_path: Path) -> None:
     assert key(tmp_path / "a", "-e ./package\n") == linked, "a link shows what the folder has"
 
 
+def test_torch_is_installed_first_by_all_options_of_the_list(tmp_path: Path) -> None:
+    """Without `--pre` it would be another torch, which then stays."""
+    job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
+    options = ["--pre", "--extra-index-url https://wheels.example.org", "--trusted-host wheels.example.org"]
+    (job.folder / "requirements.txt").write_text("\n".join([*options, "-e .", "torch", "rich"]))
+    (job.folder / "pyproject.toml").write_text('[project]\nname = "p"\n')
+    plan = plan_build(job, recipe_of(job, {}), {}, Size())
+    assert plan.files["first.txt"].splitlines() == [*options, "torch"]
+
+
+def test_options_of_one_package_are_no_path(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p")
+    line = 'mpi4py --config-settings="--build-option=--mpicc=/opt/mpi/bin/mpicc"'
+    (job.folder / "requirements.txt").write_text(line)
+    found = read_requirements(job)
+    assert (found.lines, found.local) == ([line], {})
+
+
+def test_a_base_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.sif").write_text("one")
+    job = job_in(tmp_path / "p", environment__kind="container", environment__base="~/torch.sif")
+    with monkeypatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
+        assert recipe_of(job, {}).base == str(tmp_path / "torch.sif")
+
+
 def test_an_image_that_was_replaced_is_another_base(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="container", environment__base="torch.sif")
     with pytest.raises(SpecError, match="there is no image"):
@@ -163,6 +191,7 @@ def test_an_image_that_was_replaced_is_another_base(tmp_path: Path) -> None:
     ("line", "expected"),
     [
         ("--index-url https://ann:hush@wheels.example.org", "a password would stand in the image"),
+        ("mine @ git+https://hush@git.example.org/mine.git", "a password would stand in the image"),
         ("./package", "outside of the image"),
         ("-e .", "outside of the image"),
         ("mine @ file:///home/ann/mine", "outside of the image"),

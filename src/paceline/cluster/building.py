@@ -100,11 +100,8 @@ def _contents(job: Job, recipe: Recipe, folder: BuildFolder) -> tuple[dict[str, 
     hashed = any("--hash=" in line for line in wanted.lines)
     first = [] if hashed else [line for line in wanted.lines if name_of(line) in FIRST]
     if first:
-        options = [
-            line
-            for line in wanted.lines
-            if line.startswith(("-i", "--index", "--extra", "--find", "--no-index"))
-        ]
+        # All of them: `--pre` decides which torch it is, `--trusted-host` whether it can be fetched.
+        options = [line for line in wanted.lines if re.match(r"-(?!e|-editable)", line)]
         files[folder.first.name] = _text([*options, *first])
     return files, venv_steps(
         python=recipe.python.command,

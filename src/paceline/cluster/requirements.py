@@ -162,7 +162,7 @@ def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, s
         word = (
             re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", word).removeprefix("file://").removeprefix("file:")
         )
-        word = re.sub(r"(\[[\w,. -]*\])?(\s*;.*)?(\s+--hash=.*)?$", "", word).strip()
+        word = re.sub(r"(\[[\w,. -]*\])?(\s*;.*)?(\s+--.*)?$", "", word).strip()
         path = folder / word
         if "://" in word or word.startswith("-") or not (os.sep in word or word in (".", "..")):
             continue
