@@ -60,7 +60,11 @@ class Run:
         self.settings = settings
         self.params = params
         self.folder = folder.path if folder else None
-        self.source_dir, self.scratch_dir, self.data_dir = places.source_dir, places.scratch_dir, places.data_dir
+        self.source_dir, self.scratch_dir, self.data_dir = (
+            places.source_dir,
+            places.scratch_dir,
+            places.data_dir,
+        )
         self.checkpoints_dir, self.logs_dir = places.checkpoints_dir, places.logs_dir
         self.project_name, self.exp_name = places.project_name, places.exp_name
         self.rank, self.world = identity.rank, identity.world
