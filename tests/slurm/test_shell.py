@@ -102,6 +102,31 @@ exit 7
     assert lines["host"] == f"{rank['host']}, in {rank['cwd']}"
 
 
+def test_inside_a_trial_of_a_sweep(
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    config = '[environment]\nsecrets = ["API_TOKEN"]\nvariables = { GREETING = "hello" }\n'
+    home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=config)
+    (home / "sweep.toml").write_text('[sweep]\nscript = "train.py"\narguments = "none"\n[space]\nx = [1]\n')
+    words = ("sweep", "--gpus", "1", "--time", "10m", "sweep.toml")
+    slurm_paceline(*words, cwd=home, check=True, API_TOKEN="hush")
+
+    def trial() -> RunFolder | None:
+        found = [RunFolder(path.parent) for path in scratch.glob("*/*/sweep/trials/0/run.json")]
+        return found[0] if found and told(found[0]) else None
+
+    folder = until(trial, "no trial starts", within=WITHIN)
+    commands = """\
+echo "$GREETING $API_TOKEN ${run-no} ${kit-no}"
+python -c 'import paceline; print(paceline.__file__)'
+"""
+    done = shell(cluster, "sweep-0", commands=commands, cwd=home, PACELINE_SCRATCH=str(scratch))
+    assert done.returncode == 0, done.stderr
+    said, half = done.stdout.splitlines()
+    assert said == "hello hush no no"
+    assert half.startswith(str(folder.runhalf))
+
+
 def test_an_allocation_of_its_own_has_the_run_half(tmp_path: Path, scratch: Path, cluster: Cluster) -> None:
     home = project(tmp_path / "project", config='[environment.variables]\nGREETING = "hello"\n')
     commands = """\

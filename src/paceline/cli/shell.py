@@ -12,7 +12,7 @@ from paceline.cli import options, runs
 from paceline.cli.submit import Draft
 from paceline.cluster import slurm
 from paceline.cluster.runhalf import kept_run_half
-from paceline.contract import Order
+from paceline.contract import Order, RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment import submission_environment
 from paceline.plan.interactive import SETUP, allocate_argv, join_argv, setup_lines
@@ -76,9 +76,11 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
             f"{record.run_id} is {record.status}{'' if record.job else ' and no job of Slurm'}: it cannot be entered",
             hint="leave the run out for an allocation of its own",
         )
-    script = folder.script.read_text(encoding="utf-8")
+    # A trial's script, and its variables, are where its run half is a link to: with those of its sweep.
+    kit = RunFolder(folder.path if folder.script.exists() else folder.runhalf.resolve().parent)
+    script = kit.script.read_text(encoding="utf-8")
     order = Order.from_json(folder.order.read_text(encoding="utf-8"))
-    setup = setup_lines(script, order, run=str(folder.path), run_half=str(folder.runhalf))
+    setup = setup_lines(script, order, run=str(folder.path), run_half=str(folder.runhalf), kit=str(kit.path))
     # What the job was submitted with, and not what else this shell has.
     environ = submission_environment(os.environ, ()).variables
-    return join_argv(record.job, node=node, terminal=terminal), setup, environ
+    return join_argv(slurm.plain_id(record.job), node=node, terminal=terminal), setup, environ

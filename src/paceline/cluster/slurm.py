@@ -178,6 +178,14 @@ def _reason(text: str) -> str:
     return "" if text in ("None", "none", "(null)") else text
 
 
+def plain_id(job: str) -> str:
+    """The number that srun knows a job by: a task of an array, ARRAY_TASK, has one of its own."""
+    if job.isdigit():
+        return job
+    done = call(["squeue", "--noheader", f"--jobs={job}", "--format=%A"])
+    return (done.stdout.split() or [job])[0]
+
+
 # -- cancelling ----------------------------------------------------------------------------------------
 
 

@@ -35,17 +35,22 @@ def environment_section(script: str) -> str:
     return match[0]
 
 
-def setup_lines(script: str, order: Order, *, run: str, run_half: str) -> str:
-    """What a shell in a job's environment evaluates first. A failure there is said, and leaves the shell usable."""
-    section = environment_section(script).replace('"$run/paceline.zip', f'{quote(run_half)}"')
+def setup_lines(script: str, order: Order, *, run: str, run_half: str, kit: str = "") -> str:
+    """What a shell in a job's environment evaluates first. A failure there is said, and leaves the shell usable.
+
+    `kit` is where a trial's script has what came along with its sweep.
+    """
+    section = re.sub(
+        r'"\$(run|kit)/paceline\.zip', lambda found: f'{quote(run_half)}"', environment_section(script)
+    )
     here = quote(str(PurePath(order.python).parent))
     return "\n".join(
         [
-            f"run={quote(run)}",
+            f"run={quote(run)} kit={quote(kit)}",
             'fail() { echo "paceline: $*" >&2; }',
             section,
             f"cd {quote(order.cwd)} 2>/dev/null",
-            "unset run; unset -f fail",
+            "unset run kit; unset -f fail",
             # Ranks have the last word of their launcher, whatever modules and the venv have made of a variable.
             *(f"export {name}={quote(text)}" for name, text in order.variables.items()),
             # The job calls its Python by its path; a person types `python`.
