@@ -39,7 +39,7 @@ def root() -> Iterator[Root]:
         pytest.skip(f"no root with a newer Slurm: {problem}")
 
 
-def tested_inside(root: Root, *words: str) -> None:
+def passes_inside(root: Root, *words: str) -> None:
     """Run pytest in the root; every test that is chosen must have been run, and have passed."""
     done = subprocess.run(
         # Not below /tmp, which engines of containers show without being asked.
@@ -53,9 +53,9 @@ def tested_inside(root: Root, *words: str) -> None:
 
 @pytest.mark.parametrize("words", ON_THE_NEWER_SLURM.values(), ids=ON_THE_NEWER_SLURM)
 def test_newer_slurm(words: list[str], root: Root) -> None:
-    tested_inside(root, *words)
+    passes_inside(root, *words)
 
 
 @pytest.mark.parametrize("words", IN_CONTAINERS.values(), ids=IN_CONTAINERS)
 def test_in_containers(words: list[str], root: Root) -> None:
-    tested_inside(root, *words)
+    passes_inside(root, *words)
