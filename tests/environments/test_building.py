@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.build_watch import Watch
 from paceline.cluster.environments import Built
+from paceline.cluster.states import JobState
+from paceline.errors import ClusterError
 from paceline.plan.building import LOCK, MARKER, Build, BuildFolder, render_build
 from tests.environments.wheels import write_wheel
 from tests.slurm.runs import Type
@@ -230,6 +233,27 @@ def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_n
     assert one.wait(60) == 0
     one.communicate()
     assert not lock.exists()
+
+
+def test_a_scheduler_that_does_not_answer_for_a_moment_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(Built(tmp_path / "key"), BuildFolder(tmp_path), job="7")
+    answers: list[dict[str, JobState]] = [{"7": JobState("7", "COMPLETED")}]
+
+    def states(jobs: list[str]) -> dict[str, JobState]:
+        if not answers:
+            raise ClusterError("squeue: Unable to contact slurm controller")
+        return answers.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.cluster.build_watch.ASK", 0.0)
+        patch.setattr("paceline.cluster.build_watch.slurm.states", states)
+        held = answers.pop()
+        assert not watch.is_over()
+        answers.append(held)
+        assert watch.is_over()
+    assert watch.state == "done"
 
 
 # -- images ---------------------------------------------------------------------------------------------

@@ -36,6 +36,15 @@ def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: 
     assert hint in problem.hint
 
 
+def test_imports_by_a_path_that_the_script_adds_itself(tmp_path: Path) -> None:
+    lines = "import __main__\nimport sys\nsys.path.insert(0, 'lib')\nimport nowhere_to_be_seen\n"
+    for script, level in ((lines, WARNING), (lines.replace("sys.path", "sys.argv"), PROBLEM)):
+        job = job_in(tmp_path / "p", script)
+        *_, found = check_program(job, plan_of(job, bare()))
+        assert (found.about, found.level) == ("imports", level)
+        assert "imports nowhere_to_be_seen, which" in found.text, "and nothing else is missed"
+
+
 def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="venv", environment__path=str(tmp_path / "venv"))
     plan = plan_of(job, bare())

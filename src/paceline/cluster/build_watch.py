@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from paceline.cluster import slurm
 from paceline.cluster.environments import Built
 from paceline.cluster.states import LIVE, WAITING
-from paceline.errors import EnvironmentProblem
+from paceline.errors import ClusterError, EnvironmentProblem
 from paceline.plan.building import BuildFolder
 
 POLL = 0.3  # seconds between looks at the log
@@ -44,7 +44,10 @@ class Watch:
         if time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + ASK
-        found = slurm.states([self.job]).get(self.job)
+        try:
+            found = slurm.states([self.job]).get(self.job)
+        except ClusterError:
+            return False  # a scheduler that does not answer for a moment says nothing about the build
         self.state = found.word if found is not None else "gone"
         return found is None or found.phase not in (LIVE, WAITING)
 

@@ -191,7 +191,11 @@ def start_here(plan: Plan) -> subprocess.Popen[bytes]:
 def live_build(target: Built) -> tuple[BuildFolder, str] | None:
     """A job that is about to build the same thing, if there is one."""
     for path in sorted(target.path.parent.glob(f"{target.key}.build-*/job")):
-        if _is_live(job := path.read_text(encoding="utf-8").strip()):
+        try:
+            job = path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            continue  # over since it was listed: whoever followed it has taken its folder away
+        if _is_live(job):
             return BuildFolder(path.parent), job
     return None
 

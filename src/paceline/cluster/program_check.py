@@ -47,7 +47,10 @@ if path and path.endswith(".py"):
                 words += [alias.name.split(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 words.append(node.module.split(".")[0])
-        answer["missing"] = sorted({word for word in words if word != "paceline" and spec(word) is None})
+        known = {"paceline", *sys.modules}
+        answer["missing"] = sorted({word for word in words if word not in known and spec(word) is None})
+        named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "path"]
+        answer["own_path"] = any(getattr(node.value, "id", "") == "sys" for node in named)
 print(json.dumps(answer))
 """
 
@@ -76,6 +79,11 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
     found.append(Finding("script", GOOD, f"{job.program.name} compiles"))
     if missing := answer.get("missing"):
         text = f"{job.program.name} imports {', '.join(missing)}, which {python} does not have"
+        if answer["own_path"]:  # nobody but the script knows what it adds
+            return [
+                *found,
+                Finding("imports", WARNING, text, "it changes sys.path: may it find them by that?"),
+            ]
         return [*found, Finding("imports", PROBLEM, text, _INSTALL)]
     return [*found, Finding("imports", GOOD, "all found")]
 
