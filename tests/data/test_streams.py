@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.evaluation import evaluating
@@ -137,6 +137,55 @@ def test_a_stream_without_a_state_skips_and_says_so() -> None:
     assert said == ["the data set keeps no position: skipping 24 items to step 4 of epoch 1"]
     with pytest.raises(CheckpointError, match="batch_size=6; now it is 12"):
         StreamLoader(Counting(60), batch_size=12, identity=At()).load_state_dict(state)
+
+
+class OwnLanes(IterableDataset[int]):
+    """Cuts itself by worker: each has items of its own."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        yield from range(100 * info.id, 100 * info.id + self.each)
+
+
+def own_lanes(each: int, state: dict[str, Any] | None = None, *, workers: int = 2) -> StreamLoader:
+    loader = StreamLoader(
+        OwnLanes(each), batch_size=4, sharded=True, num_workers=workers, drop_last=False, identity=At(),
+        say=lambda text: None,
+    )  # fmt: skip
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def after(loader: StreamLoader, steps: int) -> dict[str, Any]:
+    """Its state once it has given so many steps."""
+    batches = loader.micro_batches(0)
+    for _ in range(steps):
+        next(batches)
+    loader.close()
+    return loader.state_dict()
+
+
+def rest_of(loader: StreamLoader) -> list[list[int]]:
+    found = [micro.data.tolist() for micro in loader.micro_batches(0)]
+    loader.close()
+    return found
+
+
+def test_lanes_that_are_shorter_than_a_batch_go_on_exactly() -> None:
+    expected = rest_of(own_lanes(3))
+    assert expected == [[0, 1, 2, 100], [101, 102]]
+    assert rest_of(own_lanes(3, after(own_lanes(3), 1))) == expected[1:]
+
+
+def test_a_second_resume_goes_on_exactly_after_one_with_other_workers() -> None:
+    first = after(own_lanes(40, workers=1), 4)
+    expected = rest_of(own_lanes(40, first))
+    assert rest_of(own_lanes(40, after(own_lanes(40, first), 1))) == expected[1:]
 
 
 def test_ranks_that_cannot_agree_are_told() -> None:

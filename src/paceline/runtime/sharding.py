@@ -95,7 +95,7 @@ class Batches(IterableDataset[Any]):
         self.size = size
         self.sharded = sharded
         self.collate = collate
-        self.first = 0  # number of the rank's first batch in this pass
+        self.first = 0  # number of the rank's first batch in this pass, where lanes take turns
         self.turn = 0  # whose batch that is
         self.marks: dict[int, Mark] = {}  # to go on from, by lane; else the stream is read from its start
 
@@ -142,11 +142,8 @@ class Batches(IterableDataset[Any]):
         return (self.source.place.rank, lane) if self.sharded else ()
 
     def _is_mine(self, position: int, lane: int, workers: int) -> bool:
-        if self.sharded and self.marks:
-            return lane not in self.marks or position >= self.marks[lane].items
         if self.sharded:
-            # Every item is: lanes take turns with whole batches, and those before the first were had.
-            return position // self.size * workers + lane >= self.first
+            return lane not in self.marks or position >= self.marks[lane].items
         place = self.source.place
         batch = position // place.world // self.size
         return batch >= self.first and position % place.world == place.rank and batch % workers == lane

@@ -110,9 +110,15 @@ class StreamLoader:
         self._marks, self._rest = {}, 0
         self._turn = self.step * self.accumulate % lanes
         same = state and (state["world"], state["num_workers"]) == (self.place.world, self.num_workers)
-        if same and self._keeps_marks and state["marks"]:
+        # Lanes too short for a batch of their own leave no mark: what they gave is counted by `rest`.
+        if same and self._keeps_marks and (state["marks"] or state.get("rest")):
             self._marks = {mark[0]: Mark(*mark) for mark in state["marks"]}
             self._turn, self._rest = state.get("turn", self._turn), state.get("rest", 0)
+        elif self.sharded:
+            # As many batches of each lane as if they had taken turns; the next save is to know of them, too.
+            had = {lane: -(-(self.step * self.accumulate - lane) // lanes) for lane in range(lanes)}
+            size = self._batches.size
+            self._marks = {lane: Mark(lane, count * size, None) for lane, count in had.items() if count > 0}
         if not self.step:
             return
         if state and self.sharded and not same:
@@ -121,7 +127,7 @@ class StreamLoader:
                 f"{self.place.world} with {self.num_workers}: the stream is cut otherwise, and some samples of the "
                 "epoch come twice or not at all"
             )
-        if not (self._marks and is_stateful(self._inner)):
+        if not any(mark.state is not None for mark in self._marks.values()):
             self._say(
                 f"the data set keeps no position: skipping {self.step * self.batch_size} items "
                 f"to step {self.step} of epoch {self.epoch}"
