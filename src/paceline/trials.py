@@ -200,11 +200,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:
-    """A trial's value and its step: what was reported last, else the metric's newest line in metrics.jsonl."""
+    """A trial's value and its step: what was reported last, else the metric's newest line in metrics.jsonl.
+
+    Where that is no number (nan), there is no value: a run that came to nothing is not judged by how it began.
+    """
     lines = [("value", line) for line in read_lines(trial.reports)]
     if not lines and metric:
         lines = [(metric, line) for line in read_lines(trial.metrics) if metric in line]
-    for name, line in reversed(lines):
+    for name, line in lines[-1:]:
         value = line.get(name)
         if isinstance(value, (int, float)) and math.isfinite(value):
             return float(value), line.get("step")

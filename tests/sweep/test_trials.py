@@ -90,8 +90,10 @@ def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
 def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, kit = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
     trial = open_trial(sweep, kit, 0)
-    trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n{"half', encoding="utf-8")
+    trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "lr": 1.0}\n{"half', encoding="utf-8")
     assert close_trial(sweep, 0, "done")["value"] == 5.0
+    trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n', encoding="utf-8")
+    assert close_trial(sweep, 0, "done")["value"] is None
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_RUN", str(trial.path))
         patch.setenv("RANK", "0")
@@ -101,6 +103,10 @@ def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest
         report(9.0, step=3)
     result = close_trial(sweep, 0, "done")
     assert (result["state"], result["value"], result["step"]) == ("done", 2.5, 2)
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_RUN", str(trial.path))
+        report(float("nan"), step=3)
+    assert close_trial(sweep, 0, "done")["value"] is None
     assert result["point"] == {"lr": 0.1}
     trial.pruned.touch()
     assert close_trial(sweep, 0, "done")["state"] == "pruned"
