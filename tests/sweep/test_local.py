@@ -143,6 +143,9 @@ def test_what_is_interrupted_goes_on_later(paceline: Type, folder: Path, scratch
     assert "--resubmit missing digits" in told
     sweep = sweep_of(scratch)
     assert results(sweep) == {}
+    shown = paceline("sweep", "show", "digits", cwd=folder, check=True).stdout
+    assert "\n3 missing of 3\n" in shown
+    assert "again: paceline sweep --local --resubmit missing digits" in shown
     (folder / "go").touch()
     paceline("sweep", "--local", "--resubmit", "missing", "digits", cwd=folder, check=True)
     assert [result["state"] for result in results(sweep).values()] == ["done"] * 3

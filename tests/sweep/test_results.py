@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from paceline.cluster import slurm
 from paceline.cluster.states import JobState
 from paceline.errors import ClusterError, UsageError
+from paceline.plan.site import Site
+from paceline.sweep.ledger import STARTER, Ledger, at_work
 from paceline.sweep.ranking import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
 from paceline.trials import Point, SweepFolder
@@ -63,6 +69,31 @@ def test_a_trial_submitted_again_waits_until_it_begins(tmp_path: Path) -> None:
     note_jobs(folder, "8", {"0": [1]})
     assert states(read_sweep(folder, Scheduler(j8_0="PENDING"))) == {0: "done", 1: "pending"}
     assert states(read_sweep(folder, Scheduler(j8_0="FAILED"))) == {0: "done", 1: "failed"}
+
+
+def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
+    begin(folder, 0)
+    folder.trial(0).leg("pid-1").path.mkdir(parents=True)
+    folder.trial(0).leg("pid-1").verdict.write_text("failed\n")  # interrupted: it has no result
+    note_jobs(folder, "7", {"1": [1]})  # and the queue took no more
+    kit = folder.submission(1)
+    kit.mkdir(parents=True)
+    ledger = Ledger(Site(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
+    monkeypatch.setattr(slurm, "states", Scheduler(j7_1="PENDING"))
+
+    def look() -> tuple[dict[int, str], list[int]]:
+        return states(read_sweep(folder, slurm.states)), ledger.chosen("missing")
+
+    assert look() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)", "paceline"]
+    with at_work(kit), subprocess.Popen(sleep) as other:
+        try:
+            (kit / STARTER).write_text((kit / STARTER).read_text().replace(str(os.getpid()), str(other.pid)))
+            assert look() == ({0: "pending", 1: "pending", 2: "pending"}, [])
+        finally:
+            other.kill()
+    assert look() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
 
 
 def test_without_a_scheduler_the_folder_alone_speaks(tmp_path: Path) -> None:
@@ -142,7 +173,8 @@ def test_repeats_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
         end(folder, number, value=value, seed=number)
     end(folder, 3, value=1.5, seed=0)
     end(folder, 4, "failed", seed=1)
-    sweep = read_sweep(folder)
+    note_jobs(folder, "7", {"5": [5]})
+    sweep = read_sweep(folder, Scheduler(j7_5="PENDING"))
     second, first = sort_by(sweep, rows(sweep), "value")
     assert (first.value, first.deviation, first.count) == (2.0, 1.0, 3)
     assert (second.value, second.deviation, second.count) == (1.5, None, 1)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import sweep_show
+from paceline.sweep import results
 from paceline.sweep.importance import importances
 from paceline.sweep.report import render
 from paceline.sweep.results import read_sweep
@@ -63,7 +64,7 @@ def test_the_table(searched: SweepFolder, paceline: Callable[..., Typed]) -> Non
     )
     shown = [int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", typed.stdout, re.MULTILINE)]
     assert shown == [trial.number for trial in done[:5]]
-    assert "52 done · 3 failed · 5 pending of 60" in typed.stdout
+    assert "52 done · 3 failed · 5 missing of 60" in typed.stdout
     assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in typed.stdout
     assert "again: paceline sweep --local --resubmit failed digits" in typed.stdout
     assert "… and 55 more" in typed.stdout
@@ -167,6 +168,7 @@ def test_watching_ends_with_the_last_trial(
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(tmp_path / "scratch"))
         patch.setattr(sweep_show.time, "sleep", sleep)
+        patch.setattr(results, "is_at_work", lambda _: True)
         assert sweep_show.command("two", watch=True) == 0
     assert len(slept) == 2
     assert "2 done of 2" in capsys.readouterr().out

@@ -28,7 +28,7 @@ from paceline.plan.quote import command_line
 from paceline.plan.shape import Shape
 from paceline.plan.site import Site
 from paceline.spec import Job
-from paceline.sweep.ledger import Ledger
+from paceline.sweep.ledger import Ledger, at_work
 from paceline.sweep.local import LocalTrials, slots, with_ranks
 from paceline.sweep.points import new_trials, told
 from paceline.sweep.setting import TPE_PARALLEL, Setting
@@ -175,7 +175,7 @@ class _Queue:
         self.draft.check()
         start, job = self.start, self.draft.job
         refusal: ClusterError | None = None
-        with start.kit(new, numbers) as site:
+        with start.kit(new, numbers) as site, at_work(site.folder.path):
             self.draft.site = site
             plan = self.draft.plan(site)
             notes = start.fill(site, plan.order, job=job, backend="slurm", code_is_needed=True)
@@ -221,7 +221,7 @@ class _Here:
     def carry_out(self, new: Sequence[Point], numbers: list[int]) -> int:
         start, job = self.start, self.job
         python, filed = interpreter(job), read_secrets(job, os.environ)
-        with start.kit(new, numbers) as site:
+        with start.kit(new, numbers) as site, at_work(site.folder.path):
             plan = plan_local(
                 job, site=site, machine=self.room[0], python=python, environ=os.environ, filed=filed
             )
@@ -232,7 +232,8 @@ class _Here:
         trials = LocalTrials(
             start.ledger, job, site.folder.path, room=self.room, python=python, filed=filed, tell=self._tell
         )
-        trials.run(numbers)
+        with at_work(site.folder.path):
+            trials.run(numbers)
         self._tell_best(trials.ended)
         if trials.pool.stopping:
             name = start.search.name

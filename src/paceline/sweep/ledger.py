@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ from paceline.contract import write_atomically
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.plan.site import Site
 from paceline.trials import FAILED, Point, Search, SweepFolder
+
+STARTER = "starter"  # in a submission's folder: the pid and host of the command that brings its trials
 
 
 class Ledger:
@@ -112,6 +115,8 @@ class Ledger:
             if job := slurm.job_of(self.folder.trial(number)):
                 jobs.add((number, job))
         found = {number for number in wanted if pids_of(self.folder.trial(number).path)}
+        if is_at_work(self.folder):  # what has no job yet, it brings
+            found |= wanted - newest.keys()
         if not jobs:
             return found
         try:
@@ -151,16 +156,43 @@ def _state(result: Path) -> str | None:
         return None
 
 
-def pids_of(trial: Path) -> set[int]:
-    """The commands on this machine, other than this one, that run a trial now."""
+@contextmanager
+def at_work(kit: Path) -> Iterator[None]:
+    """While the body runs, others on this machine know that trials of this submission are still to come."""
+    mark = kit / STARTER
+    write_atomically(mark, f"{os.getpid()} {socket.gethostname()}\n")
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def is_at_work(sweep: SweepFolder) -> bool:
+    """Whether a command on this machine, other than this one, still brings trials of a sweep."""
+    for mark in sweep.path.glob(f"submissions/*/{STARTER}"):
+        with suppress(OSError):
+            pid, _, host = mark.read_text(encoding="utf-8").strip().partition(" ")
+            if host == socket.gethostname() and int(pid) != os.getpid() and _is_paceline(int(pid)):
+                return True
+    return False
+
+
+def _is_paceline(pid: int) -> bool:
     import psutil
 
+    try:
+        return any("paceline" in word for word in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
+
+
+def pids_of(trial: Path) -> set[int]:
+    """The commands on this machine, other than this one, that run a trial now."""
     found = set()
     for leg in trial.glob("legs/pid-*"):
         pid = leg.name.removeprefix("pid-")
         if (leg / "verdict").exists() or not pid.isdigit() or int(pid) == os.getpid():
             continue
-        with suppress(psutil.Error):
-            if any("paceline" in word for word in psutil.Process(int(pid)).cmdline()):
-                found.add(int(pid))
+        if _is_paceline(int(pid)):
+            found.add(int(pid))
     return found

@@ -21,13 +21,13 @@ from paceline.cluster.states import ENDED, WAITING, JobState
 from paceline.contract import RunFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.site import STORE
+from paceline.sweep.ledger import is_at_work
 from paceline.trials import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.watch.records import Ask, look, read_json
 
 RUNNING, PENDING = "running", "pending"
 MISSING = "missing"  # it has no result, and no job that would bring one: stopped, cancelled, lost
 STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order in which a bar shows them
-NO_END = ("stopped", "cancelled", "lost")  # what is said of runs that did not come to an end of their own
 TAIL = 16384  # bytes of a metrics file that are looked at for its newest value
 
 
@@ -142,6 +142,9 @@ def read_sweep(folder: SweepFolder, ask: Ask = slurm.states) -> Sweep:
         found[each.number] = each
     for number in to_come:
         found[number] = _to_come(folder.trial(number), planned[number], jobs.get(number), known)
+    of_nobody = [number for number, each in found.items() if each.state == MISSING and number not in jobs]
+    for number in of_nobody if of_nobody and is_at_work(folder) else ():
+        found[number] = replace(found[number], state=PENDING, error="")
     for number in resubmitted:
         state = (known or {}).get(jobs[number])
         if state is not None and state.phase == WAITING:
@@ -212,7 +215,7 @@ def _under_way(
     for folder, record in zip(folders, look(folders, answer), strict=True):
         state, error = RUNNING, ""
         if record.is_over:
-            state = record.status if record.status == DONE else MISSING if record.status in NO_END else FAILED
+            state = DONE if record.status == DONE else MISSING  # one that has failed for good has a result
             error = "" if state == DONE else _why(folder) or f"it is {record.status}"
         value = newest_value(folder.reports, "value")
         yield _trial(
@@ -225,7 +228,9 @@ def _to_come(
     folder: TrialFolder, planned: dict[str, Any], job: str | None, known: Mapping[str, JobState] | None
 ) -> Trial:
     """A trial with no folder yet. One whose job is gone will never have one."""
-    if job is None or known is None:
+    if job is None:
+        return _trial(folder, planned, state=MISSING, error="it has not begun, and has no job")
+    if known is None:
         return _trial(folder, planned, state=PENDING)
     state = known.get(job)
     if state is not None and state.phase != ENDED:
