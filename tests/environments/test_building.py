@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -93,6 +94,39 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(
     (folder,) = left_in(scratch / "p" / ".environments")
     assert ".build-" in folder, "the log of what failed is all that stays"
     assert not (scratch / "p" / ".environments" / folder / "environment.sh").exists()
+
+
+def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline: Type) -> None:
+    home = project(tmp_path / "project", "rich\n", config=PROJECT)
+    subprocess.run(["git", "init", "--quiet", str(home)], check=True)
+    (home / "parts").mkdir()
+    (home / "parts" / "more.txt").write_text("psutil\n")
+    done = paceline("env", "build", "--dry-run", "more.txt", cwd=home / "parts", check=True)
+    assert " of p: parts/more.txt\n" in done.stdout
+    done = paceline("env", "build", "--dry-run", "../requirements.txt", cwd=home / "parts", check=True)
+    assert " of p: requirements.txt\n" in done.stdout
+
+
+def test_what_a_builder_that_was_killed_has_left_can_be_removed(
+    tmp_path: Path, scratch: Path, paceline: Type
+) -> None:
+    home = project(tmp_path / "project", "rich\n", config=PROJECT)
+    killed = subprocess.Popen(["sleep", "600"])
+    target = scratch / "p" / ".environments" / "0123456789abcdef"
+    target.mkdir(parents=True)
+    Path(f"{target}{LOCK}").mkdir()
+    (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
+    try:
+        assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
+        assert (
+            "is being built, by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
+        )
+    finally:
+        killed.kill()
+        killed.wait()
+    assert "not complete" in paceline("env", "list", cwd=home, check=True).stdout
+    paceline("env", "remove", "--yes", target.name, cwd=home, check=True)
+    assert not target.exists()
 
 
 def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Type) -> None:

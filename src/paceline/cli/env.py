@@ -86,7 +86,7 @@ def build(
         Flag("--constraints", "environment.constraints", constraint_file),
         Flag("--with-horovod", "environment.horovod", with_horovod or None),
     ]
-    job = _load(flags, config, cluster_profile)
+    job = _as_typed_here(_load(flags, config, cluster_profile))
     building.refuse_other_kinds(job)
     recipe = stored.recipe_of(job, os.environ)
     for note in recipe.requirements.notes:
@@ -130,6 +130,26 @@ def _load(flags: list[Flag], config: Path | None, profile: str | None) -> Job:
         environment = job.environment.model_copy(update={"kind": "venv"})
         return replace(job, tables=job.tables.model_copy(update={"environment": environment}))
     return job
+
+
+def _as_typed_here(job: Job) -> Job:
+    """Paths in paceline.toml are the project's; one that was typed is meant from where it was typed."""
+    typed: dict[str, object] = {}
+    if job.said("environment.requirements") == "FILE":
+        typed["requirements"] = tuple(_from(job, name) for name in job.environment.requirements)
+    for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
+        name = getattr(job.environment, key)
+        if job.said(f"environment.{key}") == flag and (key == "constraints" or os.sep in name):
+            typed[key] = _from(job, name)
+    environment = job.environment.model_copy(update=typed)
+    return replace(job, tables=job.tables.model_copy(update={"environment": environment}))
+
+
+def _from(job: Job, name: str) -> str:
+    """The same path, from the project's folder on."""
+    if os.path.isabs(name) or name.startswith("~") or job.cwd.resolve() == job.folder.resolve():
+        return name
+    return os.path.relpath(job.cwd.resolve() / name, job.folder.resolve())
 
 
 def _cores(job: Job) -> int:
@@ -216,7 +236,7 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
     for each in found:
         told = each.told()
         if not told:
-            builder = each.builder
+            builder = _builder(each)
             print(
                 f"{each.key}  {f'{builder} is building it' if builder else 'not complete: the next build removes it'}"
             )
@@ -228,6 +248,12 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
         print(f"{each.key}  {when}  {', '.join(told['from']) or '-'}  ({what}{modules}{horovod})")
     print(f"in {store}")
     return 0
+
+
+def _builder(each: Built) -> str | None:
+    """Who is building it, unless that one is gone."""
+    builder = each.builder
+    return builder if builder is not None and building.is_at_it(builder) else None
 
 
 @app.command()
@@ -244,8 +270,8 @@ def remove(
     for key in keys:
         if key not in found:
             raise UsageError(f"there is no environment {key!r}", hint="see `paceline env list`")
-        if found[key].builder is not None:
-            raise UsageError(f"{key} is being built, by {found[key].builder}", hint="end that first")
+        if (builder := _builder(found[key])) is not None:
+            raise UsageError(f"{key} is being built, by {builder}", hint="end that first")
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove {', '.join(keys)}?")):
         console.say_note("nothing was removed; --yes removes them")
         return 0

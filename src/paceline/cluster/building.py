@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -203,6 +205,26 @@ def live_build(target: Built) -> tuple[BuildFolder, str] | None:
 def _is_live(job: str) -> bool:
     state = slurm.states([job]).get(job)
     return state is not None and state.phase in (LIVE, WAITING)
+
+
+def is_at_it(builder: str) -> bool:
+    """Whether who holds a lock ("job-12", "process-host-77") may still be building: one that was killed is not."""
+    kind, _, rest = builder.partition("-")
+    if kind == "job":
+        try:
+            return _is_live(rest)
+        except ClusterError:
+            return True
+    host, _, process = rest.rpartition("-")
+    if host != socket.gethostname() or not process.isdigit():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def sweep(store: Path) -> None:
