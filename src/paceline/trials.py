@@ -159,6 +159,7 @@ class Search:
     arguments: str = "options"  # options: keys that `args` does not name follow as --key value; or none
     parallel: int | None = None
     file: str = ""  # that it was read from
+    script: str = ""  # that was typed: a list of arguments alone does not name it
     created: float = 0.0
 
     @property

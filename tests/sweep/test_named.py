@@ -69,3 +69,25 @@ def test_without_a_repository_the_project_is_where_the_command_is_typed(
         "sweep", "--local", "--cpu", "--dry-run", "examples/digits.toml", cwd=tmp_path / "project", check=True
     )
     assert f"{Path('project', 'default', 'digits')}\n" in typed.stdout, "as for a run of examples/train.py"
+
+
+def test_what_was_typed_is_not_typed_again(
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Typed]
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("raise SystemExit('no')")
+    (project / "lines.txt").write_text("--lr 1\n--lr 2\n")
+    (project / "drawn.toml").write_text(
+        '[sweep]\nscript = "train.py"\nsampler = "random"\n[space]\nlr = { uniform = [0, 1] }\n'
+    )
+    starts = {"lines": ("--script", "train.py", "lines.txt"), "drawn": ("--count", "2", "drawn.toml")}
+    for name, words in starts.items():
+        paceline("sweep", "--local", "--cpu", "--metric", "loss", *words, cwd=project)
+        folder = SweepFolder(scratch / "project" / "default" / name)
+        assert len(list(folder.trials.glob("*/result.json"))) == 2
+        typed = paceline(
+            "sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True
+        )
+        assert "trials  2" in typed.stdout
+        assert folder.read_search().metric == "loss"

@@ -14,6 +14,7 @@ from paceline.cli.submit import option
 from paceline.cli.sweep_wandb import warn_of_two
 from paceline.errors import UsageError
 from paceline.spec import Flag
+from paceline.spec.load import read_file
 from paceline.sweep.setting import Setting, read_setting
 from paceline.trials import SweepFolder
 
@@ -195,9 +196,13 @@ def find_file(word: str) -> tuple[Path, SweepFolder | None]:
 def said_before(sweep: SweepFolder, path: Path) -> list[Flag]:
     """What the file alone does not say of a sweep that was named: it may have been typed when it was started."""
     search, who = sweep.read_search(), f"the sweep {sweep.name}"
+    written = read_file(path).get("sweep", {}) if path.suffix == ".toml" else {}
     found = [Flag(who, "name", search.name), Flag(who, "wandb_sweep", search.wandb_sweep or None)]
-    if path.suffix != ".toml":
+    found.append(Flag(who, "script", search.script or None))
+    if "metric" not in written:
         found.append(Flag(who, "metric", search.metric))
+    if search.sampler in ("random", "tpe") and "count" not in written:
+        found.append(Flag(who, "count", len({point.group for point in sweep.read_points()})))
     if search.sampler == "wandb":
         found.append(Flag(who, "parallel", search.parallel))
         each = math.ceil(len(sweep.read_points()) / (search.parallel or 1))

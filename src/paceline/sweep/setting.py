@@ -73,6 +73,7 @@ def read_setting(
         sampler=table.sampler if listed is None else "list", prune=table.prune, prune_after=table.prune_after,
         seed=table.seed, space={key: file.space[key] for key in in_order(file.space)}, args=list(table.args),
         arguments=table.arguments, parallel=table.parallel, file=str(file.path.resolve()),
+        script=next((flag.value for flag in reversed(typed) if flag.key == "script" and flag.value), ""),
     )  # fmt: skip
     if told is not None or table.wandb_sweep is not None:
         return _of_wandb(file, told, job, search, typed)
