@@ -245,6 +245,24 @@ def test_a_builder_that_is_ended_cleans_up(tmp_path: Path, how: signal.Signals) 
     assert bench.left() == ["builds"]
 
 
+def test_a_builder_that_is_ended_while_it_waits_takes_its_variables_away(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first = bench.start("a", GO)
+    bench.await_builder()
+    other = bench.start("b", GO)
+    assert other.stdout is not None
+    assert "waiting" in other.stdout.readline()
+    other.terminate()
+    assert other.wait(60) == 128 + signal.SIGTERM
+    other.communicate()
+    assert not (tmp_path / "key.build-b" / "environment.sh").exists()
+    assert (bench.target.path / "half").exists(), "the first one's work is not its own"
+    (tmp_path / "go").touch()
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert bench.target.is_complete
+
+
 def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_not(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     lock = tmp_path / f"key{LOCK}"

@@ -184,16 +184,8 @@ take_lock() {{
     done
     return 1
 }}
-waiting=''
-until is_built || take_lock; do
-    if [ -z "$waiting" ] && [ -e "$lock/$other" ]; then
-        waiting=1
-        say "$other builds it already: waiting for that (if it is gone for good: rm -r $lock)"
-    fi
-    sleep 2
-done
 
-# However this ends: what is not complete goes, and so do the lock and the variables.
+# However this ends, and be it while it waits: what is not complete goes, and so do the lock and the variables.
 clean_up() {{
     code=$?
     if [ -e "$lock/$me" ]; then
@@ -207,6 +199,15 @@ clean_up() {{
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+
+waiting=''
+until is_built || take_lock; do
+    if [ -z "$waiting" ] && [ -e "$lock/$other" ]; then
+        waiting=1
+        say "$other builds it already: waiting for that (if it is gone for good: rm -r $lock)"
+    fi
+    sleep 2
+done
 if is_built; then
     say "built already: $target"
     exit 0
