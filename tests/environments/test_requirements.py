@@ -65,10 +65,14 @@ def test_pyproject_with_extras(tmp_path: Path) -> None:
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "mine"\ndependencies = ["torch>=2.6"]\n'
         '[project.optional-dependencies]\ngpu = ["nvidia-ml-py"]\nall = ["mine[gpu]", "rich"]\n'
+        'most = ["Mine[all, most]", "psutil"]\n'
     )
     assert read_requirements(job_in(folder)).lines == ["torch>=2.6"]
     job = job_in(folder, environment__requirements="pyproject.toml[all]")
     assert read_requirements(job).lines == ["torch>=2.6", "nvidia-ml-py", "rich"]
+    job = job_in(folder, environment__requirements="pyproject.toml[most]")
+    lines = ["torch>=2.6", "nvidia-ml-py", "rich", "psutil"]
+    assert read_requirements(job).lines == lines, "an index may have a stranger's package called mine"
     with pytest.raises(SpecError, match="there is no extra 'gpus'"):
         read_requirements(job_in(folder, environment__requirements=["pyproject.toml[gpus]"]))
 

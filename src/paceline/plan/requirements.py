@@ -54,17 +54,24 @@ def from_pyproject(text: str, *, where: str, extras: tuple[str, ...] = ()) -> li
 
 
 def _with_extras_of_itself(lines: list[str], project: Mapping[str, Any], where: str) -> list[str]:
-    """An extra may name others of the same project: `all = ["paceline[torch,gpu]"]`."""
-    own = re.escape(str(project.get("name", "")))
+    """An extra may name others of the same project, and those others again: `all = ["paceline[torch,gpu]"]`."""
+    own = name_of(str(project.get("name", "")))
+    known = project.get("optional-dependencies", {})
     found: list[str] = []
-    for line in lines:
-        match = re.fullmatch(rf"{own}\[([\w,. -]+)\]", line.strip(), re.IGNORECASE) if own else None
-        for extra in match[1].split(",") if match else ():
-            if extra.strip() not in project.get("optional-dependencies", {}):
-                raise SpecError(f"{where}: there is no extra {extra.strip()!r}", hint="mend its name")
-            found += project["optional-dependencies"][extra.strip()]
-        if match is None:
+    taken: set[str] = set()
+    left = list(lines)
+    while left:
+        line = left.pop(0)
+        match = re.fullmatch(r"[\w.-]+\s*\[([\w,. -]+)\]", line.strip())
+        if match is None or name_of(line.strip()) != own:
             found.append(line)
+            continue
+        extras = [extra.strip() for extra in match[1].split(",")]
+        for extra in extras:
+            if extra not in known:
+                raise SpecError(f"{where}: there is no extra {extra!r}", hint="mend its name")
+        left = [each for extra in extras if extra not in taken for each in known[extra]] + left
+        taken.update(extras)
     return list(dict.fromkeys(found))
 
 
