@@ -53,7 +53,9 @@ class NodeUse:
         parts = [self.host]
         if (cpu := self.mean("cpu")) is not None:
             own = self.mean("own_cpu") or 0.0
-            parts.append(f"CPU {cpu:.0f} % of {self.facts.get('cores', '?')} cores (the run: {own:.1f} cores)")
+            parts.append(
+                f"CPU {cpu:.0f} % of {self.facts.get('cores', '?')} cores (the run: {own:.1f} cores)"
+            )
         if (memory := self.peak("memory")) is not None:
             own = self.peak("own_memory") or 0.0
             parts.append(
