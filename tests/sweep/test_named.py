@@ -91,3 +91,12 @@ def test_what_was_typed_is_not_typed_again(
         )
         assert "trials  2" in typed.stdout
         assert folder.read_search().metric == "loss"
+    # Lines that are gone from the list are trials as before.
+    (project / "train.py").write_text("print('fine')")
+    (project / "other.py").write_text("")
+    (project / "lines.txt").write_text("--lr 3\n")
+    words = ("sweep", "--local", "--cpu", "--script", "other.py", "--resubmit", "failed", "lines")
+    paceline(*words, cwd=project, check=True)
+    shown = paceline("sweep", "show", "lines", cwd=project, check=True).stdout
+    assert "2 done of 2" in shown
+    assert "done, without a value\ntrial 0, 1: it ended with no number as its loss" in shown

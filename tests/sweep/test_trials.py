@@ -93,7 +93,9 @@ def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest
     trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "lr": 1.0}\n{"half', encoding="utf-8")
     assert close_trial(sweep, 0, "done")["value"] == 5.0
     trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n', encoding="utf-8")
-    assert close_trial(sweep, 0, "done")["value"] is None
+    result = close_trial(sweep, 0, "done")
+    assert (result["state"], result["value"]) == ("done", None)
+    assert result["error"] == "it ended with no number as its loss"
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_RUN", str(trial.path))
         patch.setenv("RANK", "0")

@@ -15,7 +15,7 @@ from paceline.sweep.drawing import value_text
 from paceline.sweep.ranking import Row, has_repeats, rows, sort_by
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
 from paceline.sweep.scales import shown
-from paceline.trials import FAILED
+from paceline.trials import DONE, FAILED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -167,24 +167,26 @@ def _numbers(row: Row) -> str:
 
 
 def _failures(sweep: Sweep) -> list[Any]:
-    """Which failed or are missing, and why: trials with the same first line together; and how to run them again."""
+    """Which failed, are missing or have no value, and why: equal reasons together; and how to run them again."""
     from rich.text import Text
 
     lines: list[Any] = []
-    for state, colour in ((FAILED, "red"), (MISSING, "yellow")):
+    for state, colour in ((DONE, "yellow"), (FAILED, "red"), (MISSING, "yellow")):
         reasons: dict[str, list[int]] = {}
         for trial in sweep.trials:
-            if trial.state == state:
+            if trial.state == state and (state != DONE or trial.error):
                 reasons.setdefault(trial.error or "no error line was left", []).append(trial.number)
         if not reasons:
             continue
-        lines += [Text(""), Text(state, "dim")]
+        lines += [Text(""), Text("done, without a value" if state == DONE else state, "dim")]
         for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:FAILURES]:
             more = f", … ({len(numbers):,})" if len(numbers) > 6 else ""
             listed = ", ".join(map(str, numbers[:6])) + more
             lines.append(Text.assemble((f"trial {listed}: ", colour), error))
         if len(reasons) > FAILURES:
             lines.append(Text(f"… and {len(reasons) - FAILURES} other reasons", "dim"))
+        if state == DONE:
+            continue
         local = "" if any(trial.job for trial in sweep.trials) else "--local "
         lines.append(Text(f"again: paceline sweep {local}--resubmit {state} {sweep.name}", "dim"))
     return lines

@@ -122,8 +122,12 @@ class Start:
             code_is_needed=code_is_needed, compiled=job.environment.kind == "current",
         )  # fmt: skip
         if self.search.sampler == "list":
+            before = (
+                point.program for point in self.ledger.known if point.program
+            )  # lines may be gone since
             programs = {
-                name: self._place(name, job, site, copied=code_is_needed) for name in self.setting.scripts
+                name: self._place(name, job, site, copied=code_is_needed)
+                for name in dict.fromkeys((*self.setting.scripts, *before))
             }
             write_atomically(site.folder.path / "programs.json", json.dumps(programs) + "\n")
         return prepared.notes

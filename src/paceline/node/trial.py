@@ -233,9 +233,13 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "
     if state == DONE and trial.pruned.exists():
         state = PRUNED
     value, step = last_value(trial, search.metric)
+    if state == FAILED:
+        error = error or _why(trial, verdict)
+    elif state == DONE and value is None and search.metric:
+        error = f"it ended with no number as its {search.metric}"
     result = {
         "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
-        "ended": time.time(), "error": (error or _why(trial, verdict)) if state == FAILED else "",
+        "ended": time.time(), "error": error,
         "point": told.get("point"), "seed": told.get("seed"),
     }  # fmt: skip
     write_atomically(trial.result, json.dumps(result) + "\n")
