@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.node import processes
 from tests.survive.conftest import Make
 from tests.survive.runs import Training, assert_same, until
 
@@ -192,6 +193,21 @@ def test_other_styles(style: str, undisturbed: Training, training: Make) -> None
     failure = ours.failure(1)
     assert (failure["cause"], failure["rank"], failure["step"]) == ("killed", 1, 12)
     assert_same(ours, undisturbed)
+
+
+def test_spawned_ranks_save_when_all_processes_are_signalled(training: Make) -> None:
+    """As a scheduler does that preempts: also the process that has started them, and must not take them along."""
+    ours = training("--nproc", "2", "--style", "spawn", gates="step-17")
+    ours.start("--spawn")
+    ours.at("step-17", ranks=2)
+    assert ours.process is not None
+    for pid in (ours.process.pid, *processes.descendants(ours.process.pid)):
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: ours.happened("stop_asked"), "nobody hears the request", told=ours.told)
+    ours.open("step-17")
+    ours.finish()
+    assert ours.verdicts() == ["stopped"], ours.told()
+    assert int(ours.checkpoints()[0].name[5:]) >= 17
 
 
 @pytest.mark.slow

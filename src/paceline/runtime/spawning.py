@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -17,13 +18,16 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from paceline import contract
 from paceline.errors import LaunchError, UsageError
+from paceline.runtime.beating import Beat
 from paceline.runtime.identity import SPAWNED
 from paceline.runtime.settings import Surroundings
 
+SAME_TERM = 1.0  # seconds: one request may arrive twice, from the scheduler and passed on by a command
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed
 
 
@@ -42,15 +46,16 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
     context = multiprocessing.get_context("spawn")
     environments = [rank_variables(local, count, os.environ) for local in range(count)]
     port = _free_port()
-    processes = []
-    for variables in environments:
-        variables.setdefault(contract.MASTER_ADDR, "127.0.0.1")
-        variables.setdefault(contract.MASTER_PORT, str(port))
-        process = context.Process(target=_be_a_rank, args=(fn, args, variables, os.getpid()))
-        process.start()
-        processes.append(process)
-    world = int(environments[0][contract.WORLD_SIZE])
-    _supervise(processes, [int(variables[contract.RANK]) for variables in environments], world)
+    processes: list[SpawnProcess] = []
+    with _PassingTermOn(processes) as term:
+        for variables in environments:
+            variables.setdefault(contract.MASTER_ADDR, "127.0.0.1")
+            variables.setdefault(contract.MASTER_PORT, str(port))
+            process = context.Process(target=_be_a_rank, args=(fn, args, variables, os.getpid()))
+            process.start()
+            processes.append(process)
+        world = int(environments[0][contract.WORLD_SIZE])
+        _supervise(processes, [int(variables[contract.RANK]) for variables in environments], world, term)
 
 
 def rank_variables(local: int, count: int, environ: Any) -> dict[str, str]:
@@ -99,7 +104,45 @@ def _be_a_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[st
         raise
 
 
-def _supervise(processes: list[SpawnProcess], ranks: list[int], world: int) -> None:
+class _PassingTermOn:
+    """A SIGTERM to this process is for its ranks: they save and stop. To die of it would be to take them along.
+
+    A scheduler that preempts a job signals all of its processes. A second one, more than a second later, ends at once.
+    """
+
+    def __init__(self, processes: list[SpawnProcess]) -> None:
+        self._processes = processes
+        self._beat = Beat(Surroundings.read().beat, 0)
+        self.since: float | None = None
+        self._listens = False
+
+    def __enter__(self) -> _PassingTermOn:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else the script knows better
+            self._listens = True
+            signal.signal(signal.SIGTERM, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listens:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._beat.close()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._beat.ending or (self.since is not None and now - self.since > SAME_TERM):
+            self.die()
+        self.since = now if self.since is None else self.since
+        for process in self._processes:
+            process.terminate()
+
+    @staticmethod
+    def die() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _supervise(processes: list[SpawnProcess], ranks: list[int], world: int, term: _PassingTermOn) -> None:
     """Wait for all. On the first failure, or any way out of here, the rest is ended."""
     left = dict(zip(processes, ranks, strict=True))
     try:
@@ -107,6 +150,9 @@ def _supervise(processes: list[SpawnProcess], ranks: list[int], world: int) -> N
             wait([process.sentinel for process in left])
             ended = {process: left.pop(process) for process in list(left) if process.exitcode is not None}
             failed = {rank: code for process, rank in ended.items() if (code := process.exitcode)}
+            if term.since is not None and -signal.SIGTERM in failed.values():
+                _end(list(left))
+                term.die()  # as its ranks did: nobody there listened
             for rank, code in failed.items():
                 _report(_attempt(), rank, code=code)
             if failed:
