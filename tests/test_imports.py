@@ -48,6 +48,7 @@ BRIDGES = {
         "paceline.runtime.trackers.connection",
     ),  # whether W&B can be reached: asked before queueing, too
     ("cli", "paceline.runtime.trackers.connection"),  # and before sending what was kept
+    ("cluster", "paceline.runtime.trackers.connection"),  # which server of W&B's a key has to be for
     ("cli", "paceline.node.staging"),  # `paceline clean` and `data stage` do here what launchers do on nodes
     ("cluster", "paceline.node.staging"),  # a job's data is looked for before it is queued
 }

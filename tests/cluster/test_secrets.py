@@ -149,6 +149,13 @@ def test_netrc_gives_the_key_of_the_server_that_is_used(
     assert read(project, home).values.get("WANDB_API_KEY") == key
 
 
+def test_the_server_of_a_login_elsewhere_gets_its_own_key(project: Path, home: Path) -> None:
+    """`wandb login --host` leaves its address in a file, which ranks read too."""
+    write(home / ".netrc", NETRC)
+    write(home / ".config/wandb/settings", "[default]\nbase_url = https://wandb.example.org:8080\n")
+    assert dict(read(project, home).values) == {"WANDB_API_KEY": "ours"}
+
+
 def test_a_key_of_wandb_in_the_shell_goes_along_whichever_files_are_read(project: Path, home: Path) -> None:
     environ = {"WANDB_API_KEY": "mine"}
     for files in ({}, {"secret_files": []}):

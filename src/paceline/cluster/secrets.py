@@ -19,7 +19,6 @@ from paceline.spec import Job
 
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_ADDRESS = "WANDB_BASE_URL"
-WANDB_HOST = "api.wandb.ai"
 CREDENTIALS = "wandb_credentials.txt"
 NETRCS = (".netrc", "_netrc")
 
@@ -176,8 +175,9 @@ def _credentials(text: str, reading: _Reading) -> Values:
 
 def _netrc(text: str, reading: _Reading) -> Values:
     """The password for wandb's server. A key for one server is never given to another."""
-    asked = reading.known.get(WANDB_ADDRESS)
-    host = (urlsplit(asked).hostname or "") if asked else WANDB_HOST
+    from paceline.runtime.trackers.connection import base_url
+
+    host = urlsplit(base_url(reading.known)).hostname or ""
     try:
         machine = netrc.netrc(str(reading.path)).hosts.get(host)
     except netrc.NetrcParseError as problem:  # its message may hold the password
