@@ -115,6 +115,7 @@ def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest
     assert close_trial(sweep, 0, "failed")["state"] == "failed"
     open_trial(sweep, kit, 0)
     assert not trial.result.exists()
+    assert close_trial(sweep, 0, "done")["state"] == "done"
 
 
 def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -27,7 +28,8 @@ def command(
     sweep = find_sweep(name, runs.scratch_here())
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
     for pid in {pid for path in sweep.trials.glob("*") for pid in pids_of(path)}:
-        os.kill(pid, signal.SIGTERM)  # it passes that on to the launchers of its trials
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGTERM)  # it passes that on to the launchers of its trials
     jobs = [str(line["job"]) for line in sweep.read_jobs()]
     # Trials that go on in another job than the array's have told their folder.
     others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}

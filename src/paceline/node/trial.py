@@ -98,6 +98,7 @@ def open_trial(
         run |= {"sweep": sweep.name, "trial": told}
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
+    trial.pruned.unlink(missing_ok=True)  # of a start that came to no end: the pruner is asked anew
     return trial
 
 
