@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -145,6 +146,23 @@ def test_what_helpers_meet_is_told(
     monkeypatch.setattr(helping.Helper, "place", killed)
     with pytest.raises(EnvironmentProblem, match="was ended from outside"):
         node.stage(asked)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_helpers_leave_signals_to_the_launcher(number: signal.Signals, tmp_path: Path) -> None:
+    """From their first moment on: a scheduler may ask for a stop while they start."""
+    for folder in ("from", "to"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "from" / "file").write_text("text")
+    helper = helping.Helper(
+        small_files.SmallFiles(str(tmp_path / "from"), str(tmp_path / "to"), None, False, True)
+    )
+    try:
+        helper.process.send_signal(number)
+        assert helper.place(Group(0, 4, (Entry("file", 4, 0, 0o644),))) == Placed({}, "")
+    finally:
+        helper.close()
+    assert (tmp_path / "to" / "file").read_text() == "text"
 
 
 def test_packs_may_be_made_ahead(base: Path, node: Node) -> None:

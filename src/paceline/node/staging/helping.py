@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import marshal
 import queue
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from paceline.errors import EnvironmentProblem
 from paceline.node.opening import python_command
 from paceline.node.staging.entries import Group
-from paceline.node.staging.small_files import Placed, SmallFiles
+from paceline.node.staging.small_files import DEAF_TO, Placed, SmallFiles
 
 WORTH_IT = 1000  # small files for each helper; to start one takes about as long as these
 
@@ -24,10 +25,15 @@ class Helper:
     """One helper, seen from the launcher."""
 
     def __init__(self, files: SmallFiles) -> None:
-        self.process = subprocess.Popen(
-            python_command(sys.executable, "staging.small_files"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            pass_fds=() if files.pack is None else (files.pack,),
-        )  # fmt: skip
+        # What is asked of the launcher must not end a helper that does not yet say so itself.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
+        try:
+            self.process = subprocess.Popen(
+                python_command(sys.executable, "staging.small_files"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                pass_fds=() if files.pack is None else (files.pack,),
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._told = False
         self._files = files
 

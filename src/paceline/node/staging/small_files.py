@@ -17,6 +17,7 @@ from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.node.staging.entries import AT_ONCE, Entry, Group, at
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 AHEAD = 16  # files that are opened, and their contents asked for, before the first of them is read
 
 
@@ -181,7 +182,7 @@ def main(argv: list[str]) -> None:
     """Place groups as they are told on the standard input, until nobody is at its other end."""
     del argv
     # What the scheduler or a terminal sends is for the launcher, which then closes the pipe.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     told, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
