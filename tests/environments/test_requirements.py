@@ -164,6 +164,15 @@ def test_torch_is_installed_first_by_all_options_of_the_list(tmp_path: Path) -> 
     assert plan.files["first.txt"].splitlines() == [*options, "torch"]
 
 
+def test_variables_that_requirements_name_are_taken_along_and_stand_nowhere_else(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
+    (job.folder / "requirements.txt").write_text("mine @ git+https://${GIT_TOKEN}@git.example.org/mine.git\n")
+    environ = {"GIT_TOKEN": "hush", "OTHER_TOKEN": "hush-too"}
+    plan = plan_build(job, recipe_of(job, environ), environ, Size())
+    assert plan.environment == "export GIT_TOKEN=hush\n"
+    assert "hush" not in "".join(plan.files.values()) + str(plan.submitter)
+
+
 def test_options_of_one_package_are_no_path(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     line = 'mpi4py --config-settings="--build-option=--mpicc=/opt/mpi/bin/mpicc"'

@@ -75,7 +75,8 @@ def plan_build(job: Job, recipe: Recipe, environ: Mapping[str, str], size: Size)
     files[folder.script.name] = render_build(build)
     files[folder.marker.name] = _marker(recipe)
     submission = submission_environment(environ, asked)
-    return Plan(recipe, target, folder, files, _environment(job, environ), submission.variables)
+    named = _named_in(recipe.requirements.lines)
+    return Plan(recipe, target, folder, files, _environment(job, environ, named), submission.variables)
 
 
 def _contents(job: Job, recipe: Recipe, folder: BuildFolder) -> tuple[dict[str, str], list[str]]:
@@ -130,9 +131,14 @@ def _marker(recipe: Recipe) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def _environment(job: Job, environ: Mapping[str, str]) -> str:
+def _named_in(lines: list[str]) -> set[str]:
+    """Variables that pip puts into requirements: `https://${TOKEN}@git.example.org`."""
+    return {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line)}
+
+
+def _environment(job: Job, environ: Mapping[str, str], named: set[str]) -> str:
     """The variables of a build. Addresses of indexes and proxies may hold passwords: they stand nowhere else."""
-    variables = {name: text for name, text in environ.items() if _CARRIED.fullmatch(name)}
+    variables = {name: text for name, text in environ.items() if _CARRIED.fullmatch(name) or name in named}
     variables |= {name: environ[name] for name in PROXIES if environ.get(name)}
     variables |= {**module_variables(job.environment, environ), **job.environment.variables}
     return "".join(
