@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -261,6 +262,26 @@ def test_an_interrupted_copy_goes_on(base: Path, node: Node, monkeypatch: pytest
     )
     data, stager = node.stage(asked)
     assert sorted(pieces[len(done) :]) == sorted({f"large-{n}" for n in range(4)} - set(done))
+    assert content(data / "set") == content(source)
+    for lock in stager.locks:
+        lock.close()
+
+
+def test_kept_data_whose_end_was_not_written_is_finished(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is there but the word that it is: the disk was full just then, or the job was killed."""
+    source = plant(base / "set")
+    asked = wish(base, "set", keep=3600)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping, "write_atomically", full)
+        with pytest.raises(EnvironmentProblem, match="is full"):
+            node.stage(asked)
+    data, stager = node.stage(asked)
     assert content(data / "set") == content(source)
     for lock in stager.locks:
         lock.close()

@@ -149,6 +149,10 @@ def obtain(
     try:
         found = item.is_whole()
         if not found:
+            if item.content.exists() and not item.partial.exists():
+                os.replace(
+                    item.content, item.partial
+                )  # its end was not written: the disk was full, or it was killed
             resumes = item.partial.exists()
             item.partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             stage(item.partial, resumes)

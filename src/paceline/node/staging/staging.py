@@ -188,7 +188,7 @@ class Stager:
                 item = kept_item(self.private, manifest.key)
                 if item.is_whole():
                     continue
-                there = inside(item.partial, manifest)
+                there = inside(item.partial if item.partial.exists() else item.content, manifest)
                 files = [file for file in manifest.files if not os.path.exists(at(there, file.path))]
                 manifest = Manifest(manifest.source, manifest.folders, files, manifest.links)
             found.append(manifest)
