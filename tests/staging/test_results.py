@@ -94,6 +94,30 @@ def squeue(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return answering
 
 
+def test_what_somebody_else_has_put_there_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its markers would have files of theirs written to places of ours."""
+    destination = tmp_path / "home" / "mine"
+    destination.mkdir(parents=True)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    run = theirs / "run-x"
+    owner = Owner(run="r", leg="l", node=0, host="n1", **{**this_process(), "pid": ENDED})
+    make_run_folder(run, replace(owner, collect=["*"], destination=str(destination)))
+    (run / "data" / "planted").write_text("not mine")
+    environ = {"SLURMD_NODENAME": "n1"}
+    link = tmp_path / "link"
+    link.symlink_to(theirs)
+    assert not sweep(link, environ, leg="l")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
+        assert not sweep(theirs, environ, leg="l")
+    assert not list(destination.iterdir())
+    assert sweep(theirs, environ, leg="l") == [run]  # in a folder of one's own it is what it says
+    assert (destination / "planted").exists()
+
+
 def test_only_what_is_over_goes(tmp_path: Path, squeue: Callable[[str], dict[str, str]]) -> None:
     private = private_folder(tmp_path)
     mine = Owner(run="r", leg="l", node=0, host="n1", **this_process())

@@ -93,6 +93,15 @@ def private_folder(base: Path) -> Path:
     return path
 
 
+def is_own_folder(path: Path) -> bool:
+    """Whether it is a folder that this user has made, and no link: in /tmp anybody may have been there first."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+
+
 def run_folder(private: Path, owner: Owner) -> Path:
     return private / f"run-{owner.run}-{owner.leg}-{owner.node}"
 

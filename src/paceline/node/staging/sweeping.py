@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.node.staging.collecting import Collection
 from paceline.node.staging.copying import Copying
-from paceline.node.staging.folders import Owner, namespace, read_owner, remove_tree, start_of
+from paceline.node.staging.folders import Owner, is_own_folder, namespace, read_owner, remove_tree, start_of
 from paceline.node.staging.keeping import KeptItem, kept_items
 
 PATIENCE = 20.0  # seconds for the scheduler's answer
@@ -42,8 +42,10 @@ def find_remains(
     private: Path, environ: Mapping[str, str], *, leg: str = "", every_kept: bool = False
 ) -> list[Remains]:
     """What is left below a private folder. `leg` is the caller's own: earlier ones of its job are over."""
+    if not is_own_folder(private):
+        return []  # what somebody else has put there must not say what is brought back, and where to
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    folders = sorted(private.glob("run-*")) if private.is_dir() else []
+    folders = sorted(private.glob("run-*"))
     owners = {path: read_owner(path) for path in folders}  # read before the scheduler is asked, never after
     jobs = {owner.job for owner in owners.values() if owner is not None and owner.job}
     live = live_jobs(environ) if jobs else None
