@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.golden.cases import HERE, cases, plan
+from tests.golden.cases import ENVIRON, HERE, cases, plan
 
 AGAIN = "if the change is meant: python -m tests.golden.cases, then read the difference"
 
@@ -46,3 +46,10 @@ def test_secrets_stand_in_environment_sh_alone() -> None:
         assert "hush" not in text
         assert "whisper" not in text
     assert made.order.variables == {"A": "plain"}
+
+
+def test_how_the_shell_wants_wandb_goes_along() -> None:
+    made = plan({"launch.style": "mpirun"}, environ={**ENVIRON, "WANDB_MODE": "offline", "WANDB_TAGS": ""})
+    assert "export WANDB_MODE=offline\n" in made.environment
+    assert "WANDB_TAGS" not in made.environment
+    assert "WANDB_MODE" in made.script, "mpirun is told to carry it to the other nodes"

@@ -30,6 +30,11 @@ PROXIES = tuple(
     for spelled in (name, name.upper())
 )
 
+# How the submitter's shell wants wandb to behave; its key and its server's address go with the secrets.
+_OF_WANDB = (
+    "WANDB_MODE", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES", "WANDB_SILENT",
+)  # fmt: skip
+
 # sbatch reads these before the lines of a script: which of its options each one stands for.
 SBATCH_DEFAULTS = {
     "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
@@ -87,6 +92,7 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     variables.update(module_variables(job.environment, environ))
     if job.environment.proxies:
         variables.update({name: environ[name] for name in PROXIES if environ.get(name)})
+    variables.update({name: environ[name] for name in _OF_WANDB if environ.get(name)})
     variables.update(secrets.values)
     # The ranks have every plain variable from the order; here one must not get in the script's own way.
     variables.update({k: v for k, v in job.environment.variables.items() if k not in SCRIPT_NAMES})
@@ -94,12 +100,13 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     return "\n".join(["# The variables of this run. Sourced by job.sbatch.", *lines]) + "\n"
 
 
-def forwarded_names(job: Job, secrets: Secrets) -> list[str]:
+def forwarded_names(job: Job, environ: Mapping[str, str], secrets: Secrets) -> list[str]:
     """Names that mpirun must carry to the other nodes (names only: values would stand in the process list)."""
     asked = [
         *secrets.values,
         *job.environment.variables,
         *(PROXIES if job.environment.proxies else ()),
+        *(name for name in _OF_WANDB if environ.get(name)),
     ]
     usual = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"]
     ours = ["PYTHONPATH", "PACELINE_RUN", "PACELINE_LEG", "PACELINE_HEAD", "PACELINE_TOKEN"]

@@ -101,7 +101,7 @@ def plan_slurm(
         activation=activation_lines(job, environ),
         setup=job.environment.setup,
         mpirun=job.launch.style == "mpirun",
-        forwarded=forwarded_names(job, secrets) if job.launch.style == "mpirun" else (),
+        forwarded=forwarded_names(job, environ, secrets) if job.launch.style == "mpirun" else (),
         requeue=job.resume.requeue,
         nodelist=job.resources.nodelist is not None,
         exclude=job.resources.exclude or "",
