@@ -18,7 +18,7 @@ import torch
 from paceline import contract
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import marker, restoring, retention, rng, sharded, tree, writer
-from paceline.runtime.checkpoint.finding import Peers, is_sound, sound_one_at
+from paceline.runtime.checkpoint.finding import Peers, damage_of, sound_one_at
 from paceline.runtime.checkpoint.memory import Memory
 from paceline.runtime.checkpoint.retention import Policy
 from paceline.runtime.checkpoint.source import Source
@@ -236,14 +236,17 @@ class Checkpoints:
             retention.sweep(self.folder, attempt=self.attempt)
         peers = Peers(self.rank, self.world, self.group)
         own = peers.from_first(lambda: marker.checkpoints(self.folder))
+        told = []
         for folder in own:
-            if is_sound(folder, peers, warn=self.warn):
+            damage = damage_of(folder, peers, warn=self.warn)
+            if damage is None:
                 return self._load(folder, own=True)
             self._damaged.append(folder)
+            told.append(f"{folder.name}: {damage}")
         if own:
             # A run that had come this far is not to begin again behind its owner's back.
             raise CheckpointError(
-                f"none of the {len(own)} checkpoints in {self.folder} is usable; what is wrong with each is said above",
+                f"none of the {len(own)} checkpoints in {self.folder} is usable ({'; '.join(told)})",
                 hint=f"to begin again from nothing (or from start_from), remove them: rm -r {self.folder}/step-*",
             )
         if start_from is None:

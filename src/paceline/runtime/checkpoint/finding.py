@@ -40,8 +40,8 @@ class Peers:
         return box
 
 
-def is_sound(folder: Path, peers: Peers, *, warn: Callable[[str], None]) -> bool:
-    """Sizes and checksums, each rank looking at its part of the files; all hear of any damage."""
+def damage_of(folder: Path, peers: Peers, *, warn: Callable[[str], None]) -> str | None:
+    """By sizes and checksums, each rank looking at its part of the files; all hear of any damage."""
     try:
         files = sorted(marker.read(folder).files.items(), key=lambda item: (-item[1].size, item[0]))
         problem = marker.damage(folder, files[peers.rank :: peers.world])
@@ -50,13 +50,13 @@ def is_sound(folder: Path, peers: Peers, *, warn: Callable[[str], None]) -> bool
     problems = [each for each in peers.from_all(problem) if each]
     if problems and peers.rank == 0:
         warn(f"checkpoint {folder.name} is skipped: {problems[0]}")
-    return not problems
+    return problems[0] if problems else None
 
 
 def sound_one_at(path: Path, peers: Peers, *, warn: Callable[[str], None]) -> Path:
     """The newest sound checkpoint of another run: of its folder, of its checkpoints folder, or that very one."""
     for folder in peers.from_first(lambda: marker.checkpoints_at(path)):
-        if is_sound(folder, peers, warn=warn):
+        if damage_of(folder, peers, warn=warn) is None:
             return folder
     raise CheckpointError(
         f"there is no complete checkpoint at {path}",
