@@ -52,8 +52,8 @@ def forget_service(wandb: Any, *, broken: bool = False) -> None:
     if broken or getattr(wandb, "run", None) is None:
         try:
             wandb.teardown()
-        except Exception:
-            pass  # it was gone already
+        except (Exception, SystemExit):
+            pass  # it was gone already; wandb then calls sys.exit with the code of its service
 
 
 _leaving = threading.Event()
