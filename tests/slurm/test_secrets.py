@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 PATIENCE = 300
 
 
-@pytest.mark.parametrize("style", ["fork", "mpirun"])
+@pytest.mark.parametrize("style", ["mpirun", pytest.param("fork", marks=pytest.mark.slow)])
 def test_ranks_have_them_and_nobody_else(
     style: str, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:

@@ -165,7 +165,7 @@ def test_a_rank_that_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, 
     assert "failed" in slurm_paceline("ps", cwd=home, check=True).stdout
 
 
-@pytest.mark.parametrize("style", ["fork", "srun"])
+@pytest.mark.parametrize("style", ["fork", pytest.param("srun", marks=pytest.mark.slow)])
 def test_a_node_with_fewer_gpus_is_left_out(
     style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
