@@ -89,6 +89,7 @@ def test_what_was_typed_wins(tmp_path: Path) -> None:
         ),
         ("[sweep]\n[space]\nx = [1]\n", "needs a script or a module", "script ="),
         (HEAD, "there is no .space.", "lr = "),
+        (HEAD + 'args = ["--rate={l}"]\n[space]\nlr = [1]\n', "args names .l.", "did you mean {lr}?"),
         (HEAD + 'prune = "median"\n[space]\nx = [1]\n', "needs a metric", "metric ="),
     ],
 )

@@ -210,7 +210,7 @@ class _Queue:
         shown = f"job{'s' if len(jobs) > 1 else ''} {', '.join(jobs[:5])}{', ...' if len(jobs) > 5 else ''}"
         parallel = f", {self.start.parallel} at a time" if self.start.parallel else ""
         name = self.start.search.name
-        self.start.tell([f"submitted {submission.submitted} trials of {name} as {shown}{parallel}"])
+        self.start.tell([f"submitted {_trials(submission.submitted)} of {name} as {shown}{parallel}"])
         print(f"  end it  paceline sweep cancel {name}", flush=True)
 
 
@@ -232,7 +232,7 @@ class _Here:
             notes = start.fill(site, plan.order, job=job, backend="local", code_is_needed=False)
         for note in (*plan.notes, *notes):
             console.say_note(note)
-        start.tell([f"{len(numbers)} trials of {start.search.name}, {len(self.room)} at a time"])
+        start.tell([f"{_trials(len(numbers))} of {start.search.name}, {len(self.room)} at a time"])
         trials = LocalTrials(
             start.ledger, job, site.folder.path, room=self.room, python=python, filed=filed, tell=self._tell
         )
@@ -275,3 +275,7 @@ class _Here:
             colour=console.GREEN,
         )
         console.say_note(f"its folder: {self.start.ledger.folder.trial(best).path}")
+
+
+def _trials(number: int) -> str:
+    return f"{number} trial{'' if number == 1 else 's'}"

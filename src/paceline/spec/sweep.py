@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,6 +233,7 @@ def check_sweep(file: SweepFile) -> None:
                     hint=f'list them: {key} = [0.1, 0.01], or choose sampler = "random" or "tpe"',
                 )
     _check_conditions(file)
+    _check_places(file)
 
 
 def check_means(table: SweepTable, path: Path) -> None:
@@ -265,6 +267,17 @@ def _check_conditions(file: SweepFile) -> None:
                         hint=f"{parent} is one of {show(known)}",
                     )
     in_order(file.space, where=str(file.path))
+
+
+def _check_places(file: SweepFile) -> None:
+    """Braces may stand for themselves; those that look like a key that was misspelt do not."""
+    for name in (name for word in file.table.args for name in re.findall(r"\{([^{}]+)\}", word)):
+        close = nearest(name, list(file.space))
+        if name not in file.space and name != "seed" and close is not None:
+            raise SpecError(
+                f"{file.path}: [sweep] args names {{{name}}}, which is no key of [space]",
+                hint=f"did you mean {{{close}}}?",
+            )
 
 
 def in_order(space: Mapping[str, dict[str, Any]], *, where: str = "[space]") -> list[str]:
