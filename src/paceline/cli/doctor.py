@@ -14,7 +14,7 @@ from paceline.cli.submit import Draft
 from paceline.cluster.findings import GOOD, PROBLEM, Finding, worst
 from paceline.cluster.inspection import inspect_machine, inspect_slurm
 from paceline.cluster.secrets import inspect_secrets
-from paceline.spec import Flag, Program, load_job
+from paceline.spec import Program, load_job
 
 MARKS = {GOOD: ("✓", "good"), "warning": ("!", "yellow"), PROBLEM: ("✗", "bad")}
 
@@ -50,15 +50,10 @@ def command(
                 *inspect_slurm(),
             ]
         )
-    flags = [
-        Flag("--nodes", "job.nodes", nodes),
-        Flag("--gpus", "job.gpus_per_node", gpus),
-        Flag("--gpu-type", "job.gpu_type", gpu_type),
-        Flag("--time", "job.time", time),
-        Flag("--partition", "job.partition", partition),
-        Flag("--account", "job.account", account),
-        Flag("--style", "launch.style", style),
-    ]
+    flags = options.flags_of(
+        nodes=nodes, gpus=gpus, gpu_type=gpu_type, time=time, partition=partition, account=account,
+        style=style,
+    )  # fmt: skip
     program = options.find_program(words, is_module=module, cwd=Path.cwd())
     job = load_job(program, flags=flags, config=config, profile=cluster_profile)
     return report(Draft(job).findings())

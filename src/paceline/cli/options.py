@@ -168,3 +168,32 @@ def parse_variables(texts: Sequence[str] | None) -> dict[str, str] | None:
             value = os.environ[name]
         variables[name] = value
     return variables
+
+
+# What each option sets in paceline.toml's tables, by the name of its parameter. `--no-X` sets it to false.
+KEYS = {
+    "nodes": "job.nodes", "gpus": "job.gpus_per_node", "gpu_type": "job.gpu_type", "cpus_per_gpu": "job.cpus_per_gpu",
+    "mem_per_gpu": "job.mem_per_gpu", "mem_per_node": "job.mem_per_node", "time": "job.time",
+    "partition": "job.partition", "account": "job.account", "qos": "job.qos", "constraint": "job.constraint",
+    "reservation": "job.reservation", "nodelist": "job.nodelist", "exclude": "job.exclude",
+    "exclusive": "job.exclusive", "comment": "job.comment", "mail": "job.mail", "sbatch_arg": "job.extra",
+    "name": "job.name",
+    "style": "launch.style", "nproc": "launch.nproc", "preload": "launch.preload", "tee": "launch.tee",
+    "debug": "launch.debug", "no_check": "launch.check",
+    "cpu": "runtime.cpu", "backend": "runtime.backend", "precision": "runtime.precision", "seed": "runtime.seed",
+    "max_steps": "runtime.max_steps", "profile": "runtime.profile", "start_from": "runtime.start_from",
+    "env": "environment.variables", "experiment": "project.experiment", "no_snapshot": "project.snapshot",
+    "hang_timeout": "resume.hang_timeout", "max_attempts": "resume.max_attempts", "grace": "resume.grace",
+    "no_requeue": "resume.requeue", "data": "data.stage",
+}  # fmt: skip
+
+
+def flags_of(**typed: Any) -> list[Flag]:
+    """The options of a verb as they were typed, each by the name of its parameter."""
+    found = []
+    for name, value in typed.items():
+        if value is False or value == [] or value is None:  # a switch or a list that was not typed
+            continue
+        meant = False if name.startswith("no_") else parse_variables(value) if name == "env" else value
+        found.append(Flag(f"--{name.replace('_', '-')}", KEYS[name], meant))
+    return found

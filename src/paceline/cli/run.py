@@ -97,35 +97,18 @@ def command(
     """
     if max_restarts is not None and max_restarts < 0:
         raise UsageError(f"--max-restarts: found {max_restarts}, expected at least 0", hint="0 means never")
-    flags = [
-        Flag("--nproc", "launch.nproc", nproc),
-        Flag("--nodes", "job.nodes", nodes),
-        Flag("--style", "launch.style", style),
-        Flag("--cpu", "runtime.cpu", cpu or None),
-        Flag("--backend", "runtime.backend", backend),
-        Flag("--env", "environment.variables", options.parse_variables(env)),
-        Flag("--experiment", "project.experiment", experiment),
-        Flag("--name", "job.name", name),
-        Flag("--precision", "runtime.precision", precision),
-        Flag("--seed", "runtime.seed", seed),
-        Flag("--max-steps", "runtime.max_steps", max_steps),
-        Flag("--profile", "runtime.profile", profile),
-        Flag("--start-from", "runtime.start_from", start_from),
-        Flag("--preload", "launch.preload", preload or None),
-        Flag("--tee", "launch.tee", tee),
-        Flag("--max-restarts", "resume.max_attempts", None if max_restarts is None else max_restarts + 1),
-        Flag("--hang-timeout", "resume.hang_timeout", hang_timeout),
-        Flag("--data", "data.stage", data or None),
-        Flag("--debug", "launch.debug", debug or None),
-        *options.tracking_flags(
-            wandb=wandb,
-            project=wandb_project,
-            group=wandb_group,
-            all_processes=wandb_all_processes,
-            tensorboard=tensorboard,
-        ),
-        Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
-    ]
+    flags = options.flags_of(
+        nproc=nproc, nodes=nodes, style=style, cpu=cpu, backend=backend, env=env, experiment=experiment,
+        name=name, precision=precision, seed=seed, max_steps=max_steps, profile=profile,
+        start_from=start_from, preload=preload, tee=tee, hang_timeout=hang_timeout, data=data, debug=debug,
+        no_snapshot=no_snapshot,
+    )  # fmt: skip
+    if max_restarts is not None:
+        flags.append(Flag("--max-restarts", "resume.max_attempts", max_restarts + 1))
+    flags += options.tracking_flags(
+        wandb=wandb, project=wandb_project, group=wandb_group, all_processes=wandb_all_processes,
+        tensorboard=tensorboard,
+    )  # fmt: skip
     cwd = here()
 
     def load(program: Program) -> Job:

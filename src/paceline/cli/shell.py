@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.plan.environment import submission_environment
 from paceline.plan.interactive import SETUP, allocate_argv, join_argv, setup_lines
 from paceline.plan.quote import command_line
-from paceline.spec import Flag, Program, load_job
+from paceline.spec import Program, load_job
 from paceline.watch.records import look_at
 
 
@@ -46,12 +46,7 @@ def command(
     if run is not None:
         argv, setup, environ = _inside(run, node, terminal=terminal)
     else:
-        flags = [
-            Flag("--nodes", "job.nodes", nodes),
-            Flag("--gpus", "job.gpus_per_node", gpus),
-            Flag("--time", "job.time", time),
-            Flag("--partition", "job.partition", partition),
-        ]
+        flags = options.flags_of(nodes=nodes, gpus=gpus, time=time, partition=partition)
         job = load_job(Program("shell"), flags=flags, config=config, profile=cluster_profile)
         draft = Draft(job)
         plan = draft.plan(draft.site)

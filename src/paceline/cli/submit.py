@@ -25,7 +25,7 @@ from paceline.errors import ClusterError, UsageError
 from paceline.plan.array import Trials
 from paceline.plan.site import Site
 from paceline.plan.slurm import SlurmPlan, plan_slurm
-from paceline.spec import Flag, Job, load_job
+from paceline.spec import Job, load_job
 
 
 def option(name: str, text: str, *, metavar: str | None = None) -> typer.models.OptionInfo:
@@ -120,55 +120,20 @@ def command(
 
     The run goes back into the queue by itself when its time is up, and goes on from its newest checkpoint.
     """
-    flags = [
-        Flag("--nodes", "job.nodes", nodes),
-        Flag("--gpus", "job.gpus_per_node", gpus),
-        Flag("--gpu-type", "job.gpu_type", gpu_type),
-        Flag("--cpus-per-gpu", "job.cpus_per_gpu", cpus_per_gpu),
-        Flag("--mem-per-gpu", "job.mem_per_gpu", mem_per_gpu),
-        Flag("--mem-per-node", "job.mem_per_node", mem_per_node),
-        Flag("--time", "job.time", time),
-        Flag("--partition", "job.partition", partition),
-        Flag("--account", "job.account", account),
-        Flag("--qos", "job.qos", qos),
-        Flag("--constraint", "job.constraint", constraint),
-        Flag("--reservation", "job.reservation", reservation),
-        Flag("--nodelist", "job.nodelist", nodelist),
-        Flag("--exclude", "job.exclude", exclude),
-        Flag("--exclusive", "job.exclusive", exclusive or None),
-        Flag("--comment", "job.comment", comment),
-        Flag("--mail", "job.mail", mail),
-        Flag("--sbatch-arg", "job.extra", sbatch_arg or None),
-        Flag("--style", "launch.style", style),
-        Flag("--nproc", "launch.nproc", nproc),
-        Flag("--cpu", "runtime.cpu", cpu or None),
-        Flag("--backend", "runtime.backend", backend),
-        Flag("--env", "environment.variables", options.parse_variables(env)),
-        Flag("--experiment", "project.experiment", experiment),
-        Flag("--name", "job.name", name),
-        Flag("--precision", "runtime.precision", precision),
-        Flag("--seed", "runtime.seed", seed),
-        Flag("--max-steps", "runtime.max_steps", max_steps),
-        Flag("--profile", "runtime.profile", profile),
-        Flag("--start-from", "runtime.start_from", start_from),
-        Flag("--preload", "launch.preload", preload or None),
-        Flag("--tee", "launch.tee", tee),
-        Flag("--hang-timeout", "resume.hang_timeout", hang_timeout),
-        Flag("--max-attempts", "resume.max_attempts", max_attempts),
-        Flag("--grace", "resume.grace", grace),
-        Flag("--no-requeue", "resume.requeue", False if no_requeue else None),
-        Flag("--data", "data.stage", data or None),
-        Flag("--debug", "launch.debug", debug or None),
-        *options.tracking_flags(
-            wandb=wandb,
-            project=wandb_project,
-            group=wandb_group,
-            all_processes=wandb_all_processes,
-            tensorboard=tensorboard,
-        ),
-        Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
-        Flag("--no-check", "launch.check", False if no_check else None),
-    ]
+    flags = options.flags_of(
+        nodes=nodes, gpus=gpus, gpu_type=gpu_type, cpus_per_gpu=cpus_per_gpu, mem_per_gpu=mem_per_gpu,
+        mem_per_node=mem_per_node, time=time, partition=partition, account=account, qos=qos,
+        constraint=constraint, reservation=reservation, nodelist=nodelist, exclude=exclude,
+        exclusive=exclusive, comment=comment, mail=mail, sbatch_arg=sbatch_arg, style=style, nproc=nproc,
+        cpu=cpu, backend=backend, env=env, experiment=experiment, name=name, precision=precision, seed=seed,
+        max_steps=max_steps, profile=profile, start_from=start_from, preload=preload, tee=tee,
+        hang_timeout=hang_timeout, max_attempts=max_attempts, grace=grace, no_requeue=no_requeue, data=data,
+        debug=debug, no_snapshot=no_snapshot, no_check=no_check,
+    )  # fmt: skip
+    flags += options.tracking_flags(
+        wandb=wandb, project=wandb_project, group=wandb_group, all_processes=wandb_all_processes,
+        tensorboard=tensorboard,
+    )  # fmt: skip
     cwd = Path.cwd()
     program = options.find_program(words, is_module=module, cwd=cwd)
     job = load_job(program, flags=flags, params=param or (), config=config, profile=cluster_profile, cwd=cwd)

@@ -133,31 +133,14 @@ def command(
         Flag("--script", "script", script),
         Flag("--name", "name", name),
     ]
-    flags = [
-        Flag("--nodes", "job.nodes", nodes),
-        Flag("--gpus", "job.gpus_per_node", gpus),
-        Flag("--gpu-type", "job.gpu_type", gpu_type),
-        Flag("--cpus-per-gpu", "job.cpus_per_gpu", cpus_per_gpu),
-        Flag("--mem-per-gpu", "job.mem_per_gpu", mem_per_gpu),
-        Flag("--mem-per-node", "job.mem_per_node", mem_per_node),
-        Flag("--time", "job.time", time),
-        Flag("--partition", "job.partition", partition),
-        Flag("--account", "job.account", account),
-        Flag("--qos", "job.qos", qos),
-        Flag("--constraint", "job.constraint", constraint),
-        Flag("--exclude", "job.exclude", exclude),
-        Flag("--exclusive", "job.exclusive", exclusive or None),
-        Flag("--sbatch-arg", "job.extra", sbatch_arg or None),
-        Flag("--style", "launch.style", style),
-        Flag("--nproc", "launch.nproc", nproc),
-        Flag("--cpu", "runtime.cpu", cpu or None),
-        Flag("--env", "environment.variables", options.parse_variables(env)),
-        Flag("--experiment", "project.experiment", experiment or (known.path.parent.name if known else None)),
-        Flag("--max-steps", "runtime.max_steps", max_steps),
-        Flag("--max-attempts", "resume.max_attempts", max_attempts),
-        Flag("--no-snapshot", "project.snapshot", False if no_snapshot else None),
-        Flag("--no-check", "launch.check", False if no_check else None),
-    ]
+    experiment = experiment or (known.path.parent.name if known else None)
+    flags = options.flags_of(
+        nodes=nodes, gpus=gpus, gpu_type=gpu_type, cpus_per_gpu=cpus_per_gpu, mem_per_gpu=mem_per_gpu,
+        mem_per_node=mem_per_node, time=time, partition=partition, account=account, qos=qos,
+        constraint=constraint, exclude=exclude, exclusive=exclusive, sbatch_arg=sbatch_arg, style=style,
+        nproc=nproc, cpu=cpu, env=env, experiment=experiment, max_steps=max_steps, max_attempts=max_attempts,
+        no_snapshot=no_snapshot, no_check=no_check,
+    )  # fmt: skip
     setting = read_setting(
         path, typed=typed, flags=flags, params=param or (), config=config, profile=cluster_profile
     )

@@ -144,6 +144,16 @@ def _passing_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]
             raise KeyboardInterrupt
         processes[0].send_signal(signal.SIGTERM)
 
+    with listening(interrupt, stop):
+        yield
+
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def listening(interrupt: Handler, stop: Handler) -> Iterator[None]:
+    """Ctrl-C, and requests to stop: SIGTERM, and the end of the terminal unless that is to be outlived."""
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         handlers[signal.SIGHUP] = stop

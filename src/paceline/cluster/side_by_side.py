@@ -98,12 +98,5 @@ class SideBySide:
             for each in self._going.values():
                 each.processes[0].send_signal(signal.SIGTERM)
 
-        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            handlers[signal.SIGHUP] = stop
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
+        with local.listening(interrupt, stop):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import SpecError
 from paceline.plan import batch as batches
 from paceline.plan.batch import Batch
-from paceline.plan.directives import Directive, Layout, file_pattern, render
+from paceline.plan.directives import Directive, Layout, file_pattern
 from paceline.plan.quote import quote
 from paceline.spec import Job
 from paceline.spec.amounts import slurm_size
@@ -63,25 +63,18 @@ def render_array(batch: Batch, trials: Trials) -> str:
     """The whole script. `batch.layout` is that of one trial, `batch.directives` those of a task."""
     batch = replace(batch, home="$kit", salt=" + number * 13", **_shares(batch, trials))
     sections = [
-        _head(batch),
+        batches.head_lines(
+            batch,
+            "Written by Paceline. Plain bash and Slurm. Each task runs the trials that its line in a list names:",
+            "sbatch --array=0-9 job.sbatch tasks-1",
+        ),
         _identity(batch, trials),
         batches.environment_lines(batch),
         _trial(batch),
         _all_trials(trials),
         _after(batch),
     ]
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
-
-
-def _head(batch: Batch) -> list[str]:
-    return [
-        "#!/bin/bash",
-        f"# {batch.title}",
-        "# Written by Paceline. Plain bash and Slurm. Each task runs the trials that its line in a list names:",
-        "# sbatch --array=0-9 job.sbatch tasks-1",
-        "#",
-        *render(batch.directives),
-    ]
+    return batches.joined(sections)
 
 
 def _identity(batch: Batch, trials: Trials) -> list[str]:

@@ -45,24 +45,37 @@ class Batch:
     salt: str = ""  # what tells the ports of one job's launchers apart, as bash counts
 
 
+AGAIN = (
+    "Written by Paceline. Plain bash and Slurm: it may be read, kept, and submitted again: sbatch job.sbatch"
+)
+
+
 def render_batch(batch: Batch) -> str:
     """The whole script."""
     sections = [
-        _head(batch),
+        head_lines(
+            batch,
+            "Written by Paceline. Plain bash and Slurm: it may be read, kept, and submitted again: sbatch job.sbatch",
+        ),
         _identity(batch),
         environment_lines(batch),
         meeting_lines(batch),
         launch_lines(batch),
         _verdict(batch),
     ]
+    return joined(sections)
+
+
+def joined(sections: Sequence[Sequence[str]]) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
-def _head(batch: Batch) -> list[str]:
+def head_lines(batch: Batch, *words: str) -> list[str]:
+    """`words` say what to do with the script."""
     return [
         "#!/bin/bash",
         f"# {batch.title}",
-        "# Written by Paceline. Plain bash and Slurm: it may be read, kept, and submitted again: sbatch job.sbatch",
+        *(f"# {line}" for line in words),
         "#",
         *render(batch.directives),
     ]
