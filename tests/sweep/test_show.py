@@ -195,3 +195,11 @@ def test_a_large_sweep_is_one_small_read_for_each_trial(tmp_path: Path) -> None:
     trials, opened = map(int, done.stdout.split())
     assert trials == count
     assert count <= opened <= count + 5
+
+
+def test_a_folder_that_is_not_there_is_named(
+    searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Typed]
+) -> None:
+    typed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
+    assert typed.returncode == 2
+    assert "there is no folder 'nowhere'" in typed.stderr

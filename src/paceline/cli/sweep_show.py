@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.contract import write_atomically
+from paceline.errors import UsageError
 from paceline.spec.amounts import show_seconds
 from paceline.sweep.drawing import value_text
 from paceline.sweep.ranking import Row, has_repeats, rows, sort_by
@@ -89,6 +90,11 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
     from paceline.sweep.report import render
     from paceline.sweep.table import to_csv
 
+    for path in filter(None, (csv, report)):
+        if not path.absolute().parent.is_dir():
+            raise UsageError(
+                f"{path}: there is no folder {str(path.parent)!r}", hint="make it first, or name another file"
+            )
     if csv is not None:
         write_atomically(csv.absolute(), to_csv(sweep))
         print(f"{len(sweep.trials)} trials: {csv}")
