@@ -4,9 +4,10 @@
 
 "first job" packs the small files on its way; "later jobs" read the pack, on whatever node; "same node, kept" finds the
 data where an earlier job left it (`keep`). The source lies in DIR, and is not in the page cache when a copy begins:
-nodes that start a job have not read it before. The copies go to --disk, the node's own; each into an empty folder.
-All ways take turns. The least time of each is compared: what else the machine does only ever adds to it. CPU seconds
-are those of all processes, user and system.
+nodes that start a job have not read it before. The copies go to --disk, the node's own; each into a folder of its own,
+and with nothing left to be written from before. Small copies stay until the end, since ext4 is slow to make files for
+some minutes after many were removed, which would be measured instead. All ways take turns. The least time of each is
+compared: what else the machine does only ever adds to it. CPU seconds are those of all processes, user and system.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def ours(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
     private = private_folder(disk)
     data = Path(tempfile.mkdtemp(dir=private))
     stager = Stager(wish, private=private, data=data, host="here", makes_packs=True)
+    stager.begin()
     stager.stage(look(wish, stager.packs))
     for lock in stager.locks:
         lock.close()
@@ -115,22 +117,24 @@ def ways(base: Path, name: str) -> dict[str, tuple[Callable[[Path], None], Calla
     return found
 
 
-def compare(base: Path, name: str, *, disk: Path, rounds: int) -> dict[str, list[Taken]]:
+def compare(base: Path, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Taken]]:
     """Every way, all taken in turn, each into an empty folder; the kept copy is made once, and then found."""
     taken: dict[str, list[Taken]] = {}
-    place, kept = disk / "copies", disk / "kept"
-    kept.mkdir(exist_ok=True)
+    kept = disk / "kept"
+    kept.mkdir()
     ours(base, name, kept, keep=3600)
     for _ in range(rounds):
         for label, (copy, before) in ways(base, name).items():
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir()
+            place = Path(tempfile.mkdtemp(dir=disk))
             before()
             forget_pages(base)
+            os.sync()
             taken.setdefault(label, []).append(measure(partial(copy, place)))
+            if tidy:
+                shutil.rmtree(place)
         taken.setdefault(KEPT, []).append(measure(partial(ours, base, name, kept, keep=3600)))
-    for folder in (place, kept):
-        shutil.rmtree(folder, ignore_errors=True)
+    for folder in disk.iterdir():
+        shutil.rmtree(folder)
     return taken
 
 
@@ -162,7 +166,8 @@ def main() -> None:
         plant_large(base / "large", options.megabytes)
         os.sync()
         found = {
-            name: compare(base, name, disk=Path(disk), rounds=options.rounds) for name in ("small", "large")
+            name: compare(base, name, disk=Path(disk), rounds=options.rounds, tidy=name == "large")
+            for name in ("small", "large")
         }
     titles = {"small": f"{options.files} small files", "large": f"{options.megabytes} MB in 4 files"}
     rows = []

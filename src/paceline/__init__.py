@@ -6,7 +6,10 @@ The public API is resolved on first use, so that `import paceline` imports no to
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # typing's own takes longer to import than all else here
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

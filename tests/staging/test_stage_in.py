@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -17,41 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.node.staging import copying, helping, keeping, small_files
+from paceline.node.staging import copying, helping, keeping, manifest, small_files
 from paceline.node.staging.copying import Copying, Stopped
-from paceline.node.staging.entries import AT_ONCE, FILES_AT_ONCE, Entry, Group
 from paceline.node.staging.folders import choose_base, private_folder
 from paceline.node.staging.keeping import kept_items
-from paceline.node.staging.manifest import SMALL, Manifest, scan
+from paceline.node.staging.manifest import AT_ONCE, FILES_AT_ONCE, SMALL, Entry, Group, Manifest, scan
 from paceline.node.staging.packing import Packs
 from paceline.node.staging.progress import Progress
-from paceline.node.staging.small_files import Placed
 from paceline.node.staging.staging import Stager, look, make_packs
-from paceline.node.staging.wish import Wish
-from tests.staging.trees import ODD, content, plant, wish
+from tests.staging.trees import ODD, Node, content, plant, wish
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """<scratch>/<project>"""
     return tmp_path / "scratch" / "project"
-
-
-class Node:
-    """A node's own disk, and one run after the other on it."""
-
-    def __init__(self, path: Path) -> None:
-        path.mkdir(exist_ok=True)
-        self.private = private_folder(path)
-        self.runs = 0
-
-    def stage(self, asked: Wish, *, makes_packs: bool = True) -> tuple[Path, Stager]:
-        self.runs += 1
-        data = self.private / f"run-{self.runs}" / "data"
-        data.mkdir(parents=True)
-        stager = Stager(asked, private=self.private, data=data, host="here", makes_packs=makes_packs)
-        stager.stage(look(asked, stager.packs))
-        return data, stager
 
 
 @pytest.fixture
@@ -140,7 +121,7 @@ def test_what_helpers_meet_is_told(
         )
     real = helping.Helper.place
 
-    def killed(self: helping.Helper, group: Group) -> Placed:
+    def killed(self: helping.Helper, group: Group) -> tuple[dict[str, int], str]:
         self.process.kill()
         return real(self, group)
 
@@ -155,12 +136,10 @@ def test_helpers_leave_signals_to_the_launcher(number: signal.Signals, tmp_path:
     for folder in ("from", "to"):
         (tmp_path / folder).mkdir()
     (tmp_path / "from" / "file").write_text("text")
-    helper = helping.Helper(
-        small_files.SmallFiles(str(tmp_path / "from"), str(tmp_path / "to"), None, False, True)
-    )
+    helper = helping.Helper(small_files.SmallFiles(str(tmp_path / "from"), str(tmp_path / "to")))
     try:
         helper.process.send_signal(number)
-        assert helper.place(Group(0, 4, (Entry("file", 4, 0, 0o644),))) == Placed({}, "")
+        assert helper.place(Group(0, 4, (Entry("file", 4, 0, 0o644),))) == ({}, "")
     finally:
         helper.close()
     assert (tmp_path / "to" / "file").read_text() == "text"
@@ -468,3 +447,17 @@ def test_progress_is_shown(
         assert f"\r\033[Kpaceline: staging data {'#' * 6}{'.' * 18} {text}" in shown
         assert shown.count("staging data") == 1
     assert said == ([] if is_terminal else [f"staging data: {text}"])
+
+
+def test_looking_alone_and_together_finds_the_same(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = plant(base / "set")
+    (source / "class 0" / "deep" / "er").mkdir(parents=True)
+    (source / "class 0" / "deep" / "er" / "file").write_text("text")
+    alone = scan(source)
+    calls: list[int] = []
+    monkeypatch.setattr(manifest._Patience, "is_over", property(lambda _: not calls.append(1)))
+    together = scan(source)
+    assert calls
+    assert together == alone
+    assert together.key == alone.key
+    assert Manifest.of(json.loads(alone.text)) == alone

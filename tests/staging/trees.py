@@ -6,7 +6,9 @@ import os
 import random
 from pathlib import Path
 
+from paceline.node.staging.folders import private_folder
 from paceline.node.staging.manifest import SMALL
+from paceline.node.staging.staging import Stager, look
 from paceline.node.staging.wish import Wish, make_wish
 
 ODD = "a name with spaces\nand a newline"
@@ -48,3 +50,27 @@ def content(root: Path) -> dict[str, object]:
 
 def wish(base: Path, *stage: str, **more: object) -> Wish:
     return make_wish({"stage": list(stage), **more}, base=base, environ={"HOME": "/home/ann"})
+
+
+class Node:
+    """A node's own disk, and one run after the other on it."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        self.private = private_folder(path)
+        self.runs = 0
+
+    def stager(self, asked: Wish, *, makes_packs: bool = True) -> Stager:
+        self.runs += 1
+        data = self.private / f"run-{self.runs}" / "data"
+        data.mkdir(parents=True)
+        return Stager(asked, private=self.private, data=data, host="here", makes_packs=makes_packs)
+
+    def stage(self, asked: Wish, *, makes_packs: bool = True) -> tuple[Path, Stager]:
+        stager = self.stager(asked, makes_packs=makes_packs)
+        stager.begin()
+        try:
+            stager.stage(look(asked, stager.packs))
+        finally:
+            stager.close()
+        return stager.data, stager

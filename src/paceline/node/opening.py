@@ -21,10 +21,12 @@ it.main(sys.argv[1:])"""
 )
 
 
-def python_command(python: str, module: str) -> list[str]:
-    """How to run the `main` of a module of this room in a fresh interpreter."""
+def python_command(python: str, module: str, *, bare: bool = False) -> list[str]:
+    """How to run the `main` of a module of this room in a fresh interpreter; a bare one has no packages that were
+    installed, and starts in half the time.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [python, "-c", _START.format(module=module, root=root)]
+    return [python, *(["-S"] if bare else []), "-c", _START.format(module=module, root=root)]
 
 
 class Opening:

@@ -14,10 +14,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem
-from paceline.node.staging.entries import Entry, Group, at
 from paceline.node.staging.helping import Hands
-from paceline.node.staging.manifest import Manifest
-from paceline.node.staging.small_files import FLAGS, SmallFiles, changed, is_there, write_all
+from paceline.node.staging.manifest import Entry, Group, Manifest
+from paceline.node.staging.small_files import FLAGS, SmallFiles, at, changed, is_there, write_all
 
 PIECE = 64 << 20  # bytes of a large file that one worker copies
 _NOT_THIS_WAY = (
@@ -47,17 +46,26 @@ def workers() -> int:
 
 
 class Copying:
-    """What is done so far, and whether to go on; shared by all workers of a node."""
+    """What is done so far, and whether to go on; shared by all workers of a node. One that is a part of another
+    counts there too, and ends with it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, above: Copying | None = None) -> None:
+        self.above = above
         self.stop = threading.Event()
         self.total = 0
         self.done = 0
         self._lock = threading.Lock()
 
+    @property
+    def is_over(self) -> bool:
+        return self.stop.is_set() or (self.above is not None and self.above.is_over)
+
     def count(self, size: int) -> None:
         with self._lock:
             self.done += size
+        if self.above is not None:
+            self.above.count(size)
 
     def run(self, tasks: Sequence[Task]) -> None:
         """All tasks, or the first error. Workers begin far apart, so that they do not meet in one folder."""
@@ -77,7 +85,7 @@ class Copying:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _one(self, task: Task) -> None:
-        if self.stop.is_set():
+        if self.is_over:
             raise Stopped
         try:
             task()
@@ -93,13 +101,15 @@ class ItemCopy:
 
     def __init__(
         self, manifest: Manifest, target: Path | None, *, copying: Copying, fresh: bool, pack: int | None = None,
-        pack_is_new: bool = False,
+        pack_is_new: bool = False, sums: bool = False,
     ) -> None:  # fmt: skip
         self.manifest, self.target, self.copying, self.fresh = manifest, str(target or ""), copying, fresh
-        files = SmallFiles(manifest.source, self.target, pack, pack_is_new, fresh)
-        self._hands = Hands(files, count=len(manifest.small()), workers=min(workers(), max(2, cores())))
+        files = SmallFiles(
+            manifest.source, self.target, pack=pack, pack_is_new=pack_is_new, fresh=fresh, sums=sums
+        )
+        self._hands = Hands(files)
         self.pack_problem = ""
-        self.sums: dict[str, int] = {}  # of small files, where a pack is made
+        self.sums: dict[str, int] = {}  # of small files, where a pack is made and they are asked for
         self._left: dict[str, int] = {}  # pieces of a large file that are not there yet
         self._lock = threading.Lock()
 
@@ -119,21 +129,22 @@ class ItemCopy:
 
     def tasks(self) -> list[Task]:
         """Large files first: they take longest."""
-        found: list[Task] = []
-        for each in self.manifest.large():
-            found += self._pieces(each)
-        return found + self.small_tasks()
+        return self.large_tasks() + self.small_tasks()
+
+    def large_tasks(self) -> list[Task]:
+        return [task for each in self.manifest.large() for task in self._pieces(each)]
 
     def small_tasks(self) -> list[Task]:
+        self._hands.call(count=len(self.manifest.small()), workers=min(workers(), max(2, cores())))
         return [lambda group=group: self._place(group) for group in self.manifest.groups()]  # type: ignore[misc]
 
     def close(self) -> None:
         self._hands.close()
 
     def _place(self, group: Group) -> None:
-        placed = self._hands.place(group)
-        self.sums.update(placed.sums)
-        self.pack_problem = self.pack_problem or placed.pack_problem
+        sums, problem = self._hands.place(group)
+        self.sums.update(sums)
+        self.pack_problem = self.pack_problem or problem
         self.copying.count(group.size)
 
     # -- large files -----------------------------------------------------------------------------------
@@ -185,7 +196,7 @@ def file_sum(path: str, copying: Copying) -> int:
     value = 0
     with open(path, "rb", buffering=0) as file:
         while content := file.read(4 << 20):
-            if copying.stop.is_set():
+            if copying.is_over:
                 raise Stopped
             value = zlib.crc32(content, value)
     return value
@@ -196,7 +207,7 @@ def copy_range(reader: int, writer: int, start: int, size: int, copying: Copying
     end, position, step = start + size, start, 8 << 20
     way = _in_kernel if hasattr(os, "copy_file_range") else _by_hand
     while position < end:
-        if copying.stop.is_set():
+        if copying.is_over:
             raise Stopped
         count = min(step, end - position)
         try:

@@ -11,12 +11,15 @@ import queue
 import signal
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentProblem
 from paceline.node.opening import python_command
-from paceline.node.staging.entries import Group
-from paceline.node.staging.small_files import DEAF_TO, Placed, SmallFiles
+from paceline.node.staging.manifest import Group
+from paceline.node.staging.small_files import DEAF_TO, SmallFiles
+
+if TYPE_CHECKING:
+    from paceline.node.staging.small_files import Placed
 
 WORTH_IT = 1000  # small files for each helper; to start one takes about as long as these
 
@@ -29,8 +32,8 @@ class Helper:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
         try:
             self.process = subprocess.Popen(
-                python_command(sys.executable, "staging.small_files"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                pass_fds=() if files.pack is None else (files.pack,),
+                python_command(sys.executable, "staging.small_files", bare=True), stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, pass_fds=() if files.pack is None else (files.pack,),
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -41,7 +44,7 @@ class Helper:
         """As `SmallFiles.place` does, errors included."""
         try:
             if not self._told:
-                self._send(tuple(self._files))
+                self._send(vars(self._files))
                 self._told = True
             self._send((group.offset, group.size, [tuple(each) for each in group.files]))
             assert self.process.stdout is not None
@@ -52,7 +55,8 @@ class Helper:
                 hint="was the node short of memory? ask for more by mem_per_gpu",
             ) from None
         if kind == "placed":
-            return Placed(*answer)
+            sums, problem = answer
+            return sums, problem
         raise OSError(*answer) if kind == "system" else EnvironmentProblem(answer[0], hint=answer[1])
 
     def close(self) -> None:
@@ -74,21 +78,24 @@ class Helper:
 class Hands:
     """Places groups for as many threads as there are helpers; by itself where there is little to do."""
 
-    def __init__(self, files: SmallFiles, *, count: int, workers: int) -> None:
+    def __init__(self, files: SmallFiles) -> None:
         self.files = files
         self._free: queue.LifoQueue[Helper] = queue.LifoQueue()
         self._all: list[Helper] = []
+
+    def call(self, *, count: int, workers: int) -> None:
+        """Have helpers come, for so many files."""
         helpers = min(workers, count // WORTH_IT)
         try:
             for _ in range(helpers if helpers > 1 else 0):
-                self._all.append(Helper(files))
+                self._all.append(Helper(self.files))
                 self._free.put(self._all[-1])
         except OSError:
             pass  # no more processes: those that there are must do
 
     def place(self, group: Group) -> Placed:
         if not self._all:
-            return self.files.place(group)
+            return self.files.place(group.files, offset=group.offset, size=group.size)
         helper = self._free.get()
         try:
             return helper.place(group)

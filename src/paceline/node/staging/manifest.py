@@ -6,19 +6,41 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from paceline.errors import EnvironmentProblem
-from paceline.node.staging.entries import AT_ONCE, FILES_AT_ONCE, Entry, Group, at
+from paceline.node.staging.small_files import at
 
 SMALL = 256 * 1024  # files up to here are packed: opening them costs more than reading them
 MANY = 64  # fewer small files than this are copied one by one
-LOOKERS = 8  # threads that look at folders
+LOOKERS = 8  # threads that look at folders, where that takes long
+PATIENCE = 0.05  # seconds of waiting after which they are called
 BLOCK = 4096  # what the smallest file takes on disk
+AT_ONCE = 4 << 20  # bytes of small files that one worker holds
+FILES_AT_ONCE = 256
+
+
+class Entry(NamedTuple):
+    """A file, by its path below the item; empty where the item itself is the file."""
+
+    path: str
+    size: int
+    mtime: int  # nanoseconds
+    mode: int
+
+
+class Group(NamedTuple):
+    """Small files that are read and written together; `offset` is where they begin in the pack."""
+
+    offset: int
+    size: int
+    files: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -31,10 +53,20 @@ class Manifest:
     skipped: int = 0  # sockets, pipes and devices
 
     @cached_property
+    def text(self) -> str:
+        return json.dumps([self.source, self.folders, self.files, self.links, self.outside, self.skipped])
+
+    @classmethod
+    def of(cls, values: list[Any]) -> Manifest:
+        """From what `text` says."""
+        source, folders, files, links, outside, skipped = values
+        links = [(where, says) for where, says in links]
+        return cls(source, folders, list(map(Entry._make, files)), links, outside, skipped)
+
+    @cached_property
     def key(self) -> str:
         """Names the content: source, paths, sizes and times of change."""
-        text = json.dumps([self.source, self.folders, self.files, self.links])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
     @property
     def size(self) -> int:
@@ -69,19 +101,6 @@ class Manifest:
         if held:
             yield Group(begun, offset - begun, tuple(held))
 
-    def to_json(self) -> str:
-        return json.dumps(
-            {"source": self.source, "folders": self.folders, "files": self.files, "links": self.links,
-             "outside": self.outside, "skipped": self.skipped}
-        )  # fmt: skip
-
-    @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        value = json.loads(text)
-        value["files"] = [Entry(*each) for each in value["files"]]
-        value["links"] = [(where, says) for where, says in value["links"]]
-        return cls(**value)
-
 
 def scan(source: Path) -> Manifest:
     """Look at all that a path holds. A path that is itself a link is followed; links inside stay links."""
@@ -106,47 +125,68 @@ def scan(source: Path) -> Manifest:
 
 
 def _walk(real: str) -> Manifest:
-    """Several folders at a time: on a shared file system each look at a file is a question to a server."""
+    """Alone as long as answers come at once: threads would only be in each other's way. Where each look at a file
+    is a question to a server, several folders at a time.
+    """
     whole = Manifest(real, [""], [], [])
-    outside = skipped = 0
+    parts: list[Manifest] = []
     waiting = [""]
-    with ThreadPoolExecutor(LOOKERS, thread_name_prefix="looking") as pool:
-        while waiting:
-            parts = list(pool.map(partial(_look, real), waiting))
-            for part in parts:
-                whole.folders.extend(part.folders)
-                whole.files.extend(part.files)
-                whole.links.extend(part.links)
-                outside += part.outside
-                skipped += part.skipped
-            waiting = [folder for part in parts for folder in part.folders]
-    for found in (whole.folders, whole.files, whole.links):
-        found.sort()
+    patience = _Patience()
+    while waiting and not patience.is_over:
+        parts.append(_look(real, waiting.pop()))
+        waiting += parts[-1].folders
+    if waiting:
+        with ThreadPoolExecutor(LOOKERS, thread_name_prefix="looking") as pool:
+            while waiting:
+                found = list(pool.map(partial(_look, real), waiting))
+                parts += found
+                waiting = [folder for part in found for folder in part.folders]
+    for part in parts:
+        whole.folders.extend(part.folders)
+        whole.files.extend(part.files)
+        whole.links.extend(part.links)
+    for each in (whole.folders, whole.files, whole.links):
+        each.sort()
+    outside, skipped = sum(part.outside for part in parts), sum(part.skipped for part in parts)
     return replace(whole, outside=outside, skipped=skipped)
+
+
+class _Patience:
+    """Whether more time went by in waiting than in work, and not only for a moment."""
+
+    def __init__(self) -> None:
+        self._began, self._work = time.perf_counter(), time.thread_time()
+
+    @property
+    def is_over(self) -> bool:
+        work = time.thread_time() - self._work
+        waited = time.perf_counter() - self._began - work
+        return waited > max(PATIENCE, 2 * work)
 
 
 def _look(real: str, folder: str) -> Manifest:
     """One folder, without what is in the folders in it."""
     found = Manifest(real, [], [], [])
     outside = skipped = 0
+    above = f"{folder}/" if folder else ""
+    keep = found.files.append
     with os.scandir(at(real, folder)) as entries:
         for entry in entries:
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_symlink():
+            if entry.is_file(follow_symlinks=False):
+                keep(_entry(above + entry.name, entry.stat()))
+            elif entry.is_symlink():
                 says, leads_out = _link(real, folder, os.readlink(entry.path))
-                found.links.append((path, says))
+                found.links.append((above + entry.name, says))
                 outside += leads_out
             elif entry.is_dir():
-                found.folders.append(path)
-            elif entry.is_file():
-                found.files.append(_entry(path, entry.stat()))
+                found.folders.append(above + entry.name)
             else:
                 skipped += 1
     return replace(found, outside=outside, skipped=skipped)
 
 
 def _entry(path: str, about: os.stat_result) -> Entry:
-    return Entry(path, about.st_size, about.st_mtime_ns, stat.S_IMODE(about.st_mode) & 0o777)
+    return Entry(path, about.st_size, about.st_mtime_ns, about.st_mode & 0o777)
 
 
 def _link(real: str, folder: str, says: str) -> tuple[str, bool]:

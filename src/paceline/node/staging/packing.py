@@ -1,11 +1,13 @@
 """Packs: the small files of an item in one file on scratch, made once and read by every later job.
 
 `.staged/<key>.json` is the manifest with the sums of the packed files, `.staged/<key>.pack` their contents one after
-the other. Both are renamed into place: a pack that is there is whole.
+the other. Both are renamed into place: a pack that is there is whole. `.staged/<source>.last` says which one was used
+last for a source.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -39,19 +41,34 @@ class Packs:
         """What the head found, for the other nodes: they need not look at every file themselves."""
         try:
             value = json.loads(self.manifest(key).read_text(encoding="ascii"))
-            return Manifest.from_json(value["manifest"]), value["sums"]
+            manifest = Manifest.of(value["manifest"])
+            vars(manifest)["key"] = key  # as it was then: the file is named by it
+            return manifest, value["sums"]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise EnvironmentProblem(
                 f"[data] stage: cannot read {self.manifest(key)}: {problem}",
                 hint="the scratch folder must be on a path that all nodes see",
             ) from None
 
+    def last(self, source: str) -> str:
+        """The key of the pack that was used last for a source; empty where there is none."""
+        try:
+            return self._last(source).read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return ""
+
+    def remember(self, manifest: Manifest) -> None:
+        """Say that this pack was used."""
+        with suppress(OSError):
+            os.utime(self.manifest(manifest.key))  # it stays for another while
+        if self.last(manifest.source) != manifest.key:
+            with suppress(OSError):
+                write_atomically(self._last(manifest.source), manifest.key, mode=0o600)
+
     def open(self, key: str) -> int | None:
         """A descriptor of a whole pack, or None where there is none."""
         if not self.is_packed(key):
             return None
-        with suppress(OSError):
-            os.utime(self.manifest(key))  # used again: it stays
         with suppress(OSError):
             return os.open(self.pack(key), os.O_RDONLY | os.O_CLOEXEC)
         return None
@@ -67,8 +84,13 @@ class Packs:
         self.folder.mkdir(parents=True, exist_ok=True)
         if made is not None:
             os.replace(made.path, self.pack(manifest.key))
-        text = json.dumps({"manifest": manifest.to_json(), "sums": sums})
+        text = f'{{"manifest": {manifest.text}, "sums": {json.dumps(sums)}}}'
         write_atomically(self.manifest(manifest.key), text, mode=0o600)
+        if made is not None:
+            self.remember(manifest)
+
+    def _last(self, source: str) -> Path:
+        return self.folder / f"{hashlib.sha256(os.fsencode(source)).hexdigest()[:32]}.last"
 
     def _prune(self) -> None:
         """Remove packs that have not been used for long, and what somebody left half made."""

@@ -1,101 +1,105 @@
 """Small files, a group at a time: from their source or out of a pack, into the pack and onto the node's disk.
 
-`main` is what a helper runs: it begins with this module, which is therefore light to import.
+`main` is what a helper runs. It begins with this module, which therefore imports little: no `typing`, and nothing of
+ours but errors. To it a file is a plain (path, size, mtime, mode).
 """
 
 from __future__ import annotations
 
+import gc
 import marshal
 import os
 import signal
 import sys
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from paceline.errors import EnvironmentProblem, PacelineError
-from paceline.node.staging.entries import AT_ONCE, Entry, Group, at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TypeAlias
+
+    File: TypeAlias = tuple[str, int, int, int]
+    Placed: TypeAlias = tuple[dict[str, int], str]  # sums of files, if asked for; what is wrong with the pack
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-AHEAD = 16  # files that are opened, and their contents asked for, before the first of them is read
+AHEAD = 64  # files that are opened, and their contents asked for, before the first of them is read
 
 
-class Placed(NamedTuple):
-    """What became of a group."""
+class SmallFiles:
+    """Where the small files of an item come from and go to."""
 
-    sums: dict[str, int]  # of its files, where a pack is made
-    pack_problem: str
+    def __init__(
+        self, source: str, target: str, *, pack: int | None = None, pack_is_new: bool = False, fresh: bool = True,
+        sums: bool = False,
+    ) -> None:  # fmt: skip
+        self.source, self.target = source, target  # without a target they go nowhere but into the pack
+        self.pack = pack  # a descriptor
+        self.pack_is_new = pack_is_new  # written on the way; otherwise it is read instead of the files
+        self.fresh = fresh  # nothing is there yet
+        self.sums = sums
 
-
-class SmallFiles(NamedTuple):
-    """Where the small files of an item come from and go to; what a helper is told."""
-
-    source: str
-    target: str  # empty: nowhere but into the pack
-    pack: int | None  # a descriptor
-    pack_is_new: bool  # written on the way; otherwise it is read instead of the files
-    fresh: bool  # nothing is there yet
-
-    def place(self, group: Group) -> Placed:
-        wanted = self._missing(group.files)
+    def place(self, files: Sequence[File], *, offset: int, size: int) -> Placed:
+        """A group that begins at `offset` in the pack."""
+        wanted = files if self.fresh else [each for each in files if not is_there(self.target, each)]
         if self.pack_is_new:
-            return self._pack_and_place(group, wanted)
+            return self._pack_and_place(files, offset, wanted)
         if wanted and self.pack is not None:
-            self._write_out(group.files, self._unpacked(group), wanted)
+            self._write_out(files, self._unpacked(offset, size), wanted)
         elif wanted:
             self._write_out(wanted, b"".join(self._read(wanted)), wanted)
-        return Placed({}, "")
+        return {}, ""
 
-    def _pack_and_place(self, group: Group, wanted: Sequence[Entry]) -> Placed:
+    def _pack_and_place(self, files: Sequence[File], offset: int, wanted: Sequence[File]) -> Placed:
         """All are read, also those that are there already: the pack is for others."""
-        contents = self._read(group.files)
+        contents = self._read(files)
         held = b"".join(contents)
-        sums = {each.path: zlib.crc32(content) for each, content in zip(group.files, contents, strict=True)}
-        problem = self._fill_pack(memoryview(held), group.offset)
+        sums = {}
+        if self.sums:
+            sums = {path: zlib.crc32(held) for (path, *_), held in zip(files, contents, strict=True)}
+        problem = self._fill_pack(memoryview(held), offset)
         if self.target:
-            self._write_out(group.files, held, wanted)
-        return Placed(sums, problem)
-
-    def _missing(self, files: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        return files if self.fresh else tuple(each for each in files if not is_there(self.target, each))
+            self._write_out(files, held, wanted)
+        return sums, problem
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _unpacked(self, group: Group) -> bytes:
+    def _unpacked(self, offset: int, size: int) -> bytes:
         assert self.pack is not None
-        held = read_all(self.pack, group.size, group.offset)
-        _ask_for(self.pack, group.offset + group.size, AT_ONCE)
-        if len(held) != group.size:
+        held = read_all(self.pack, size, offset)
+        _ask_for(self.pack, offset + size, size)
+        if len(held) != size:
             raise EnvironmentProblem(
                 "[data] stage: a pack of small files is cut short", hint="remove .staged"
             )
         return held
 
-    def _read(self, files: Sequence[Entry]) -> list[bytes]:
+    def _read(self, files: Sequence[File]) -> list[bytes]:
         """The disk, or the server, works on several files while one is read."""
         contents = []
         for start in range(0, len(files), AHEAD):
             portion = files[start : start + AHEAD]
             numbers: list[int] = []
             try:
-                for each in portion:
-                    number = os.open(at(self.source, each.path), os.O_RDONLY | os.O_CLOEXEC)
+                for path, size, _, _ in portion:
+                    number = os.open(at(self.source, path), os.O_RDONLY | os.O_CLOEXEC)
                     numbers.append(number)
-                    _ask_for(number, 0, each.size)
-                for number, each in zip(numbers, portion, strict=True):
-                    contents.append(self._read_one(number, each))
+                    _ask_for(number, 0, size)
+                for number, (path, size, _, _) in zip(numbers, portion, strict=True):
+                    contents.append(self._read_one(number, path, size))
             finally:
                 for number in numbers:
                     os.close(number)
         return contents
 
-    def _read_one(self, number: int, entry: Entry) -> bytes:
-        content = os.read(number, entry.size + 1)
-        while 0 < len(content) < entry.size and (more := os.read(number, entry.size + 1 - len(content))):
+    def _read_one(self, number: int, path: str, size: int) -> bytes:
+        content = os.read(number, size + 1)
+        while 0 < len(content) < size and (more := os.read(number, size + 1 - len(content))):
             content += more
-        if len(content) != entry.size:
-            raise changed(at(self.source, entry.path))
+        if len(content) != size:
+            raise changed(at(self.source, path))
         return content
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -109,16 +113,16 @@ class SmallFiles(NamedTuple):
             return problem.strerror or str(problem)
         return ""
 
-    def _write_out(self, files: Sequence[Entry], held: bytes, wanted: Sequence[Entry]) -> None:
+    def _write_out(self, files: Sequence[File], held: bytes, wanted: Sequence[File]) -> None:
         """`held` has the contents of all these files, one after the other; some of them are wanted."""
         view, begin = memoryview(held), 0
         only = None if len(wanted) == len(files) else set(wanted)
         folder, number = None, -1
         try:
             for each in files:
-                end = begin + each.size
+                end = begin + each[1]
                 if only is None or each in only:
-                    here, _, base = at(self.target, each.path).rpartition("/")
+                    here, _, base = at(self.target, each[0]).rpartition("/")
                     if here != folder:  # one look-up of the folder for all files in it
                         if number >= 0:
                             os.close(number)
@@ -129,25 +133,32 @@ class SmallFiles(NamedTuple):
             if number >= 0:
                 os.close(number)
 
-    def _write_file(self, base: str, folder: int, content: memoryview, entry: Entry) -> None:
+    def _write_file(self, base: str, folder: int, content: memoryview, file: File) -> None:
+        _, size, mtime, mode = file
         flags = FLAGS | (os.O_EXCL if self.fresh else os.O_TRUNC)
-        number = os.open(base, flags, entry.mode | 0o600, dir_fd=folder)
+        number = os.open(base, flags, mode | 0o600, dir_fd=folder)
         try:
             written = os.write(number, content)
-            while written < entry.size:
+            while written < size:
                 written += os.write(number, content[written:])
-            os.utime(number, ns=(entry.mtime, entry.mtime))
+            os.utime(number, ns=(mtime, mtime))
         finally:
             os.close(number)
 
 
-def is_there(target: str, entry: Entry) -> bool:
+def at(root: object, path: str) -> str:
+    """A path of a manifest below a folder; the folder itself for the empty one."""
+    return f"{root}/{path}" if path else str(root)
+
+
+def is_there(target: str, file: File) -> bool:
     """A file has the time of change of its source only once all of it is there."""
+    path, size, mtime, _ = file
     try:
-        about = os.lstat(at(target, entry.path))
+        about = os.lstat(at(target, path))
     except OSError:
         return False
-    return (about.st_size, about.st_mtime_ns) == (entry.size, entry.mtime)
+    return (about.st_size, about.st_mtime_ns) == (size, mtime)
 
 
 def changed(path: str) -> EnvironmentProblem:
@@ -184,19 +195,21 @@ def main(argv: list[str]) -> None:
     # What the scheduler or a terminal sends is for the launcher, which then closes the pipe.
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
+    gc.disable()  # nothing here refers to itself
     told, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
-        files = SmallFiles(*marshal.load(told))
+        files = SmallFiles(**marshal.load(told))
         while True:
-            answers.write(marshal.dumps(_answer(files, Group.of(*marshal.load(told)))))
+            answers.write(marshal.dumps(_answer(files, marshal.load(told))))
             answers.flush()
     except (EOFError, BrokenPipeError):
         os._exit(0)  # with nothing to flush, and nobody to tell
 
 
-def _answer(files: SmallFiles, group: Group) -> tuple[Any, ...]:
+def _answer(files: SmallFiles, group: tuple[int, int, list[File]]) -> tuple[Any, ...]:
+    offset, size, wanted = group
     try:
-        return ("placed", *files.place(group))
+        return ("placed", *files.place(wanted, offset=offset, size=size))
     except PacelineError as problem:
         return ("problem", problem.message, problem.hint)
     except OSError as problem:

@@ -7,16 +7,18 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem, PacelineError
+from paceline.node.staging import ahead
+from paceline.node.staging.ahead import Ahead
 from paceline.node.staging.copying import Copying, ItemCopy, Stopped
-from paceline.node.staging.entries import at
 from paceline.node.staging.folders import check_space
 from paceline.node.staging.keeping import KeptItem, Lock, kept_item, kept_items, obtain
 from paceline.node.staging.manifest import Manifest, scan
-from paceline.node.staging.packing import Packs
+from paceline.node.staging.packing import NewPack, Packs
+from paceline.node.staging.small_files import at
 from paceline.node.staging.wish import Wish, check_exists
 
 
@@ -71,11 +73,10 @@ def make_packs(planned: Sequence[Planned], packs: Packs) -> int:
         try:
             pack = packs.begin(manifest.key)
             try:
-                with closing(
-                    ItemCopy(
-                        manifest, None, copying=Copying(), fresh=True, pack=pack.number, pack_is_new=True
-                    )
-                ) as copy:
+                copy = ItemCopy(
+                    manifest, None, copying=Copying(), fresh=True, pack=pack.number, pack_is_new=True, sums=True
+                )  # fmt: skip
+                with closing(copy):
                     copy.copying.run(copy.small_tasks())
                 if copy.pack_problem:
                     raise OSError(0, copy.pack_problem, str(pack.path))
@@ -101,10 +102,20 @@ class Stager:
         self.copying = Copying()
         self.locks: list[Lock] = []  # held as long as the data is used
         self.staged = Staged()
+        self._ahead: dict[str, Ahead] = {}
+        self._unpacked: set[str] = set()  # items whose small files are there already
+
+    def begin(self) -> None:
+        """Copy ahead what the last packs hold, while somebody looks at what there is."""
+        if not self.wish.keep:
+            self._ahead = ahead.begin(
+                self.wish, self.data, packs=self.packs, private=self.private, above=self.copying
+            )
 
     def stage(self, planned: Sequence[Planned]) -> Staged:
         try:
             self.copying.total = sum(each.manifest.size for each in planned)
+            planned = [self._settled(each) for each in planned]
             self._make_room(planned)
             for each in planned:
                 if self.wish.keep:
@@ -115,6 +126,19 @@ class Stager:
             raise self._explained(problem) from None
         return self.staged
 
+    def _settled(self, planned: Planned) -> Planned:
+        """With the manifest of its pack, where that was copied ahead and is still true: its key is known."""
+        begun = self._ahead.pop(planned.name, None)
+        if begun is None or not begun.is_of(planned.manifest):
+            return planned
+        self._unpacked.add(planned.name)
+        return replace(planned, manifest=begun.manifest)
+
+    def close(self) -> None:
+        """Nothing is copied ahead any longer; what was, goes."""
+        while self._ahead:
+            self._ahead.popitem()[1].give_up()
+
     def _stage_kept(self, planned: Planned) -> None:
         item, manifest = kept_item(self.private, planned.manifest.key), planned.manifest
 
@@ -122,7 +146,7 @@ class Stager:
             self._stage_one(planned, inside(folder, manifest), fresh=not resumes)
             item.finish(keep=self.wish.keep, source=manifest.source, size=manifest.size)
 
-        lock, reused = obtain(item, stage=fill, stopped=self.copying.stop.is_set)
+        lock, reused = obtain(item, stage=fill, stopped=lambda: self.copying.is_over)
         self.locks.append(lock)
         if reused:
             self.staged.reused += manifest.size
@@ -132,31 +156,27 @@ class Stager:
         link.symlink_to(inside(item.content, manifest))
 
     def _stage_one(self, planned: Planned, target: Path, *, fresh: bool) -> None:
-        manifest = planned.manifest
+        manifest, unpacked = planned.manifest, planned.name in self._unpacked
         pack, made = None, None
-        if manifest.has_many_small:
+        if manifest.has_many_small and not unpacked:
             pack = self.packs.open(manifest.key)
             if pack is None and self.makes_packs:
-                try:
-                    made = self.packs.begin(manifest.key)
-                except OSError as problem:
-                    self.staged.notes.append(
-                        f"small files are not packed: {self.wish.packs}: {problem.strerror}"
-                    )
+                made = self._begin_pack(manifest)
         try:
             copy = ItemCopy(
                 manifest, target, copying=self.copying, fresh=fresh, pack=made.number if made else pack,
-                pack_is_new=made is not None,
+                pack_is_new=made is not None, sums=self.wish.checksum,
             )  # fmt: skip
             with closing(copy):
-                copy.frame()
-                self.copying.run(copy.tasks())
+                if not unpacked:
+                    copy.frame()
+                self.copying.run(copy.large_tasks() if unpacked else copy.tasks())
             if made is not None and not copy.pack_problem:
                 self.packs.publish(manifest, copy.sums, made)
-            elif copy.pack_problem:
-                self.staged.notes.append(
-                    f"small files are not packed: {self.wish.packs}: {copy.pack_problem}"
-                )
+            elif made is not None:
+                self._note_unpacked(copy.pack_problem)
+            elif pack is not None or unpacked:
+                self.packs.remember(manifest)
             if self.wish.checksum:
                 self.copying.run(copy.verification({**planned.sums, **copy.sums}))
         finally:
@@ -167,24 +187,36 @@ class Stager:
         self.staged.files += len(manifest.files)
         self.staged.size += manifest.size
 
+    def _begin_pack(self, manifest: Manifest) -> NewPack | None:
+        try:
+            return self.packs.begin(manifest.key)
+        except OSError as problem:
+            self._note_unpacked(problem.strerror or str(problem))
+            return None
+
+    def _note_unpacked(self, why: str) -> None:
+        self.staged.notes.append(f"small files are not packed: {self.wish.packs}: {why}")
+
     def _make_room(self, planned: Sequence[Planned]) -> None:
         """Kept data that nobody uses goes, the one unused for longest first, where there is no room otherwise."""
         missing = self._missing(planned)
         needed = sum(each.needed for each in missing)
         files = sum(len(each.files) for each in missing)
-        wanted = {each.manifest.key for each in planned}
         for item in sorted(kept_items(self.private), key=_last_use):
             about = os.statvfs(self.private)
-            if about.f_bavail * about.f_frsize >= needed or item.folder.name in wanted:
-                continue
-            item.remove()
+            if about.f_bavail * about.f_frsize >= needed:
+                break
+            if item.folder.name not in {each.manifest.key for each in planned}:
+                item.remove()
         check_space(self.private, needed, files, host=self.host)
 
     def _missing(self, planned: Sequence[Planned]) -> list[Manifest]:
         found = []
         for each in planned:
             manifest = each.manifest
-            if self.wish.keep:
+            if each.name in self._unpacked:
+                manifest = Manifest(manifest.source, [], manifest.large(), [])
+            elif self.wish.keep:
                 item = kept_item(self.private, manifest.key)
                 if item.is_whole():
                     continue
@@ -242,6 +274,7 @@ class Worker:
     def _work(self) -> None:
         try:
             if self.planned is None:
+                self.stager.begin()
                 self.planned = look(self.stager.wish, self.stager.packs)
             self.looked.set()
             self.stager.stage(self.planned)
@@ -252,4 +285,5 @@ class Worker:
         except Exception as problem:  # a thread has nobody to raise to
             self.problem = EnvironmentProblem(f"staging failed: {type(problem).__name__}: {problem}")
         finally:
+            self.stager.close()
             self.is_done = True
