@@ -1,13 +1,18 @@
 """Staging beside `cp -r`, `rsync -a` and `tar | tar`, in one run: many small files, and a few large ones.
 
-    python benchmarks/staging.py [--files 20000] [--megabytes 2000] [--rounds 3] [--folder DIR] [--disk DIR]
+    python benchmarks/staging.py [--files 20000] [--megabytes 2000] [--rounds 5] [--folder DIR] [--disk DIR]
+
+The source lies in DIR: once it is read where it is, and once through a network file system, as nodes of a cluster read
+theirs (sshfs from a server on this machine, where that is installed). The copies go to --disk, the node's own.
 
 "first job" packs the small files on its way; "later jobs" read the pack, on whatever node; "same node, kept" finds the
-data where an earlier job left it (`keep`). The source lies in DIR, and is not in the page cache when a copy begins:
-nodes that start a job have not read it before. The copies go to --disk, the node's own; each into a folder of its own,
-and with nothing left to be written from before. Small copies stay until the end, since ext4 is slow to make files for
-some minutes after many were removed, which would be measured instead. All ways take turns. The least time of each is
-compared: what else the machine does only ever adds to it. CPU seconds are those of all processes, user and system.
+data where an earlier job left it (`keep`).
+
+Nodes that start a job have not read the source before: it is not in the page cache, nor is anything known of it on the
+network, when a copy begins. Each goes into a folder of its own, with nothing left to be written from before. Small
+copies stay until the end, since ext4 is slow to make files for some minutes after many were removed, which would be
+measured instead. All ways take turns, and each follows each in some round: memory that was just given back is quicker to
+be had. The least time of each is compared: what else the machine does only ever adds to it. CPU seconds are those of copying processes, user and system, without the server's.
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,15 +37,10 @@ from paceline.node.staging.staging import Stager, look
 from paceline.node.staging.wish import make_wish
 
 from machine import describe, show
+from network_folder import NetworkFolder, lacking
 
 FIRST, LATER, KEPT = "paceline, first job", "paceline, later jobs", "paceline, same node, kept"
-TARGETS = [
-    ("small", FIRST, 1.0),
-    ("small", LATER, 2.0),
-    ("small", KEPT, 2.0),
-    ("large", FIRST, 1.0),
-    ("large", LATER, 1.0),
-]
+TARGETS = {"small": {FIRST: 1.0, LATER: 2.0, KEPT: 2.0}, "large": {FIRST: 1.0, LATER: 1.0}}
 
 
 def plant_small(root: Path, count: int) -> None:
@@ -99,14 +101,31 @@ def measure(copy: Callable[[], None]) -> Taken:
     return Taken(seconds, sum(after[:4]) - sum(before[:4]))
 
 
-def ways(base: Path, name: str) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
+@dataclass(frozen=True)
+class Source:
+    """Where the data is read, and where it really is."""
+
+    title: str
+    base: Path
+    behind: Path
+    renew: Callable[[], None] = lambda: None
+
+    def forget(self) -> None:
+        """Nothing of it has been read."""
+        forget_pages(self.behind)
+        os.sync()
+        self.renew()
+
+
+def ways(source: Source, name: str) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
     """Each way of copying, and what is done ahead of it."""
+    base = source.base
 
     def by(command: str) -> tuple[Callable[[Path], None], Callable[[], None]]:
         return lambda disk: shell(command, base, name, disk), lambda: None
 
     def forget() -> None:
-        shutil.rmtree(base / ".staged", ignore_errors=True)
+        shutil.rmtree(source.behind / ".staged", ignore_errors=True)
 
     found = {"cp -r": by("cp -r '{source}' '{disk}'")}
     if shutil.which("rsync"):
@@ -117,24 +136,26 @@ def ways(base: Path, name: str) -> dict[str, tuple[Callable[[Path], None], Calla
     return found
 
 
-def compare(base: Path, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Taken]]:
+def compare(source: Source, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Taken]]:
     """Every way, all taken in turn, each into an empty folder; the kept copy is made once, and then found."""
     taken: dict[str, list[Taken]] = {}
-    kept = disk / "kept"
-    kept.mkdir()
-    ours(base, name, kept, keep=3600)
+    kept = Path(tempfile.mkdtemp(dir=disk))
+    source.renew()
+    ours(source.base, name, kept, keep=3600)
+    turns = list(ways(source, name).items())
     for _ in range(rounds):
-        for label, (copy, before) in ways(base, name).items():
+        turns = [*turns[1:], turns[0]]
+        for label, (copy, before) in turns:
             place = Path(tempfile.mkdtemp(dir=disk))
             before()
-            forget_pages(base)
-            os.sync()
+            source.forget()
             taken.setdefault(label, []).append(measure(partial(copy, place)))
             if tidy:
                 shutil.rmtree(place)
-        taken.setdefault(KEPT, []).append(measure(partial(ours, base, name, kept, keep=3600)))
-    for folder in disk.iterdir():
-        shutil.rmtree(folder)
+        source.forget()
+        taken.setdefault(KEPT, []).append(measure(partial(ours, source.base, name, kept, keep=3600)))
+    if tidy:
+        shutil.rmtree(kept)
     return taken
 
 
@@ -152,7 +173,7 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--megabytes", type=int, default=2_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the source is; else the temporary folder")
     parser.add_argument("--disk", type=Path, help="where copies go; else the same")
     options = parser.parse_args()
@@ -164,25 +185,39 @@ def main() -> None:
         base = Path(folder) / "scratch" / "bench"
         plant_small(base / "small", options.files)
         plant_large(base / "large", options.megabytes)
-        os.sync()
-        found = {
-            name: compare(base, name, disk=Path(disk), rounds=options.rounds, tidy=name == "large")
-            for name in ("small", "large")
-        }
+        found = {}
+        for source in sources(Path(folder), base):
+            for name in ("small", "large"):
+                found[source.title, name] = compare(
+                    source, name, disk=Path(disk), rounds=options.rounds, tidy=name == "large"
+                )
     titles = {"small": f"{options.files} small files", "large": f"{options.megabytes} MB in 4 files"}
+    report(found, titles)
+
+
+def sources(folder: Path, base: Path) -> Iterator[Source]:
+    yield Source("local", base, base)
+    if lacking():
+        print(f"without {lacking()} nothing is read through a network file system")
+        return
+    with closing(NetworkFolder(base.parent, folder / "network")) as network:
+        yield Source("network", network.mount / base.name, base, network.renew)
+
+
+def report(found: dict[tuple[str, str], dict[str, list[Taken]]], titles: dict[str, str]) -> None:
     rows = []
-    for name, ways_taken in found.items():
+    for (source, name), ways_taken in found.items():
         for label, taken in ways_taken.items():
             cpu = min(each.cpu for each in taken)
             median = statistics.median(each.seconds for each in taken)
             ratio = f"{best_peer(ways_taken) / least(taken):.1f}x"
-            rows.append(
-                [titles[name], label, f"{least(taken):.2f} s", f"{median:.2f} s", f"{cpu:.2f} s", ratio]
-            )
+            times = [f"{least(taken):.2f} s", f"{median:.2f} s", f"{cpu:.2f} s"]
+            rows.append([f"{titles[name]}, {source}", label, *times, ratio])
     show(["data", "way", "least", "median", "CPU", "to the best peer"], rows)
-    for name, label, target in TARGETS:
-        ratio = best_peer(found[name]) / least(found[name][label])
-        print(f"{titles[name]}: {label}: {ratio:.2f}x the best peer (target {target:g}x)")
+    for (source, name), ways_taken in found.items():
+        for label, target in TARGETS[name].items():
+            ratio = best_peer(ways_taken) / least(ways_taken[label])
+            print(f"{titles[name]}, {source}: {label}: {ratio:.2f}x the best peer (target {target:g}x)")
 
 
 if __name__ == "__main__":
