@@ -11,8 +11,9 @@ data where an earlier job left it (`keep`).
 Nodes that start a job have not read the source before: it is not in the page cache, nor is anything known of it on the
 network, when a copy begins. Each goes into a folder of its own, with nothing left to be written from before. Small
 copies stay until the end, since ext4 is slow to make files for some minutes after many were removed, which would be
-measured instead. All ways take turns, and each follows each in some round: memory that was just given back is quicker to
-be had. The least time of each is compared: what else the machine does only ever adds to it. CPU seconds are those of copying processes, user and system, without the server's.
+measured instead. All ways take turns, in another order in every round: memory that somebody has just given back is
+quicker to be had. The least time of each is compared: what else the machine does only ever adds to it. CPU seconds are
+those of the copying processes, user and system, without the server's.
 """
 
 from __future__ import annotations
@@ -142,9 +143,9 @@ def compare(source: Source, name: str, *, disk: Path, rounds: int, tidy: bool) -
     kept = Path(tempfile.mkdtemp(dir=disk))
     source.renew()
     ours(source.base, name, kept, keep=3600)
-    turns = list(ways(source, name).items())
+    turns, chance = list(ways(source, name).items()), random.Random(7)
     for _ in range(rounds):
-        turns = [*turns[1:], turns[0]]
+        chance.shuffle(turns)
         for label, (copy, before) in turns:
             place = Path(tempfile.mkdtemp(dir=disk))
             before()
