@@ -38,7 +38,7 @@ test-all: check  ## every test
 	@$(BIN)/python -m pytest -q --reruns 2 --reruns-delay 2 -rsR
 
 bench: .make/dev  ## every benchmark beside its peer
-	@for each in benchmarks/*.py; do case $$each in */machine.py) ;; *) $(BIN)/python $$each || exit 1 ;; esac; done
+	@for each in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$each || exit 1; done
 
 clean:  ## remove what make made
 	rm -rf .make $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -183,9 +183,9 @@ def test_options_of_one_package_are_no_path(tmp_path: Path) -> None:
 
 def test_a_base_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.sif").write_text("one")
-    job = job_in(tmp_path / "p", environment__kind="container", environment__base="~/torch.sif")
     with monkeypatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
+        job = job_in(tmp_path / "p", environment__kind="container", environment__base="~/torch.sif")
         assert recipe_of(job, {}).base == str(tmp_path / "torch.sif")
 
 

@@ -119,6 +119,15 @@ def test_a_grace_that_nobody_set_fits_a_short_job(tmp_path: Path) -> None:
     assert load(tmp_path, '[job]\ntime = "3h"').grace == 120
 
 
+def test_what_lies_in_the_home_folder_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[environment]\nkind = "container"\nimage = "~/torch.sif"\nbinds = ["~/data:/data", "/opt"]'
+    with monkeypatch.context() as patch:
+        patch.setenv("HOME", "/home/ann")
+        environment = load(tmp_path, text).environment
+    assert environment.image == "/home/ann/torch.sif"
+    assert environment.binds == ("/home/ann/data:/data", "/opt")
+
+
 def test_an_unknown_profile_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, "[profiles.juwels.job]\nnodes = 1", profile="jewels")

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,9 @@ from paceline.node.staging.folders import choose_base, private_folder
 from paceline.node.staging.keeping import kept_items
 from paceline.node.staging.manifest import AT_ONCE, FILES_AT_ONCE, SMALL, Entry, Group, Manifest, scan
 from paceline.node.staging.packing import Packs
-from paceline.node.staging.progress import Progress
+from paceline.node.staging.progress import Progress, shown
 from paceline.node.staging.staging import Stager, look, make_packs
+from tests.slurm.runs import Typed
 from tests.staging.trees import ODD, Node, content, plant, wish
 
 
@@ -99,7 +100,7 @@ def test_helpers_copy_pack_and_unpack(
         assert helpers
         assert all(helper.process.returncode == 0 for helper in helpers)
     packs = Packs(base / "elsewhere")
-    assert make_packs(look(asked, packs), packs) == 1
+    assert make_packs(look(asked, packs), packs, Copying()) == 1
     (made,), (expected,) = packs.folder.glob("*.pack"), asked.packs.glob("*.pack")
     assert made.read_bytes() == expected.read_bytes()
 
@@ -149,8 +150,8 @@ def test_packs_may_be_made_ahead(base: Path, node: Node) -> None:
     source = plant(base / "set")
     asked = wish(base, "set", verify="checksum")
     packs = Packs(asked.packs)
-    assert make_packs(look(asked, packs), packs) == 1
-    assert make_packs(look(asked, packs), packs) == 0
+    assert make_packs(look(asked, packs), packs, Copying()) == 1
+    assert make_packs(look(asked, packs), packs, Copying()) == 0
     data, _ = node.stage(asked, makes_packs=False)
     assert content(data / "set") == content(source)
 
@@ -159,7 +160,7 @@ def test_checksums_find_a_bad_pack(base: Path, node: Node) -> None:
     plant(base / "set")
     asked = wish(base, "set", verify="checksum")
     packs = Packs(asked.packs)
-    make_packs(look(asked, packs), packs)
+    make_packs(look(asked, packs), packs, Copying())
     pack = next(asked.packs.glob("*.pack"))
     damaged = bytearray(pack.read_bytes())
     damaged[1000] ^= 1
@@ -173,10 +174,15 @@ def test_large_files_arrive_in_pieces(base: Path, node: Node, monkeypatch: pytes
     source = plant(base / "set", small=3, large=4)
     data, _ = node.stage(wish(base, "set"))
     assert content(data / "set") == content(source)
-    # A file system that cannot copy inside the kernel.
-    monkeypatch.setattr(copying, "_in_kernel", lambda *_: (_ for _ in ()).throw(OSError(18, "cross-device")))
-    data, _ = node.stage(wish(base, "set"))
-    assert content(data / "set") == content(source)
+    # File systems that cannot copy inside the kernel, or not from one to the other.
+    for ways in ([_refuse], [copying._by_pages], [_refuse, copying._by_pages], [_refuse, _refuse]):
+        monkeypatch.setattr(copying, "_IN_KERNEL", ways)
+        data, _ = node.stage(wish(base, "set"))
+        assert content(data / "set") == content(source)
+
+
+def _refuse(*_: int) -> int:
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 def test_links_stay_links(base: Path, node: Node, tmp_path: Path) -> None:
@@ -461,3 +467,31 @@ def test_looking_alone_and_together_finds_the_same(base: Path, monkeypatch: pyte
     assert together == alone
     assert together.key == alone.key
     assert Manifest.of(json.loads(alone.text)) == alone
+
+
+def test_data_stage_packs_ahead_of_any_job(base: Path, paceline: Callable[..., Typed]) -> None:
+    source = plant(base / "set")
+    project = base.parent.parent / "project"
+    project.mkdir()
+    said = paceline("data", "stage", "set", cwd=project, check=True).stdout
+    assert "set: 103 files (102 small)" in said
+    assert f"packed 1 of them into {base / '.staged'}" in said
+    assert "nothing left to pack" in paceline("data", "stage", str(source), cwd=project, check=True).stdout
+    gone = paceline("data", "stage", "sets", cwd=project)
+    assert gone.returncode
+    assert "there is no" in gone.stderr
+    assert not paceline("data", "stage", cwd=project).stdout
+
+
+def test_how_far_a_copying_is_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.node.staging.progress.SAY_EVERY", 0.0)
+    said: list[str] = []
+    going = Copying()
+    with shown("packing", going, say=said.append):
+        going.total = 4_000_000
+        going.count(1_000_000)
+        deadline = time.monotonic() + 60
+        while not said:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert said[0].startswith("packing: 25% of 4.0 MB")

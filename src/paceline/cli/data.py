@@ -12,8 +12,10 @@ from paceline.cli import console, options
 from paceline.cluster.data import wish_of
 from paceline.cluster.folder import choose_scratch
 from paceline.errors import UsageError
+from paceline.node.staging.copying import Copying
 from paceline.node.staging.folders import show_size
 from paceline.node.staging.packing import Packs
+from paceline.node.staging.progress import shown
 from paceline.node.staging.staging import Planned, look, notes_on
 from paceline.node.staging.staging import make_packs as pack_all
 from paceline.spec import Flag, Program, load_job
@@ -57,7 +59,9 @@ def stage(
         print(f"{each.name}: {_told(each)}")
     for note in notes_on(planned):
         console.say_note(note)
-    made = pack_all(planned, packs)
+    copying = Copying()
+    with shown("packing", copying, say=console.say_note):
+        made = pack_all(planned, packs, copying)
     print(f"packed {made} of them into {wish.packs}" if made else "there is nothing left to pack")
     return 0
 

@@ -143,8 +143,6 @@ def recipe_of(job: Job, environ: Mapping[str, str]) -> Recipe:
                 f"{job.said('environment.horovod')}: Horovod is built into a venv, and this is a container",
                 hint="choose a base image that has Horovod",
             )
-        if base.startswith("~/"):  # bash would take it as it stands
-            base = str(Path(base).expanduser())
         return Recipe("container", asked, base=base, base_state=_state_of(job, base))
     return Recipe(
         "venv",

@@ -181,6 +181,8 @@ def _netrc(text: str, reading: _Reading) -> Values:
     try:
         machine = netrc.netrc(str(reading.path)).hosts.get(host)
     except netrc.NetrcParseError as problem:  # its message may hold the password
+        if host not in text:
+            return {}  # other programs may read it otherwise, and nothing in it is for us
         raise _cannot(reading.shown, f"line {problem.lineno} is not of a .netrc") from None
     return {WANDB_KEY: machine[2]} if machine and machine[2] else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,11 @@ def _window(value: str) -> str:
     return value
 
 
+def _from_home(value: str) -> str:
+    """`~/` as a shell would have it: where these values go, no shell looks at them."""
+    return os.path.expanduser(value) if value.startswith("~/") else value
+
+
 def _one_line(value: str) -> str:
     if not value or "\n" in value or "\0" in value:
         raise ValueError("a text of one line")
@@ -63,6 +69,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 Line = Annotated[str, AfterValidator(_one_line)]
+Place = Annotated[Line, AfterValidator(_from_home)]
+Places = Annotated[Words, AfterValidator(lambda words: tuple(map(_from_home, words)))]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -159,7 +167,7 @@ class Environment(Table):
     """A venv that is built sees the packages of that Python too."""
     horovod: bool = False
     """A venv that is built has Horovod, compiled for its torch."""
-    base: Line | None = None
+    base: Place | None = None
     """The image that `paceline env build` makes the container's image from, such as docker://python:3.12."""
     secrets: Words = ()
     """Variables that are taken from the submitter's environment, and stand in no script and no log."""
@@ -169,9 +177,9 @@ class Environment(Table):
     """What runs the container; of apptainer and singularity, the one that is there."""
     engine_options: Words = ()
     """Further options of the engine's `exec` (with pyxis: of srun), as they are."""
-    image: Line | None = None
+    image: Place | None = None
     """The container's image."""
-    binds: Words = ()
+    binds: Places = ()
     """Folders that the container sees, as "outside:inside", or one path for both."""
 
 

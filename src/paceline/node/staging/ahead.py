@@ -83,6 +83,6 @@ def begin(wish: Wish, data: Path, *, packs: Packs, private: Path, above: Copying
 def _is_ours(path: Path) -> bool:
     """What another user wrote there may name any path."""
     try:
-        return path.stat().st_uid == os.geteuid()
+        return path.lstat().st_uid == os.geteuid()
     except OSError:
         return False

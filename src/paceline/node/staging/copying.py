@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -205,34 +206,43 @@ def file_sum(path: str, copying: Copying) -> int:
 def copy_range(reader: int, writer: int, start: int, size: int, copying: Copying) -> None:
     """A part of a file into the same part of another: inside the kernel where it can, which moves no bytes here."""
     end, position, step = start + size, start, 8 << 20
-    way = _in_kernel if hasattr(os, "copy_file_range") else _by_hand
+    ways = [*_IN_KERNEL, _by_hand]
     while position < end:
         if copying.is_over:
             raise Stopped
-        count = min(step, end - position)
         try:
-            moved = way(reader, writer, count, position)
+            moved = ways[0](reader, writer, min(step, end - position), position)
         except OSError as problem:
-            if way is _by_hand or problem.errno not in _NOT_THIS_WAY:
+            if len(ways) == 1 or problem.errno not in _NOT_THIS_WAY:
                 raise
             moved = 0
         if moved == 0:
-            if way is _by_hand:
+            if len(ways) == 1:
                 raise changed(f"descriptor {reader}")
-            way = _by_hand
+            del ways[0]
             continue
         position += moved
         copying.count(moved)
 
 
-def _in_kernel(reader: int, writer: int, count: int, position: int) -> int:
+def _by_range(reader: int, writer: int, count: int, position: int) -> int:
+    """Within one file system, or between two of a kind: the server, or the disk, may do it by itself."""
     return os.copy_file_range(reader, writer, count, position, position)
+
+
+def _by_pages(reader: int, writer: int, count: int, position: int) -> int:
+    """From any file system to any other."""
+    os.lseek(writer, position, os.SEEK_SET)
+    return os.sendfile(writer, reader, position, count)
 
 
 def _by_hand(reader: int, writer: int, count: int, position: int) -> int:
     content = os.pread(reader, count, position)
     write_all(writer, memoryview(content), position)
     return len(content)
+
+
+_IN_KERNEL = [_by_range, _by_pages] if sys.platform == "linux" else []
 
 
 def _unlink(path: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -53,9 +54,10 @@ class Packs:
     def last(self, source: str) -> str:
         """The key of the pack that was used last for a source; empty where there is none."""
         try:
-            return self._last(source).read_text(encoding="ascii")
+            key = self._last(source).read_text(encoding="ascii")
         except (OSError, ValueError):
             return ""
+        return key if re.fullmatch("[0-9a-f]{32}", key) else ""
 
     def remember(self, manifest: Manifest) -> None:
         """Say that this pack was used."""

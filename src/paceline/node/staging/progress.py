@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from paceline.node.staging.copying import Copying
 from paceline.node.staging.folders import show_size
@@ -44,6 +45,26 @@ class Progress:
         if self._shown:
             with suppress(OSError):
                 print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def shown(what: str, copying: Copying, *, say: Callable[[str], None]) -> Iterator[None]:
+    """Show how far some copying is, as long as it goes on inside."""
+    line, over = Progress(say), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            if copying.total:
+                line.show(what, copying)
+
+    watcher = threading.Thread(target=watch, daemon=True, name="progress")
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        line.clear()
 
 
 def bar(share: float) -> str:

@@ -63,21 +63,20 @@ def notes_on(planned: Sequence[Planned]) -> list[str]:
     return notes
 
 
-def make_packs(planned: Sequence[Planned], packs: Packs) -> int:
+def make_packs(planned: Sequence[Planned], packs: Packs, copying: Copying) -> int:
     """Pack small files ahead of any job; how many items were packed."""
-    made = 0
-    for each in planned:
-        manifest = each.manifest
-        if not manifest.has_many_small or packs.is_packed(manifest.key):
-            continue
+    lacking = [each.manifest for each in planned if each.manifest.has_many_small]
+    lacking = [manifest for manifest in lacking if not packs.is_packed(manifest.key)]
+    copying.total = sum(each.size for manifest in lacking for each in manifest.small())
+    for manifest in lacking:
         try:
             pack = packs.begin(manifest.key)
             try:
                 copy = ItemCopy(
-                    manifest, None, copying=Copying(), fresh=True, pack=pack.number, pack_is_new=True, sums=True
+                    manifest, None, copying=copying, fresh=True, pack=pack.number, pack_is_new=True, sums=True
                 )  # fmt: skip
                 with closing(copy):
-                    copy.copying.run(copy.small_tasks())
+                    copying.run(copy.small_tasks())
                 if copy.pack_problem:
                     raise OSError(0, copy.pack_problem, str(pack.path))
                 packs.publish(manifest, copy.sums, pack)
@@ -88,8 +87,7 @@ def make_packs(planned: Sequence[Planned], packs: Packs) -> int:
                 f"cannot pack {manifest.source!r}: {problem.filename}: {problem.strerror}",
                 hint="there must be room on scratch for the small files once more",
             ) from None
-        made += 1
-    return made
+    return len(lacking)
 
 
 class Stager:
