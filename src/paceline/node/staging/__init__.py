@@ -1,4 +1,5 @@
 """Data on its way to a node's own disk, and results on their way back. Asked for by `[data]`; nothing happens without.
 
-wish -> manifest -> copying (packs) -> folders (private, swept) -> collecting; `node_data` is what a launcher calls.
+wish -> manifest -> copying (packs, ahead) -> folders (private, swept) -> collecting; `node_data` is what a launcher
+calls.
 """

@@ -22,10 +22,12 @@ from paceline.node.staging.wish import Wish
 class Ahead:
     """The small files of an item on their way to `target`, in a thread. To be ended by `is_of` or by `give_up`."""
 
-    def __init__(self, manifest: Manifest, target: Path, *, pack: int, above: Copying) -> None:
+    def __init__(
+        self, manifest: Manifest, target: Path, *, pack: int, above: Copying, turn: threading.Lock
+    ) -> None:
         self.manifest, self.target = manifest, target
         self.copying = Copying(above)
-        self._pack = pack
+        self._pack, self._turn = pack, turn
         self._problem: BaseException | None = None
         self._thread = threading.Thread(target=self._copy, name="ahead")
         self._thread.start()
@@ -51,7 +53,7 @@ class Ahead:
     def _copy(self) -> None:
         try:
             copy = ItemCopy(self.manifest, self.target, copying=self.copying, fresh=True, pack=self._pack)
-            with closing(copy):
+            with self._turn, closing(copy):
                 copy.frame()
                 self.copying.run(copy.small_tasks())
         except BaseException as problem:
@@ -63,6 +65,7 @@ class Ahead:
 def begin(wish: Wish, data: Path, *, packs: Packs, private: Path, above: Copying) -> dict[str, Ahead]:
     """The items that have a pack, by their names. Those that there may be no room for are left for later."""
     begun: dict[str, Ahead] = {}
+    turn = threading.Lock()  # one item has all helpers
     needed = files = 0
     for item in wish.items:
         key = packs.last(os.path.realpath(item.source))
@@ -76,7 +79,7 @@ def begin(wish: Wish, data: Path, *, packs: Packs, private: Path, above: Copying
         except (OSError, PacelineError):
             continue
         if pack is not None:
-            begun[item.name] = Ahead(manifest, data / item.name, pack=pack, above=above)
+            begun[item.name] = Ahead(manifest, data / item.name, pack=pack, above=above, turn=turn)
     return begun
 
 

@@ -242,7 +242,9 @@ def _by_hand(reader: int, writer: int, count: int, position: int) -> int:
     return len(content)
 
 
-_IN_KERNEL = [_by_range, _by_pages] if sys.platform == "linux" else []
+# A Python that was built for old systems lacks the one, macOS has another thing by the name of the other.
+_WAYS = {"copy_file_range": _by_range, "sendfile": _by_pages}
+_IN_KERNEL = [way for name, way in _WAYS.items() if sys.platform == "linux" and hasattr(os, name)]
 
 
 def _unlink(path: str) -> None:

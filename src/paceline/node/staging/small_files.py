@@ -58,7 +58,7 @@ class SmallFiles:
         held = b"".join(contents)
         sums = {}
         if self.sums:
-            sums = {path: zlib.crc32(held) for (path, *_), held in zip(files, contents, strict=True)}
+            sums = {path: zlib.crc32(content) for (path, *_), content in zip(files, contents, strict=True)}
         problem = self._fill_pack(memoryview(held), offset)
         if self.target:
             self._write_out(files, held, wanted)
