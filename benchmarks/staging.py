@@ -84,8 +84,6 @@ def forget_pages(root: Path) -> None:
     for path in root.rglob("*"):
         if path.is_file():
             number = os.open(path, os.O_RDONLY)
-            if path.suffix == ".pack":  # just written: pages that are not on the disk yet would stay
-                os.fsync(number)
             os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(number)
 
@@ -113,8 +111,8 @@ class Source:
 
     def forget(self) -> None:
         """Nothing of it has been read."""
-        forget_pages(self.behind)
         os.sync()
+        forget_pages(self.behind)
         self.renew()
 
 
@@ -202,6 +200,11 @@ def sources(folder: Path, base: Path) -> Iterator[Source]:
         print(f"without {lacking()} nothing is read through a network file system")
         return
     with closing(NetworkFolder(base.parent, folder / "network")) as network:
+        try:
+            network.renew()
+        except subprocess.CalledProcessError:
+            print("nothing can be mounted here: nothing is read through a network file system")
+            return
         yield Source("network", network.mount / base.name, base, network.renew)
 
 

@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,17 +27,6 @@ from paceline.node.staging.progress import Progress, shown
 from paceline.node.staging.staging import Stager, look, make_packs
 from tests.slurm.runs import Typed
 from tests.staging.trees import ODD, Node, content, plant, wish
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """<scratch>/<project>"""
-    return tmp_path / "scratch" / "project"
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path / "disk")
 
 
 def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Node) -> None:
@@ -302,20 +290,6 @@ def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
         thread.join(60)
     assert len(filled) == 1
     assert sorted(found.values()) == [False, True, True]
-
-
-@pytest.fixture
-def little_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB."""
-    place = tmp_path / "little"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
-    if done.returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_a_disk_that_is_too_small_is_known_before_copying(base: Path, little_disk: Path) -> None:

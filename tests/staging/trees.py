@@ -72,5 +72,5 @@ class Node:
         try:
             stager.stage(look(asked, stager.packs))
         finally:
-            stager.close()
+            stager.scouts.give_up()
         return stager.data, stager

@@ -11,12 +11,12 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from paceline.errors import PacelineError
-from paceline.node.staging.copying import Copying, ItemCopy
+from paceline.errors import EnvironmentProblem
+from paceline.node.staging.copying import Copying, ItemCopy, Stopped
 from paceline.node.staging.folders import check_space, remove_tree
 from paceline.node.staging.manifest import Manifest
 from paceline.node.staging.packing import Packs
-from paceline.node.staging.wish import Wish
+from paceline.node.staging.wish import Item
 
 
 class Ahead:
@@ -36,24 +36,30 @@ class Ahead:
         """Whether this is the item that was found: if so, wait until it is there; raises what went wrong on the way.
         If not, nothing is left of it."""
         if manifest != self.manifest:
-            self.give_up()
+            if not self.give_up():
+                raise EnvironmentProblem(
+                    f"[data] stage: {self.target} is there from an older pack, and cannot be removed",
+                    hint="is that disk sound? set folder in [data] to another",
+                )
             return False
         self._thread.join()
         if self._problem is not None:
             raise self._problem
         return True
 
-    def give_up(self) -> None:
+    def give_up(self) -> bool:
+        """Whether nothing is left of it."""
         self.copying.stop.set()
         self._thread.join()
         self.copying.count(-self.copying.done)
-        if os.path.lexists(self.target):
-            remove_tree(self.target)
+        return not os.path.lexists(self.target) or remove_tree(self.target)
 
     def _copy(self) -> None:
         try:
             copy = ItemCopy(self.manifest, self.target, copying=self.copying, fresh=True, pack=self._pack)
             with self._turn, closing(copy):
+                if self.copying.is_over:
+                    raise Stopped
                 copy.frame()
                 self.copying.run(copy.small_tasks())
         except BaseException as problem:
@@ -62,30 +68,48 @@ class Ahead:
             os.close(self._pack)
 
 
-def begin(wish: Wish, data: Path, *, packs: Packs, private: Path, above: Copying) -> dict[str, Ahead]:
-    """The items that have a pack, by their names. Those that there may be no room for are left for later."""
-    begun: dict[str, Ahead] = {}
-    turn = threading.Lock()  # one item has all helpers
-    needed = files = 0
-    for item in wish.items:
-        key = packs.last(os.path.realpath(item.source))
-        if not key or not _is_ours(packs.manifest(key)):
-            continue
+class Scouts:
+    """Items that are copied ahead, by their names. One of them has all helpers at a time."""
+
+    def __init__(self, packs: Packs, *, private: Path, data: Path, above: Copying) -> None:
+        self.packs, self.private, self.data, self.above = packs, private, data, above
+        self.begun: dict[str, Ahead] = {}
+        self._turn = threading.Lock()
+        self._needed = self._files = 0
+
+    def begin(self, item: Item) -> None:
+        """If it has a pack of ours, and there is room. Whatever else is the matter is found out in its turn."""
         try:
-            manifest, _ = packs.read(key)
-            needed, files = needed + manifest.needed, files + len(manifest.files)
-            check_space(private, needed, files, host="")
-            pack = packs.open(key)
-        except (OSError, PacelineError):
-            continue
+            manifest = self.packs.read_last(os.path.realpath(item.source))
+            if manifest is None:
+                return
+            self._needed += manifest.needed
+            self._files += len(manifest.files)
+            check_space(self.private, self._needed, self._files, host="")
+            pack = self.packs.open(manifest.key)
+        except Exception:
+            return
         if pack is not None:
-            begun[item.name] = Ahead(manifest, data / item.name, pack=pack, above=above, turn=turn)
-    return begun
+            self.begun[item.name] = Ahead(
+                manifest, self.data / item.name, pack=pack, above=self.above, turn=self._turn
+            )
 
+    @property
+    def done(self) -> int:
+        return sum(each.copying.done for each in self.begun.values())
 
-def _is_ours(path: Path) -> bool:
-    """What another user wrote there may name any path."""
-    try:
-        return path.lstat().st_uid == os.geteuid()
-    except OSError:
-        return False
+    def settle(self, name: str, manifest: Manifest) -> Manifest | None:
+        """The manifest of the pack, whose key is known, where the item was copied ahead and is still the same."""
+        begun = self.begun.pop(name, None)
+        if begun is None:
+            return None
+        if begun.is_of(manifest):
+            return begun.manifest
+        self.packs.forget(manifest.source)
+        return None
+
+    def give_up(self) -> None:
+        for each in self.begun.values():
+            each.copying.stop.set()
+        while self.begun:
+            self.begun.popitem()[1].give_up()

@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,10 +49,10 @@ class Manifest:
     folders: list[str]  # parents first; the item's own, where it is one, is the empty path
     files: list[Entry]
     links: list[tuple[str, str]]  # where, and what it says
-    outside: int = 0  # links that lead out of the item
-    skipped: int = 0  # sockets, pipes and devices
+    outside: int = field(default=0, compare=False)  # links that lead out of the item
+    skipped: int = field(default=0, compare=False)  # sockets, pipes and devices
 
-    @cached_property
+    @property
     def text(self) -> str:
         return json.dumps([self.source, self.folders, self.files, self.links, self.outside, self.skipped])
 
@@ -66,7 +66,8 @@ class Manifest:
     @cached_property
     def key(self) -> str:
         """Names the content: source, paths, sizes and times of change."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+        text = json.dumps([self.source, self.folders, self.files, self.links])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def size(self) -> int:

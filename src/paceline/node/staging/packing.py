@@ -1,8 +1,8 @@
 """Packs: the small files of an item in one file on scratch, made once and read by every later job.
 
-`.staged/<key>.json` is the manifest with the sums of the packed files, `.staged/<key>.pack` their contents one after
-the other. Both are renamed into place: a pack that is there is whole. `.staged/<source>.last` says which one was used
-last for a source.
+`.staged/<key>.json` is the manifest (with the sums of the packed files, if whoever packed them was asked to verify),
+`.staged/<key>.pack` their contents one after the other. Both are renamed into place: a pack that is there is whole.
+`.staged/<source>.last` says which one was used last for a source.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,36 +42,52 @@ class Packs:
     def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
         """What the head found, for the other nodes: they need not look at every file themselves."""
         try:
-            value = json.loads(self.manifest(key).read_text(encoding="ascii"))
-            manifest = Manifest.of(value["manifest"])
-            vars(manifest)["key"] = key  # as it was then: the file is named by it
-            return manifest, value["sums"]
+            manifest, sums, is_ours = self._read(key)
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise EnvironmentProblem(
                 f"[data] stage: cannot read {self.manifest(key)}: {problem}",
                 hint="the scratch folder must be on a path that all nodes see",
             ) from None
+        if not is_ours and manifest.key != key:
+            raise EnvironmentProblem(
+                f"[data] stage: {self.manifest(key)} is not what its name says", hint="remove it"
+            )
+        vars(manifest)["key"] = key
+        return manifest, sums
 
-    def last(self, source: str) -> str:
-        """The key of the pack that was used last for a source; empty where there is none."""
-        try:
-            key = self._last(source).read_text(encoding="ascii")
-        except (OSError, ValueError):
-            return ""
-        return key if re.fullmatch("[0-9a-f]{32}", key) else ""
+    def read_last(self, source: str) -> Manifest | None:
+        """What the pack holds that was used last for a source; None where there is none that we have written."""
+        key, is_ours = _read_text(self._last(source))
+        if not is_ours or not re.fullmatch("[0-9a-f]{32}", key):
+            return None
+        manifest, _, is_ours = self._read(key)
+        vars(manifest)["key"] = key
+        return manifest if is_ours else None
+
+    def _read(self, key: str) -> tuple[Manifest, dict[str, int], bool]:
+        text, is_ours = _read_text(self.manifest(key))
+        value = json.loads(text)
+        return Manifest.of(value["manifest"]), value["sums"], is_ours
 
     def remember(self, manifest: Manifest) -> None:
-        """Say that this pack was used."""
+        """This pack was used: it is the first to be tried next time."""
+        with suppress(OSError, ValueError):
+            if _read_text(self._last(manifest.source)) == (manifest.key, True):
+                return
         with suppress(OSError):
-            os.utime(self.manifest(manifest.key))  # it stays for another while
-        if self.last(manifest.source) != manifest.key:
-            with suppress(OSError):
-                write_atomically(self._last(manifest.source), manifest.key, mode=0o600)
+            write_atomically(self._last(manifest.source), manifest.key, mode=0o600)
+
+    def forget(self, source: str) -> None:
+        """The pack that was used last is not what the source holds."""
+        with suppress(OSError):
+            self._last(source).unlink()
 
     def open(self, key: str) -> int | None:
         """A descriptor of a whole pack, or None where there is none."""
         if not self.is_packed(key):
             return None
+        with suppress(OSError):
+            os.utime(self.manifest(key))  # used again: it stays
         with suppress(OSError):
             return os.open(self.pack(key), os.O_RDONLY | os.O_CLOEXEC)
         return None
@@ -108,6 +125,17 @@ class Packs:
                 age = now - (used if used.exists() else Path(entry.path)).stat().st_mtime
                 if age > (ABANDONED if is_partial else UNUSED):
                     os.unlink(entry.path)
+
+
+def _read_text(path: Path) -> tuple[str, bool]:
+    """A file's text, and whether it is a file of ours: what others have written may name any path."""
+    # Not blocking: what stands there may be a pipe that nobody writes to.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(number, encoding="ascii") as file:
+        about = os.fstat(number)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is no file")
+        return file.read(), about.st_uid == os.geteuid()
 
 
 @dataclass(frozen=True)

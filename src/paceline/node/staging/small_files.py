@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-AHEAD = 64  # files that are opened, and their contents asked for, before the first of them is read
+AHEAD = 16  # files that are opened, and their contents asked for, before the first of them is read
+HELPERS_AHEAD = 64  # the same for a helper, which has all its descriptors for itself
 
 
 class SmallFiles:
     """Where the small files of an item come from and go to."""
+
+    ahead = AHEAD
 
     def __init__(
         self, source: str, target: str, *, pack: int | None = None, pack_is_new: bool = False, fresh: bool = True,
@@ -79,8 +82,8 @@ class SmallFiles:
     def _read(self, files: Sequence[File]) -> list[bytes]:
         """The disk, or the server, works on several files while one is read."""
         contents = []
-        for start in range(0, len(files), AHEAD):
-            portion = files[start : start + AHEAD]
+        for start in range(0, len(files), self.ahead):
+            portion = files[start : start + self.ahead]
             numbers: list[int] = []
             try:
                 for path, size, _, _ in portion:
@@ -199,6 +202,7 @@ def main(argv: list[str]) -> None:
     told, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
         files = SmallFiles(**marshal.load(told))
+        files.ahead = HELPERS_AHEAD
         while True:
             answers.write(marshal.dumps(_answer(files, marshal.load(told))))
             answers.flush()

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem, PacelineError
-from paceline.node.staging import ahead
-from paceline.node.staging.ahead import Ahead
+from paceline.node.staging.ahead import Scouts
 from paceline.node.staging.copying import Copying, ItemCopy, Stopped
 from paceline.node.staging.folders import check_space
 from paceline.node.staging.keeping import KeptItem, Lock, kept_item, kept_items, obtain
@@ -100,19 +99,21 @@ class Stager:
         self.copying = Copying()
         self.locks: list[Lock] = []  # held as long as the data is used
         self.staged = Staged()
-        self._ahead: dict[str, Ahead] = {}
+        self.scouts = Scouts(self.packs, private=private, data=data, above=self.copying)
         self._unpacked: set[str] = set()  # items whose small files are there already
 
     def begin(self) -> None:
         """Copy ahead what the last packs hold, while somebody looks at what there is."""
+        check_exists(self.wish)
         if not self.wish.keep:
-            self._ahead = ahead.begin(
-                self.wish, self.data, packs=self.packs, private=self.private, above=self.copying
-            )
+            for item in self.wish.items:
+                self.scouts.begin(item)
 
     def stage(self, planned: Sequence[Planned]) -> Staged:
         try:
             self.copying.total = sum(each.manifest.size for each in planned)
+            if self.scouts.begun and not self._has_room_for_all(planned):
+                self.scouts.give_up()  # so that what is said of it is the whole truth
             planned = [self._settled(each) for each in planned]
             self._make_room(planned)
             for each in planned:
@@ -125,17 +126,16 @@ class Stager:
         return self.staged
 
     def _settled(self, planned: Planned) -> Planned:
-        """With the manifest of its pack, where that was copied ahead and is still true: its key is known."""
-        begun = self._ahead.pop(planned.name, None)
-        if begun is None or not begun.is_of(planned.manifest):
+        manifest = self.scouts.settle(planned.name, planned.manifest)
+        if manifest is None:
             return planned
         self._unpacked.add(planned.name)
-        return replace(planned, manifest=begun.manifest)
+        return replace(planned, manifest=manifest)
 
-    def close(self) -> None:
-        """Nothing is copied ahead any longer; what was, goes."""
-        while self._ahead:
-            self._ahead.popitem()[1].give_up()
+    def _has_room_for_all(self, planned: Sequence[Planned]) -> bool:
+        there = self.scouts.done  # asked first: rather too little than too much
+        about = os.statvfs(self.private)
+        return sum(each.manifest.needed for each in planned) <= there + about.f_bavail * about.f_frsize
 
     def _stage_kept(self, planned: Planned) -> None:
         item, manifest = kept_item(self.private, planned.manifest.key), planned.manifest
@@ -283,5 +283,7 @@ class Worker:
         except Exception as problem:  # a thread has nobody to raise to
             self.problem = EnvironmentProblem(f"staging failed: {type(problem).__name__}: {problem}")
         finally:
-            self.stager.close()
-            self.is_done = True
+            try:
+                self.stager.scouts.give_up()
+            finally:
+                self.is_done = True
