@@ -7,23 +7,26 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.errors import EnvironmentProblem
 from paceline.node.staging.small_files import at
 
 SMALL = 256 * 1024  # files up to here are packed: opening them costs more than reading them
 MANY = 64  # fewer small files than this are copied one by one
-LOOKERS = 8  # threads that look at folders, where that takes long
+LOOKERS = 8  # threads that look at files, where that takes long
 PATIENCE = 0.05  # seconds of waiting after which they are called
 BLOCK = 4096  # what the smallest file takes on disk
 AT_ONCE = 4 << 20  # bytes of small files that one worker holds
 FILES_AT_ONCE = 256
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Entry(NamedTuple):
@@ -127,28 +130,35 @@ def scan(source: Path) -> Manifest:
 
 def _walk(real: str) -> Manifest:
     """Alone as long as answers come at once: threads would only be in each other's way. Where each look at a file
-    is a question to a server, several folders at a time.
+    is a question to a server, many at a time, also within one large folder.
     """
     whole = Manifest(real, [""], [], [])
-    parts: list[Manifest] = []
-    waiting = [""]
+    outside = skipped = 0
     patience = _Patience()
-    while waiting and not patience.is_over:
-        parts.append(_look(real, waiting.pop()))
-        waiting += parts[-1].folders
-    if waiting:
-        with ThreadPoolExecutor(LOOKERS, thread_name_prefix="looking") as pool:
-            while waiting:
-                found = list(pool.map(partial(_look, real), waiting))
-                parts += found
-                waiting = [folder for part in found for folder in part.folders]
-    for part in parts:
-        whole.folders.extend(part.folders)
-        whole.files.extend(part.files)
-        whole.links.extend(part.links)
-    for each in (whole.folders, whole.files, whole.links):
-        each.sort()
-    outside, skipped = sum(part.outside for part in parts), sum(part.skipped for part in parts)
+    waiting = [""]
+    with ThreadPoolExecutor(
+        LOOKERS, thread_name_prefix="looking"
+    ) as pool:  # no threads before they are needed
+
+        def done(work: Callable[[T], R], things: Sequence[T]) -> Iterator[R]:
+            for number, thing in enumerate(things):
+                if patience.is_over:
+                    yield from pool.map(work, things[number:])
+                    return
+                yield work(thing)
+
+        while waiting:
+            found = list(done(partial(_list, real), waiting))
+            for each in found:
+                whole.folders.extend(each.folders)
+                whole.links.extend(each.links)
+                outside += each.outside
+                skipped += each.skipped
+            for files in done(_look, [portion for each in found for portion in each.portions()]):
+                whole.files.extend(files)
+            waiting = [folder for each in found for folder in each.folders]
+    for paths in (whole.folders, whole.files, whole.links):
+        paths.sort()
     return replace(whole, outside=outside, skipped=skipped)
 
 
@@ -165,25 +175,45 @@ class _Patience:
         return waited > max(PATIENCE, 2 * work)
 
 
-def _look(real: str, folder: str) -> Manifest:
-    """One folder, without what is in the folders in it."""
-    found = Manifest(real, [], [], [])
-    outside = skipped = 0
-    above = f"{folder}/" if folder else ""
-    keep = found.files.append
+Portion = tuple[str, list["os.DirEntry[str]"]]  # files of one folder, whose path stands before their names
+
+
+@dataclass
+class _Listed:
+    """The names in a folder: of its files no more is known yet."""
+
+    above: str
+    folders: list[str] = field(default_factory=list)
+    files: list[os.DirEntry[str]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+    outside: int = 0
+    skipped: int = 0
+
+    def portions(self) -> Iterator[Portion]:
+        for start in range(0, len(self.files), FILES_AT_ONCE):
+            yield self.above, self.files[start : start + FILES_AT_ONCE]
+
+
+def _list(real: str, folder: str) -> _Listed:
+    found = _Listed(f"{folder}/" if folder else "")
     with os.scandir(at(real, folder)) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False):
-                keep(_entry(above + entry.name, entry.stat()))
+                found.files.append(entry)
             elif entry.is_symlink():
                 says, leads_out = _link(real, folder, os.readlink(entry.path))
-                found.links.append((above + entry.name, says))
-                outside += leads_out
+                found.links.append((found.above + entry.name, says))
+                found.outside += leads_out
             elif entry.is_dir():
-                found.folders.append(above + entry.name)
+                found.folders.append(found.above + entry.name)
             else:
-                skipped += 1
-    return replace(found, outside=outside, skipped=skipped)
+                found.skipped += 1
+    return found
+
+
+def _look(portion: Portion) -> list[Entry]:
+    above, files = portion
+    return [_entry(above + each.name, each.stat(follow_symlinks=False)) for each in files]
 
 
 def _entry(path: str, about: os.stat_result) -> Entry:
