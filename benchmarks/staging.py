@@ -24,6 +24,7 @@ import random
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -137,22 +138,23 @@ def ways(source: Source, name: str) -> dict[str, tuple[Callable[[Path], None], C
 
 def compare(source: Source, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Taken]]:
     """Every way, all taken in turn, each into an empty folder; the kept copy is made once, and then found."""
-    taken: dict[str, list[Taken]] = {}
+    turns, chance = list(ways(source, name).items()), random.Random(7)
+    taken: dict[str, list[Taken]] = {label: [] for label in [*dict(turns), KEPT]}
     kept = Path(tempfile.mkdtemp(dir=disk))
     source.renew()
     ours(source.base, name, kept, keep=3600)
-    turns, chance = list(ways(source, name).items()), random.Random(7)
-    for _ in range(rounds):
+    for number in range(rounds):
+        print(f"{name} files, {source.title}: round {number + 1} of {rounds}", file=sys.stderr)
         chance.shuffle(turns)
         for label, (copy, before) in turns:
             place = Path(tempfile.mkdtemp(dir=disk))
             before()
             source.forget()
-            taken.setdefault(label, []).append(measure(partial(copy, place)))
+            taken[label].append(measure(partial(copy, place)))
             if tidy:
                 shutil.rmtree(place)
         source.forget()
-        taken.setdefault(KEPT, []).append(measure(partial(ours, source.base, name, kept, keep=3600)))
+        taken[KEPT].append(measure(partial(ours, source.base, name, kept, keep=3600)))
     if tidy:
         shutil.rmtree(kept)
     return taken
