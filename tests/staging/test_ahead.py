@@ -88,9 +88,8 @@ def test_nothing_is_left_of_a_pack_that_is_no_longer_true(
     assert is_all_there(stager)
     again = node.stager(asked)
     again.begin()
-    assert (
-        again.scouts.begun["set"].manifest == look(asked, again.packs)[0].manifest
-    )  # the newer pack is known
+    newer = look(asked, again.packs)[0].manifest
+    assert again.scouts.begun["set"].manifest == newer
     again.scouts.give_up()
     assert not os.path.lexists(again.data / "set")
 

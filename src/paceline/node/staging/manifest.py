@@ -136,9 +136,8 @@ def _walk(real: str) -> Manifest:
     outside = skipped = 0
     patience = _Patience()
     waiting = [""]
-    with ThreadPoolExecutor(
-        LOOKERS, thread_name_prefix="looking"
-    ) as pool:  # no threads before they are needed
+    # Its threads start when they are needed, and not before.
+    with ThreadPoolExecutor(LOOKERS, thread_name_prefix="looking") as pool:
 
         def done(work: Callable[[T], R], things: Sequence[T]) -> Iterator[R]:
             for number, thing in enumerate(things):

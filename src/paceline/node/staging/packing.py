@@ -42,17 +42,16 @@ class Packs:
     def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
         """What the head found, for the other nodes: they need not look at every file themselves."""
         try:
-            manifest, sums, is_ours = self._read(key)
+            manifest, sums, _ = self._read(key)
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise EnvironmentProblem(
                 f"[data] stage: cannot read {self.manifest(key)}: {problem}",
                 hint="the scratch folder must be on a path that all nodes see",
             ) from None
-        if not is_ours and manifest.key != key:
+        if manifest.key != key:
             raise EnvironmentProblem(
                 f"[data] stage: {self.manifest(key)} is not what its name says", hint="remove it"
             )
-        vars(manifest)["key"] = key
         return manifest, sums
 
     def read_last(self, source: str) -> Manifest | None:
@@ -61,13 +60,15 @@ class Packs:
         if not is_ours or not re.fullmatch("[0-9a-f]{32}", key):
             return None
         manifest, _, is_ours = self._read(key)
-        vars(manifest)["key"] = key
         return manifest if is_ours else None
 
     def _read(self, key: str) -> tuple[Manifest, dict[str, int], bool]:
         text, is_ours = _read_text(self.manifest(key))
         value = json.loads(text)
-        return Manifest.of(value["manifest"]), value["sums"], is_ours
+        manifest = Manifest.of(value["manifest"])
+        if is_ours:
+            vars(manifest)["key"] = key  # need not be made again: nobody else has written it
+        return manifest, value["sums"], is_ours
 
     def remember(self, manifest: Manifest) -> None:
         """This pack was used: it is the first to be tried next time."""

@@ -104,7 +104,6 @@ class Stager:
 
     def begin(self) -> None:
         """Copy ahead what the last packs hold, while somebody looks at what there is."""
-        check_exists(self.wish)
         if not self.wish.keep:
             for item in self.wish.items:
                 self.scouts.begin(item)
