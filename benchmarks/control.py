@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.plan.hostlist import compress, expand, rank_table
-from paceline.plan.site import Site
-from paceline.plan.slurm import SlurmPlan, plan_slurm
+from paceline.contract.hostlist import compress, expand, rank_table
+from paceline.plan.run_path import Site
+from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.sandbox import PLAIN, Sandbox, Settings, missing
 from paceline.spec import Flag, Program, load_job
 

@@ -34,9 +34,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.node.staging.folders import private_folder
-from paceline.node.staging.staging import Stager, look
-from paceline.node.staging.wish import make_wish
+from paceline.agent.staging.folders import private_folder
+from paceline.agent.staging.request import make_wish
+from paceline.agent.staging.stage import Stager, look
 
 from machine import describe, show
 from network_folder import NetworkFolder, lacking

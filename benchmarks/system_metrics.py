@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import psutil
 
-from paceline.node.nvml import Gpus
-from paceline.node.system_metrics import Sampler
+from paceline.agent.health.node_metrics import Sampler
+from paceline.agent.health.nvml import Gpus
 
 from machine import describe, show
 

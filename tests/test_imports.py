@@ -12,13 +12,12 @@ import pytest
 import paceline
 
 SOURCE = Path(paceline.__file__).parent
-FOUNDATION = {"contract", "errors", "trials"}
+FOUNDATION = {"contract", "errors"}
 
 # Each room, and the rooms that it may import besides itself and the foundation.
 MAY_IMPORT = {
     "contract": set(),
     "errors": set(),
-    "trials": set(),
     "spec": set(),
     "plan": {"spec"},
     "cluster": {"spec", "plan"},
@@ -26,34 +25,26 @@ MAY_IMPORT = {
     "sandbox": {"spec", "plan", "cluster", "watch"},
     "sweep": {"spec", "plan", "cluster", "watch"},
     "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep"},
-    "node": set(),
+    "agent": set(),
     "runtime": set(),
-    "wandb": {"runtime"},  # the stand-in for the package of that name
+    "wandb": {"runtime"},  # the public module of that name
 }
 
-# Single modules that may be imported across: each is free of torch, and said why.
+# Single modules that may be imported across the halves, each free of torch.
 BRIDGES = {
-    ("node", "paceline.runtime.identity"),  # one table of environments, for launchers and for ranks
-    ("__main__", "paceline.node.headstart"),  # the zygote that `paceline run` starts ahead of itself
+    ("agent", "paceline.runtime.distributed.identity"),
+    (
+        "__main__",
+        "paceline.agent.workers.zygote.prestart",
+    ),  # the zygote that `paceline run` starts ahead of itself
     ("__main__", "paceline.cli"),
-    (
-        "cli",
-        "paceline.runtime.checkpoint.layout",
-    ),  # `paceline export` reads files that ranks wrote, without torch
-    ("cli", "paceline.runtime.checkpoint.marker"),
-    ("node", "paceline.runtime.searching"),  # Optuna, for the trials of a sweep that need it
-    ("sweep", "paceline.node.trial"),  # trials on this machine are opened as jobs open theirs
-    (
-        "sweep",
-        "paceline.runtime.trackers.connection",
-    ),  # whether W&B can be reached: asked before queueing, too
-    ("cli", "paceline.runtime.trackers.connection"),  # and before sending what was kept
-    ("cluster", "paceline.runtime.trackers.connection"),  # which server of W&B's a key has to be for
-    ("cli", "paceline.node.staging"),  # `paceline clean` and `data stage` do here what launchers do on nodes
-    ("cluster", "paceline.node.staging"),  # a job's data is looked for before it is queued
+    ("sweep", "paceline.agent.trial"),  # trials on this machine are opened as jobs open theirs
+    ("sweep", "paceline.cli"),
+    ("cli", "paceline.agent.staging"),
+    ("cluster", "paceline.agent.staging"),  # `data stage`, `clean` and checks do here what agents do on nodes
 }
 
-CALLS_SUBPROCESS = {"cluster", "sandbox", "node"}
+CALLS_SUBPROCESS = {"cluster", "sandbox", "agent"}
 
 
 def room_of(path: Path) -> str:
@@ -100,7 +91,7 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> None:
     for path in files():
         room, names = room_of(path), {name.split(".")[0] for name in imported(path)}
-        if room not in ("runtime", "node"):
+        if room not in ("runtime", "agent"):
             assert "torch" not in names, path
         if room not in CALLS_SUBPROCESS:
             assert "subprocess" not in names, path
@@ -108,11 +99,11 @@ def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> Non
 
 def test_node_needs_the_standard_library_only() -> None:
     for path in files():
-        if room_of(path) not in ("node", *FOUNDATION):
+        if room_of(path) not in ("agent", *FOUNDATION):
             continue
         roots = {name.split(".")[0] for name in imported(path)}
         # The zygote and the ranks import torch for the script, where the script's Python has it.
-        outside = roots - set(sys.stdlib_module_names) - {"paceline", "torch", "numpy"}
+        outside = roots - set(sys.stdlib_module_names) - {"paceline", "torch", "numpy", "optuna"}
         assert not outside, f"{path} imports {outside}"
 
 
@@ -124,7 +115,7 @@ def test_node_needs_the_standard_library_only() -> None:
         "import importlib, paceline.cli\nfor module, _ in paceline.cli.VERBS.values(): importlib.import_module(module)",
         "import sys; sys.argv = ['paceline', '--help']; from paceline.__main__ import main\n"
         "try: main()\nexcept SystemExit as end: assert not end.code",
-        "import paceline.node",
+        "import paceline.agent",
     ],
 )  # fmt: skip
 def test_torch_is_not_imported(code: str) -> None:

@@ -15,15 +15,15 @@ __version__ = "0.1.0"
 
 # Each public name, and the module that it lives in.
 _HOMES = {
-    "Identity": "paceline.runtime.identity",
+    "Identity": "paceline.runtime.distributed.identity",
     "PacelineError": "paceline.errors",
     "Run": "paceline.runtime.run",
-    "ShardedIterable": "paceline.runtime.sharding",
-    "read_identity": "paceline.runtime.identity",
-    "report": "paceline.runtime.reporting",
-    "seed_everything": "paceline.runtime.seeding",
+    "ShardedIterable": "paceline.runtime.data.sharded_iterable",
+    "read_identity": "paceline.runtime.distributed.identity",
+    "report": "paceline.runtime.metrics.report",
+    "seed_everything": "paceline.runtime.data.randomness",
     "session": "paceline.runtime.session",
-    "spawn": "paceline.runtime.spawning",
+    "spawn": "paceline.runtime.distributed.spawn",
 }
 
 _MODULES = ("wandb",)  # public as they are
@@ -32,14 +32,14 @@ __all__ = [*sorted([*_HOMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the 
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
-    from paceline.runtime.identity import Identity as Identity
-    from paceline.runtime.identity import read_identity as read_identity
-    from paceline.runtime.reporting import report as report
+    from paceline.runtime.data.randomness import seed_everything as seed_everything
+    from paceline.runtime.data.sharded_iterable import ShardedIterable as ShardedIterable
+    from paceline.runtime.distributed.identity import Identity as Identity
+    from paceline.runtime.distributed.identity import read_identity as read_identity
+    from paceline.runtime.distributed.spawn import spawn as spawn
+    from paceline.runtime.metrics.report import report as report
     from paceline.runtime.run import Run as Run
-    from paceline.runtime.seeding import seed_everything as seed_everything
     from paceline.runtime.session import session as session
-    from paceline.runtime.sharding import ShardedIterable as ShardedIterable
-    from paceline.runtime.spawning import spawn as spawn
 
 
 def __getattr__(name: str) -> Any:

@@ -8,9 +8,9 @@ import sys
 def main() -> None:
     if sys.argv[1:2] == ["run"]:
         # torch takes longest to import: it is set going before this command's own imports.
-        from paceline.node import headstart
+        from paceline.agent.workers.zygote import prestart
 
-        headstart.begin(sys.argv)
+        prestart.begin(sys.argv)
     import gc
 
     gc.disable()  # a command is short, and collecting while it imports costs a tenth of that time

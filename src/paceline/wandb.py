@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.runtime.trackers.nothing import NOTHING
-from paceline.runtime.trackers.standin import STANDIN
+from paceline.runtime.trackers.noop import NOTHING
+from paceline.runtime.trackers.wandb.module import STANDIN
 
 
 def init(**options: Any) -> Any:

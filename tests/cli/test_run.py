@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.contract import Order, RunFolder
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 
 Type = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -82,10 +83,10 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_tells_all(
     assert str(folder.path) in done.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "done"
     assert (folder.code / "my script.py").read_text() == TELL
-    assert folder.runhalf.is_file()
-    assert stat.S_IMODE(folder.order.stat().st_mode) == 0o600
-    order = Order.from_json(folder.order.read_text())
-    assert (order.args, order.params, order.nproc) == (ODD_WORDS, {"lr": 0.5}, 2)
+    assert folder.run_half.is_file()
+    assert stat.S_IMODE(folder.launch_spec.stat().st_mode) == 0o600
+    launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
+    assert (launch_spec.args, launch_spec.params, launch_spec.nproc) == (ODD_WORDS, {"lr": 0.5}, 2)
     record = folder.run_json.read_text()
     assert "hush" not in record
     assert json.loads(record)["spec"]["environment"]["variables"]["API_KEY"] == "***"
@@ -118,8 +119,8 @@ def test_a_run_goes_on_in_its_folder(paceline: Type, project: Path, scratch: Pat
     paceline("run", "--resume", "last", "--param", "x=1", cwd=project, check=True)
     assert only_run(scratch) == folder
     assert folder.attempt(2).verdict.read_text().strip() == "done"
-    order = Order.from_json(folder.order.read_text())
-    assert (order.nproc, order.args, order.params) == (1, ["arg"], {"x": 1})
+    launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
+    assert (launch_spec.nproc, launch_spec.args, launch_spec.params) == (1, ["arg"], {"x": 1})
 
 
 def test_a_dry_run_tells_and_makes_nothing(paceline: Type, project: Path, scratch: Path) -> None:
@@ -141,8 +142,8 @@ def test_a_dry_run_tells_and_makes_nothing(paceline: Type, project: Path, scratc
     for word in (
         f"run folder  {scratch}",
         "6 ranks on 2 nodes",
-        "PACELINE_LAUNCHER=1/2",
-        "paceline.node.launcher",
+        "PACELINE_AGENT=1/2",
+        "paceline.agent.main",
         '["a b"]',
     ):
         assert word in done.stdout
@@ -297,22 +298,22 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("victim", ["command", "launcher"])
+@pytest.mark.parametrize("victim", ["command", "agent"])
 def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scratch: Path) -> None:
     process = start(project, scratch, "--nproc", "2")
     started = [int((project / f"ready-{rank}").read_text()) for rank in (0, 1)]
     if victim == "command":
         process.kill()
     else:
-        launchers = [
+        agents = [
             child
             for child in psutil.Process(process.pid).children()
-            if "paceline.node.launcher" in child.cmdline()[-1]
+            if "paceline.agent.main" in child.cmdline()[-1]
         ]
-        assert len(launchers) == 1
-        launchers[0].kill()
+        assert len(agents) == 1
+        agents[0].kill()
     process.communicate(timeout=60)
-    assert process.returncode == {"command": -9, "launcher": 137}[victim]
+    assert process.returncode == {"command": -9, "agent": 137}[victim]
     deadline = time.monotonic() + 60
     while any(is_alive(pid) for pid in started):
         assert time.monotonic() < deadline, f"ranks live on without their {victim}"

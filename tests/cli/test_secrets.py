@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.leaks import Planted, in_files, in_text, plant, watching_processes
 
-from paceline.contract import RunFolder
+from paceline.contract.run_folder import RunFolder
+from tests.leaks import Planted, in_files, in_text, plant, watching_processes
 
 Type = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -61,11 +61,11 @@ def test_ranks_have_them_and_nothing_shows_them(style: str, planted: Planted, sc
     assert not in_files(scratch, planted.values)
     # Its own command line shows what the user typed there; no other process does.
     others = [line for line in lines.seen if " -m paceline run " not in line]
-    assert any("import paceline.node" in line or "from paceline.node" in line for line in others)
+    assert any("import paceline.agent" in line or "from paceline.agent" in line for line in others)
     assert not [line for line in others if in_text(line, planted.values)]
     (run_json,) = scratch.glob("*/*/*/run.json")
-    order = RunFolder(run_json.parent).order
-    assert stat.S_IMODE(order.stat().st_mode) == 0o600
+    launch_spec = RunFolder(run_json.parent).launch_spec
+    assert stat.S_IMODE(launch_spec.stat().st_mode) == 0o600
 
 
 def test_what_is_shown_names_them_and_no_more(paceline: Type, planted: Planted, scratch: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster import folder as folders
-from paceline.cluster.machine import usable_gpus
-from paceline.cluster.prepare import keep_code, place_in_copy
-from paceline.cluster.runhalf import put_run_half
+from paceline.cluster.local.machine import usable_gpus
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.prepare import keep_code, place_in_copy
+from paceline.cluster.runs.run_half import put_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.plan.site import Site, new_run_id
+from paceline.plan.run_path import Site, new_run_id
 from paceline.spec import Job, Program, load_job
 
 
@@ -142,8 +142,8 @@ def test_the_run_half_works_from_its_zip_alone(compiled: bool, tmp_path: Path) -
     assert os.path.samefile(tmp_path / "one.zip", tmp_path / "two.zip")
     assert len(list(store.iterdir())) == 1
     code = (
-        "import paceline.contract, paceline.errors, paceline.node, sys\n"
-        "assert 'one.zip' in paceline.node.__file__, paceline.node.__file__\n"
+        "import paceline.contract, paceline.errors, paceline.agent, sys\n"
+        "assert 'one.zip' in paceline.agent.__file__, paceline.agent.__file__\n"
         f"assert paceline.contract.__file__.endswith('c') == {compiled}, paceline.contract.__file__\n"
         "try: import paceline.cli\n"
         "except ModuleNotFoundError: print('right')"

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cluster.test_slurm import put_command
 
-from paceline.cluster import quota
-from paceline.cluster.quota import Mount, check_quota, mount_of
+from paceline.cluster.checks import quota
+from paceline.cluster.checks.quota import Mount, check_quota, mount_of
+from tests.cluster.test_slurm import put_command
 
 HEADER = (
     "mmlsquota::HEADER:version:reserved:reserved:filesystemName:quotaType:id:name:blockUsage:blockQuota:blockLimit:"

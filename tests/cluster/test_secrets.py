@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.dotenv import parse_dotenv
-from paceline.cluster.secrets import read_secrets
+from paceline.cluster.secrets.dotenv import parse_dotenv
+from paceline.cluster.secrets.secrets import read_secrets
 from paceline.errors import PacelineError, SpecError
 from paceline.plan.secrets import IN_THE_SHELL, Secrets, choose_secrets
 from paceline.spec import Flag, Job, Program, load_job
@@ -252,10 +252,12 @@ def test_what_is_set_in_the_shell_wins(project: Path, home: Path) -> None:
 
 
 def test_names_that_a_batch_script_cannot_carry_are_refused(project: Path) -> None:
-    filed = Secrets({"leg": "x"}, {"leg": ".env"})
-    with pytest.raises(SpecError, match=r"\.env sets leg, which a batch script cannot carry"):
+    filed = Secrets({"job_start": "x"}, {"job_start": ".env"})
+    with pytest.raises(SpecError, match=r"\.env sets job start, which a batch script cannot carry"):
         choose_secrets(job_in(project), environ={}, filed=filed)
-    assert choose_secrets(job_in(project), environ={}, filed=filed, in_a_job=False).values == {"leg": "x"}
+    assert choose_secrets(job_in(project), environ={}, filed=filed, in_a_job=False).values == {
+        "job_start": "x"
+    }
 
 
 def test_a_value_where_a_name_belongs_is_not_repeated(project: Path) -> None:

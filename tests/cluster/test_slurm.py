@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.golden.cases import plan
 
-from paceline.cluster import folder as folders
-from paceline.cluster import slurm
-from paceline.cluster.states import JobState
-from paceline.contract import RunFolder
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.states import JobState
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.site import Site
-from paceline.plan.slurm import SlurmPlan
+from paceline.plan.run_path import Site
+from paceline.plan.slurm.plan import SlurmPlan
+from tests.golden.cases import plan
 
 
 def put_command(folder: Path, name: str, text: str) -> None:
@@ -57,7 +57,7 @@ def test_a_run_that_is_alive_is_not_resumed_beside_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
-    folder.leg(f"pid-{os.getpid()}").path.mkdir(parents=True)
+    folder.job_start(f"pid-{os.getpid()}").path.mkdir(parents=True)
     folders.refuse_if_alive(folder)  # a number that has come again is no sign of life
     folder.job.write_text("7\n")
     for state in ("RUNNING", "PENDING"):
@@ -73,10 +73,10 @@ def test_ps_shows_any_name_and_finds_the_live_among_many(
 ) -> None:
     for number in range(25):
         folder = RunFolder(scratch / "p" / "e" / f"20260101-0000{number:02d}-aaaa")
-        leg = folder.leg(f"pid-{os.getpid()}")
-        leg.path.mkdir(parents=True)
+        job_start = folder.job_start(f"pid-{os.getpid()}")
+        job_start.path.mkdir(parents=True)
         if number:
-            leg.verdict.write_text("done\n")
+            job_start.verdict.write_text("done\n")
         folder.run_json.write_text(json.dumps({"name": "a[/b]", "nodes": 1, "nproc": 2}))
     every = paceline("ps", COLUMNS="200")
     assert every.returncode == 0, every.stderr

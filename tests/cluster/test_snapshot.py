@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.snapshot import Snapshot, take_snapshot
+from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.errors import EnvironmentProblem
 
 MB = 2**20

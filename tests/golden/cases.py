@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.array import Trials
-from paceline.plan.site import Site
-from paceline.plan.slurm import SlurmPlan, plan_slurm
+from paceline.plan.run_path import Site
+from paceline.plan.slurm.array import Trials
+from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
 
 HERE = Path(__file__).parent

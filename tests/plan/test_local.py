@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.contract import Order
+from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import SpecError, UsageError
-from paceline.plan.local import LocalPlan, order_text, plan_local
+from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.quote import command_line, quote
-from paceline.plan.run_json import hide_in_words
+from paceline.plan.run_path import Site, new_run_id
+from paceline.plan.run_record import hide_in_words
 from paceline.plan.shape import Machine
-from paceline.plan.site import Site, new_run_id
 from paceline.spec import Flag, Program, load_job
 
 LAPTOP = Machine(cores=8, gpus=0)
@@ -27,8 +27,13 @@ SITE = Site(Path("/scratch"), "project", "default", "20300101-000000-abcd")
 
 
 def plan(
-    folder: Path, machine: Machine, *flags: tuple[str, str, Any], text: str = "", old: Order | None = None, **more: Any
-) -> LocalPlan:  # fmt: skip
+    folder: Path,
+    machine: Machine,
+    *flags: tuple[str, str, Any],
+    text: str = "",
+    old: LaunchSpec | None = None,
+    **more: Any,
+) -> LocalPlan:
     (folder / "paceline.toml").write_text(text)
     job = load_job(
         Program("train.py", ("--lr", "0.1")), flags=[Flag(*flag) for flag in flags], cwd=folder, **more
@@ -55,8 +60,8 @@ CPU = ("--cpu", "runtime.cpu", True)
     ],
 )  # fmt: skip
 def test_shapes(machine: Machine, flags: list[Any], expected: tuple[int, ...], tmp_path: Path) -> None:
-    order = plan(tmp_path, machine, *flags).order
-    assert (order.nodes, order.nproc, order.gpus, order.threads) == expected
+    launch_spec = plan(tmp_path, machine, *flags).launch_spec
+    assert (launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads) == expected
 
 
 def test_more_ranks_than_gpus_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_more_ranks_than_gpus_is_an_error_that_names_the_flag(tmp_path: Path) ->
 
 
 def test_nodes_in_the_file_are_the_clusters(tmp_path: Path) -> None:
-    assert plan(tmp_path, LAPTOP, text="[job]\nnodes = 16").order.nodes == 1
+    assert plan(tmp_path, LAPTOP, text="[job]\nnodes = 16").launch_spec.nodes == 1
 
 
 def test_styles(tmp_path: Path) -> None:
@@ -74,12 +79,12 @@ def test_styles(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="needs a Slurm allocation"):
         plan(tmp_path, LAPTOP, typed)
     from_file = plan(tmp_path, LAPTOP, text='[launch]\nstyle = "srun"')
-    assert from_file.order.style == "fork"
+    assert from_file.launch_spec.style == "fork"
     assert "fork is used here" in from_file.notes[0]
     on_mac = plan(tmp_path, replace(LAPTOP, system="Darwin"))
-    assert on_mac.order.style == "spawn"
+    assert on_mac.launch_spec.style == "spawn"
     assert "this is Darwin" in on_mac.notes[0]
-    assert plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).order.style == "torchrun"
+    assert plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).launch_spec.style == "torchrun"
 
 
 def test_the_order_says_it_all(tmp_path: Path) -> None:
@@ -98,37 +103,44 @@ hang_timeout = "5m"
 [params]
 lr = 0.1
 """
-    order = plan(tmp_path, LAPTOP, text=text).order
-    assert order.program == str(tmp_path / "train.py")
-    assert order.args == ["--lr", "0.1"]
-    assert order.variables == {"A": "x,y"}
-    assert order.runtime == {"precision": "bf16", "timeout": 600, "save_every_steps": 50, "keep_last": 3}
-    assert (order.max_restarts, order.hang_timeout, order.params) == (3, 300.0, {"lr": 0.1})
-    assert Order.from_json(order_text(order)) == order
+    launch_spec = plan(tmp_path, LAPTOP, text=text).launch_spec
+    assert launch_spec.program == str(tmp_path / "train.py")
+    assert launch_spec.args == ["--lr", "0.1"]
+    assert launch_spec.variables == {"A": "x,y"}
+    assert launch_spec.runtime == {
+        "precision": "bf16",
+        "timeout": 600,
+        "save_every_steps": 50,
+        "keep_last": 3,
+    }
+    assert (launch_spec.max_restarts, launch_spec.hang_timeout, launch_spec.params) == (3, 300.0, {"lr": 0.1})
+    assert LaunchSpec.from_json(launch_spec_text(launch_spec)) == launch_spec
 
 
 def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
-    launchers = plan(tmp_path, LAPTOP, (*NODES, 3)).launchers
-    assert [starter.variables["PACELINE_LAUNCHER"] for starter in launchers] == ["0/3", "1/3", "2/3"]
-    assert {starter.argv for starter in launchers} == {
-        ("/usr/bin/python3", launchers[0].variables["PYTHONPATH"])
+    agents = plan(tmp_path, LAPTOP, (*NODES, 3)).agents
+    assert [starter.variables["PACELINE_AGENT"] for starter in agents] == ["0/3", "1/3", "2/3"]
+    assert {starter.argv for starter in agents} == {
+        ("/usr/bin/python3", agents[0].variables["PYTHONPATH"])
     }, "another Python finds the run half in the run folder"
 
 
 def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:
     named = replace(SERVER, devices=("7", "5", "3", "1"))
     for machine, expected in ((SERVER, ["0,1", "2,3"]), (named, ["7,5", "3,1"])):
-        launchers = plan(tmp_path, machine, (*NODES, 2)).launchers
-        assert [starter.variables["CUDA_VISIBLE_DEVICES"] for starter in launchers] == expected
-    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, SERVER).launchers[0].variables
-    assert plan(tmp_path, SERVER, CPU).order.variables == {"CUDA_VISIBLE_DEVICES": ""}
+        agents = plan(tmp_path, machine, (*NODES, 2)).agents
+        assert [starter.variables["CUDA_VISIBLE_DEVICES"] for starter in agents] == expected
+    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, SERVER).agents[0].variables
+    assert plan(tmp_path, SERVER, CPU).launch_spec.variables == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_a_run_that_goes_on_keeps_what_nobody_typed_again(tmp_path: Path) -> None:
-    old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).order
-    new = plan(tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old).order
+    old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).launch_spec
+    new = plan(
+        tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old
+    ).launch_spec
     assert new == replace(old, runtime={"cpu": True, "max_steps": 9}, params={"lr": 2, "width": 8})
-    fewer = plan(tmp_path, LAPTOP, (*NPROC, 1), old=old).order
+    fewer = plan(tmp_path, LAPTOP, (*NPROC, 1), old=old).launch_spec
     assert (fewer.nproc, fewer.threads) == (1, 8)
 
 
@@ -157,8 +169,8 @@ def test_bytes_that_are_no_text_are_quoted_and_ordered_too(tmp_path: Path) -> No
     word = os.fsdecode(b"a\xff\n'b")
     done = subprocess.run(["bash", "-c", f"printf %s {quote(word)}"], capture_output=True, check=True)
     assert done.stdout == b"a\xff\n'b"
-    order = replace(plan(tmp_path, LAPTOP).order, args=[word])
-    assert Order.from_json(order_text(order).encode().decode()).args == [word]
+    launch_spec = replace(plan(tmp_path, LAPTOP).launch_spec, args=[word])
+    assert LaunchSpec.from_json(launch_spec_text(launch_spec).encode().decode()).args == [word]
 
 
 def test_no_shell_can_pass_a_nul() -> None:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from paceline.errors import UsageError
-from paceline.runtime.group import first_host
-from paceline.runtime.identity import Identity, read_identity
+from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.distributed.process_group import first_host
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
@@ -111,7 +111,7 @@ def test_the_first_host_of_a_list(hostlist: str, first: str) -> None:
 
 
 def test_identity_imports_no_torch() -> None:
-    code = "import sys, paceline, paceline.runtime.identity as i; i.read_identity(); print('torch' in sys.modules)"
+    code = "import sys; from paceline import read_identity; read_identity(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], text=True, capture_output=True, timeout=60, check=True
     )

@@ -16,11 +16,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline import contract
+from paceline.contract import env
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import LaunchError, RunError, UsageError
-from paceline.runtime.device import shared_gpus
-from paceline.runtime.placement import as_ranges, from_ranges
-from paceline.runtime.report import Post
+from paceline.runtime.distributed.affinity import as_ranges, from_ranges
+from paceline.runtime.distributed.device import shared_gpus
+from paceline.runtime.distributed.placement import Post
 from paceline.runtime.settings import Params, Settings
 from tests.forked import Ranks, free_port
 from tests.runtime.models import net
@@ -170,7 +172,7 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
 def test_a_rank_that_fails_hangs_nobody(
     running: list[subprocess.Popen[str]], tmp_path: Path, action: str
 ) -> None:
-    """No launcher here: the rank itself must get out though its peers wait for it, and they notice by themselves."""
+    """No agent here: the rank itself must get out though its peers wait for it, and they notice by themselves."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2]), step=30, action=action))
     running += start(script, 2)
@@ -181,9 +183,9 @@ def test_a_rank_that_fails_hangs_nobody(
     assert running[0].returncode != 0
 
 
-def folder_with(tmp_path: Path, **order: object) -> str:
-    made = contract.Order(run_id="r", program="train.py", args=[], **order)  # type: ignore[arg-type]
-    contract.RunFolder(tmp_path).order.write_text(made.to_json())
+def folder_with(tmp_path: Path, **launch_spec: object) -> str:
+    made = LaunchSpec(run_id="r", program="train.py", args=[], **launch_spec)  # type: ignore[arg-type]
+    RunFolder(tmp_path).launch_spec.write_text(made.to_json())
     return str(tmp_path)
 
 
@@ -191,7 +193,7 @@ def test_a_world_of_another_size_than_ordered_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setenv(contract.RUN, folder_with(tmp_path, nodes=2, nproc=4))
+        patch.setenv(env.RUN, folder_with(tmp_path, nodes=2, nproc=4))
         with pytest.raises(RunError, match=r"8 ranks were ordered.*world of 1"), quiet():
             pass
 
@@ -203,7 +205,7 @@ def test_params_and_settings_come_from_the_order(monkeypatch: pytest.MonkeyPatch
         runtime={"max_steps": 3, "seed": None, "profile": "1:3"},
     )
     with monkeypatch.context() as patch:
-        patch.setenv(contract.RUN, folder)
+        patch.setenv(env.RUN, folder)
         session = quiet(seed=5, max_steps=100)
     with session as run:
         assert (run.params.lr, run.params["net"].width, run.params.get("depth", 2)) == (0.1, 8, 2)
@@ -280,10 +282,10 @@ def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
 
 
 def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves word where a launcher looks for it."""
+    """And leaves word where a agent looks for it."""
     with monkeypatch.context() as patch:
-        patch.setenv(contract.RUN, folder_with(tmp_path, nproc=2, style="spawn"))
-        attempt = contract.RunFolder(tmp_path).attempt(1)
+        patch.setenv(env.RUN, folder_with(tmp_path, nproc=2, style="spawn"))
+        attempt = RunFolder(tmp_path).attempt(1)
         attempt.path.mkdir()
         with pytest.raises(LaunchError, match="rank 1 of 2 failed: exit code 1"):
             paceline.spawn(write_rank, (str(tmp_path), True), nproc=2)

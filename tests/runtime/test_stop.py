@@ -14,7 +14,18 @@ import torch
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline import contract
+from paceline.contract import env
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.heartbeat_file import (
+    FINISHED,
+    HEADER,
+    READY,
+    RUNNING,
+    SAVED_AND_STOPPED,
+    SLOT,
+    file_size,
+    slot_offset,
+)
 from tests.forked import Ranks
 from tests.runtime.models import data, net, weights
 
@@ -92,7 +103,7 @@ def training(
 
 
 def checkpoints(folder: Path) -> list[int]:
-    found = [contract.checkpoint_step(each.name) for each in (folder / "checkpoints").glob("step-*")]
+    found = [checkpoint_step(each.name) for each in (folder / "checkpoints").glob("step-*")]
     return sorted(step for step in found if step is not None)
 
 
@@ -239,19 +250,19 @@ def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(
 
 def beat_file(tmp_path: Path, *, ending: int = 0, stop: int = 0) -> Path:
     path = tmp_path / "beat"
-    path.write_bytes(bytes(contract.beat_file_size(2)))
+    path.write_bytes(bytes(file_size(2)))
     with path.open("r+b") as file:
-        file.write(contract.BEAT_HEADER.pack(ending, 1, stop))
+        file.write(HEADER.pack(ending, 1, stop))
     return path
 
 
 def slot(path: Path, rank: int) -> tuple[int, int, int]:
-    state, step, pid, _, _ = contract.BEAT_SLOT.unpack_from(path.read_bytes(), contract.beat_offset(rank))
+    state, step, pid, _, _ = SLOT.unpack_from(path.read_bytes(), slot_offset(rank))
     return state, step, pid
 
 
 def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
-    os.environ[contract.BEAT] = path
+    os.environ[env.HEARTBEAT] = path
     seen = []
     try:
         with paceline.session(cpu=True, report=False) as run:
@@ -269,9 +280,9 @@ def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
 def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
     for seen in ranks(beating, 2, str(beat_file(tmp_path)), False):
         assert [each[:2] for each in seen] == [
-            (contract.READY, 0),
-            (contract.RUNNING, 2),
-            (contract.FINISHED, 3),
+            (READY, 0),
+            (RUNNING, 2),
+            (FINISHED, 3),
         ]
         assert len({pid for _, _, pid in seen}) == 1
 
@@ -279,10 +290,10 @@ def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
 def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(beating, 2, str(beat_file(tmp_path)), True)
     assert [state for state, _, _ in first] == [
-        contract.READY,
-        contract.RUNNING,
+        READY,
+        RUNNING,
         -1,
-        contract.SAVED_AND_STOPPED,
+        SAVED_AND_STOPPED,
     ]
     assert first[2][1] == second[2][1] == 0, "the exit code"
     assert first[3][1] == second[3][1] > 5
@@ -291,11 +302,11 @@ def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Rank
 def test_a_request_that_came_before_the_session_is_seen(ranks: Ranks, tmp_path: Path) -> None:
     path = beat_file(tmp_path, stop=1)
     for seen in ranks(beating, 2, str(path), True):
-        assert seen[-1][:2] == (contract.SAVED_AND_STOPPED, 0)
+        assert seen[-1][:2] == (SAVED_AND_STOPPED, 0)
 
 
 def ended_by_term(path: str) -> None:
-    os.environ[contract.BEAT] = path
+    os.environ[env.HEARTBEAT] = path
     with paceline.session(cpu=True, report=False) as run:
         for step in run.steps(range(100_000)):
             if step == 3 and run.rank == 0:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing, orphaned, packages, places
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, missing, orphaned, packages
 from tests.slurm.harness import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -46,7 +46,7 @@ def processes_of(folder: Path) -> list[str]:
 
 def interfaces_of(folder: Path) -> set[str]:
     """The bridge and the cables of one sandbox: others may come and go on this machine meanwhile."""
-    return {path.name for path in Path("/sys/class/net").glob(f"{places.bridge_name(folder)}*")}
+    return {path.name for path in Path("/sys/class/net").glob(f"{addresses.bridge_name(folder)}*")}
 
 
 @pytest.fixture(params=NETWORKS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.contract import RunFolder
+from paceline.contract.run_folder import RunFolder
 
 Typed = subprocess.CompletedProcess[str]
 Type = Callable[..., Typed]

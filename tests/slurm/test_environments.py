@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments.places import bare, lmod, write_modules
-from tests.environments.wheels import write_wheel
+from tests.cluster.environment.places import bare, lmod, write_modules
+from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type, Typed, everything, project, run_of
 

@@ -1,6 +1,6 @@
 """The batch script on a real Slurm: what goes back into the queue, what does not, and never twice.
 
-The scripts are those that `paceline submit` writes; a small stand-in for the launcher says what happens in the job.
+The scripts are those that `paceline submit` writes; a small stand-in for the agent says what happens in the job.
 All scenarios run at once, since a requeue waits for Slurm's clocks and hardly computes.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.site import Site
+from paceline.plan.run_path import Site
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 
@@ -30,27 +30,27 @@ import os, signal, sys, time
 from pathlib import Path
 
 run = Path(os.environ["PACELINE_RUN"])
-leg = run / "legs" / os.environ["PACELINE_LEG"]
+job start = run / "job-starts" / os.environ["PACELINE_JOB_START"]
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))  # a stop request, as for the real one
 
 
 def end(verdict):
-    (leg / "partial").write_text(verdict)
-    (leg / "partial").rename(leg / "verdict")
+    (job start / "partial").write_text(verdict)
+    (job start / "partial").rename(job start / "verdict")
     sys.exit(verdict == "failed")
 
 
-(leg / "host").write_text(os.environ["SLURMD_NODENAME"])
+(job start / "host").write_text(os.environ["SLURMD_NODENAME"])
 while True:
     if (run / "unfit").exists():
-        (run / "unfit").rename(leg / "unfit")
+        (run / "unfit").rename(job start / "unfit")
         end("failed")
     if (run / "done").exists():
         end("done")
     if (run / "crash").exists():
         end("failed")
-    if asked or (leg / "stop").exists():
+    if asked or (job start / "stop").exists():
         end("stopped")
     time.sleep(0.05)
 """
@@ -65,7 +65,7 @@ class Trial:
         self.site = Site(scratch, "trials", "requeue", name)
         self.folder = self.site.folder.path
         self.folder.mkdir(parents=True)
-        with zipfile.ZipFile(self.site.folder.runhalf, "w") as run_half:
+        with zipfile.ZipFile(self.site.folder.run_half, "w") as run_half:
             run_half.writestr("__main__.py", LAUNCHER)
         self.job = ""
 
@@ -81,18 +81,18 @@ class Trial:
         self.job = self.cluster.run(words).stdout.strip()
 
     def tell(self, word: str, text: str = "") -> None:
-        """`done`, `crash` or `unfit`: the launcher does it. Whole or absent: it looks often."""
+        """`done`, `crash` or `unfit`: the agent does it. Whole or absent: it looks often."""
         (self.folder / "partial").write_text(text)
         (self.folder / "partial").rename(self.folder / word)
 
-    def started(self, leg: int, *, job: str = "") -> str:
-        """Wait until the launcher of a leg runs; the node it runs on."""
-        host = self.folder / "legs" / f"{job or self.job}-{leg}" / "host"
-        self.until(lambda: host.exists() and bool(host.read_text()), f"leg {leg} does not start")
+    def started(self, job_start: int, *, job: str = "") -> str:
+        """Wait until the agent of a job start runs; the node it runs on."""
+        host = self.folder / "job-starts" / f"{job or self.job}-{job_start}" / "host"
+        self.until(lambda: host.exists() and bool(host.read_text()), f"job start {job_start} does not start")
         return host.read_text()
 
-    def verdict(self, leg: int) -> str:
-        return (self.folder / "legs" / f"{self.job}-{leg}" / "verdict").read_text()
+    def verdict(self, job_start: int) -> str:
+        return (self.folder / "job-starts" / f"{self.job}-{job_start}" / "verdict").read_text()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -126,7 +126,7 @@ def stopped_goes_on(trial: Trial) -> None:
     trial.tell("done")
     trial.ends("COMPLETED", restarts=1)
     log = trial.site.folder.slurm_log.read_text()
-    assert "stopped" in log, "the first leg's lines were overwritten"
+    assert "stopped" in log, "the first job start's lines were overwritten"
     assert "done" in log
 
 
@@ -200,7 +200,7 @@ def last_task_of_an_array_goes_alone(trial: Trial) -> None:
     # Each task of an array has a run folder of its own, below the array's.
     for task in "01":
         (trial.folder / task).mkdir()
-        shutil.copy(trial.site.folder.runhalf, trial.folder / task)
+        shutil.copy(trial.site.folder.run_half, trial.folder / task)
         (trial.folder / task / "environment.sh").touch()
     folder = str(trial.folder)
     trial.submit(
@@ -208,10 +208,12 @@ def last_task_of_an_array_goes_alone(trial: Trial) -> None:
         edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID "),
     )
     first, last = (f"{trial.job}_{task}" for task in "01")
-    legs = {task: trial.folder / task / "legs" / f"{trial.job}_{task}-0" / "host" for task in "01"}
-    trial.until(lambda: all(host.exists() for host in legs.values()), "the tasks do not start")
+    job_starts = {
+        task: trial.folder / task / "job-starts" / f"{trial.job}_{task}-0" / "host" for task in "01"
+    }
+    trial.until(lambda: all(host.exists() for host in job_starts.values()), "the tasks do not start")
     trial.interrupt(last)
-    again = trial.folder / "1" / "legs" / f"{last}-1" / "host"
+    again = trial.folder / "1" / "job-starts" / f"{last}-1" / "host"
     trial.until(again.exists, "the last task does not start again")
     assert (trial.cluster.state(first), trial.cluster.restarts(first)) == ("RUNNING", 0)
     for task in "01":
@@ -242,7 +244,7 @@ def preempted_after_a_grace(trial: Trial) -> None:
     trial.until(lambda: trial.cluster.state(trial.job) in ENDED, f"job {trial.job} does not end")
     assert trial.cluster.state(trial.job) == "COMPLETED"
     assert (trial.verdict(0), trial.verdict(1)) == ("stopped", "done")
-    assert not (trial.folder / "legs" / f"{trial.job}-2").exists(), "it ran once more"
+    assert not (trial.folder / "job-starts" / f"{trial.job}-2").exists(), "it ran once more"
 
 
 # The controller does not answer twice, when the job is to go back into the queue.

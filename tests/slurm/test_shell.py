@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract import RunFolder, read_verdict
-from paceline.plan.interactive import FOR_A_PERSON, SETUP
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import read_verdict
+from paceline.plan.slurm.shell import FOR_A_PERSON, SETUP
+from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
-from tests.survive.runs import until
 
 WITHIN = 120.0
 SMALL = ("--gpus", "1", "--cpus-per-gpu", "1", "--time", "10m")
@@ -41,7 +42,7 @@ GREETING = "it's \\"me\\", $HOME"
 run = "a name that the script has, too"
 """
 
-# What a rank has of its own: its number, its attempt, its launcher's words (where its run keeps what), and Slurm's, to
+# What a rank has of its own: its number, its attempt, its agent's words (where its run keeps what), and Slurm's, to
 # a step and to a batch script.
 OF_A_RANK = re.compile(
     r"(PACELINE|SLURM|SLURMD|SRUN|TORCH|TORCHELASTIC|ROLE|GROUP|MASTER|OMP|MKL|OPENBLAS|NCCL|GLOO)_\w+"
@@ -98,7 +99,7 @@ exit 7
     assert lines["python"] == sys.executable
     assert (found["LOADED"], found["FROM_SETUP"]) == ("tools/1.0", "yes")
     assert found["GREETING"] == 'it\'s "me", $HOME'
-    assert lines["half"].startswith(str(folder.runhalf))
+    assert lines["half"].startswith(str(folder.run_half))
     assert lines["host"] == f"{rank['host']}, in {rank['cwd']}"
 
 
@@ -124,7 +125,7 @@ python -c 'import paceline; print(paceline.__file__)'
     assert done.returncode == 0, done.stderr
     said, half = done.stdout.splitlines()
     assert said == "hello hush no no"
-    assert half.startswith(str(folder.runhalf))
+    assert half.startswith(str(folder.run_half))
 
 
 def test_an_allocation_of_its_own_has_the_run_half(tmp_path: Path, scratch: Path, cluster: Cluster) -> None:
@@ -194,7 +195,7 @@ def test_cancel_with_a_checkpoint_first(
     said = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
     assert "once it has saved" in said
     cluster.wait(job, timeout=WITHIN)
-    assert read_verdict(folder.leg(f"{job}-0").verdict) == "stopped", everything(folder)
+    assert read_verdict(folder.job_start(f"{job}-0").verdict) == "stopped", everything(folder)
     assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], "nothing was saved"
     time.sleep(2)
     assert cluster.restarts(job) == 0

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.contract import RunFolder
-from paceline.node.staging.folders import Owner, make_run_folder, private_folder
+from paceline.agent.staging.folders import Owner, make_run_folder, private_folder
+from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Type, everything, project, run_of
 
@@ -37,7 +37,7 @@ if sys.argv[1:] == ["wait"]:
 
 
 def staged(folder: RunFolder) -> list[dict[str, Any]]:
-    lines = [line for path in folder.events.glob("launcher-*") for line in path.read_text().splitlines()]
+    lines = [line for path in folder.events.glob("agent-*") for line in path.read_text().splitlines()]
     return [event for event in map(json.loads, lines) if event["event"] == "staged"]
 
 
@@ -99,7 +99,7 @@ def test_clean_on_a_node_spares_what_lives(tmp_path: Path, cluster: Cluster, slu
     node = cluster.show(live)["NodeList"]
     private = private_folder(tmp_path)
     for job in (live, "999999"):
-        owner = Owner(run="r", leg=f"{job}-0", node=0, host=node, job=job)
+        owner = Owner(run="r", job_start=f"{job}-0", node=0, host=node, job=job)
         make_run_folder(private / f"run-{job}", owner)
     words = ("clean", "--node", node, "--folder", str(tmp_path))
     shown = slurm_paceline(*words, check=True, timeout=PATIENCE)

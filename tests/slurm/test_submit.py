@@ -78,7 +78,7 @@ def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Typ
     )  # fmt: skip
     assert cluster.wait(outer, timeout=PATIENCE) == "COMPLETED", log.read_text()
     (run,) = (tmp_path / "scratch").glob("*/*/*/run.json")
-    from paceline.contract import RunFolder
+    from paceline.contract.run_folder import RunFolder
 
     ranks = told(RunFolder(run.parent))
     assert {each["WORLD_SIZE"] for each in ranks.values()} == {"2"}
@@ -183,7 +183,7 @@ def test_a_node_with_fewer_gpus_is_left_out(
     folder = run_of(done)
     assert done.returncode == 0, everything(folder, done)
     job = (folder.path / "job").read_text().strip()
-    assert (folder.leg(f"{job}-0").unfit).read_text().split() == ["node2"]
+    assert (folder.job_start(f"{job}-0").unfit).read_text().split() == ["node2"]
     said = folder.slurm_log.read_text(encoding="utf-8")
     marked = {line.split()[1] for line in said.splitlines() if line.startswith("✗")}
     assert marked == {"node2"}, "the table names it"

@@ -115,7 +115,7 @@ def test_a_trial_of_two_nodes_is_pruned_on_all_ranks_at_once(
     assert bad.pruned.exists()
     assert results(sweep)[1]["value"] == pytest.approx(6.0)
     # All ranks left by themselves: the run is done, in one attempt, and no job went back into the queue.
-    assert [path.read_text().strip() for path in bad.path.glob("legs/*/verdict")] == ["done"]
+    assert [path.read_text().strip() for path in bad.path.glob("job-starts/*/verdict")] == ["done"]
     assert len(bad.attempts()) == 1
     for task in tasks_of(sweep):
         assert cluster.state(task) == "COMPLETED"

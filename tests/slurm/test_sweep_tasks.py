@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.sandbox import Settings, missing
-from paceline.trials import SweepFolder
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type, project
 from tests.slurm.sweeps import (
@@ -77,7 +77,7 @@ def test_a_trial_whose_time_is_up_goes_on_as_itself(
 
 
 def _gpus(sweep: SweepFolder, number: int) -> str:
-    """Which GPUs a trial that runs has, by its launcher's environment."""
+    """Which GPUs a trial that runs has, by its agent's environment."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = path.read_bytes().split(b"\0")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract import STOPPED_EXIT
+from paceline.contract.verdict import STOPPED_EXIT
 from tests.runtime.test_metrics import lines_of
+from tests.runtime.trackers.wandb_server import wandb_service
+from tests.runtime.trackers.worlds import kept_runs, reachable
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type
-from tests.slurm.test_survive import Submitted
-from tests.trackers.wandb_server import wandb_service
-from tests.trackers.worlds import kept_runs, reachable
+from tests.slurm.test_faults import Submitted
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from paceline.sweep.results import read_sweep
+from tests.runtime.trackers.wandb_server import wandb_service
+from tests.runtime.trackers.worlds import reachable
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Typed, everything, project, told
 from tests.slurm.sweeps import sweep_of, wait
-from tests.trackers.wandb_server import wandb_service
-from tests.trackers.worlds import reachable
 
 # What a script of wandb's own does: rank 0 logs. No torch.
 SCRIPT = """\

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job
 from paceline.sweep.local import slots, with_ranks
-from paceline.trials import SweepFolder
 
 Typed = subprocess.CompletedProcess[str]
 Type = Callable[..., Typed]
@@ -109,7 +109,7 @@ def test_seeds_and_lists(paceline: Type, folder: Path, scratch: Path) -> None:
     sweep = sweep_of(scratch, "configurations")
     assert [result["value"] for result in results(sweep).values()] == [0, 1, 0, 1]
     assert [point.group for point in sweep.read_points()] == [0, 0, 1, 1]
-    order = json.loads(sweep.trial(2).order.read_text(encoding="utf-8"))
+    order = json.loads(sweep.trial(2).launch_spec.read_text(encoding="utf-8"))
     assert order["args"] == ["a b"]
     assert order["program"] == str(folder / "seeded.py")
 
@@ -253,4 +253,4 @@ def test_ranks_leave_together_also_in_the_midst_of_a_step(
     assert len(bad.reports.read_text().splitlines()) == 1
     assert list(good.checkpoints.glob("step-*"))
     assert not list(bad.checkpoints.glob("step-*"))  # nobody would go on from there
-    assert [path.read_text() for path in bad.path.glob("legs/*/verdict")] == ["done\n"]
+    assert [path.read_text() for path in bad.path.glob("job-starts/*/verdict")] == ["done\n"]

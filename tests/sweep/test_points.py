@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import SpecError
 from paceline.sweep.points import draw, grid, new_trials, options_of, read_list, seeds_of, wanted_points
 from paceline.sweep.tasks import Chunk, cut, group, ranges
-from paceline.trials import Point, Search
 
 SPACE: dict[str, dict[str, Any]] = {
     "lr": {"grid": [0.1, 0.01]},

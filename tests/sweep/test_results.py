@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster import slurm
-from paceline.cluster.states import JobState
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.states import JobState
+from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.site import Site
-from paceline.sweep.ledger import STARTER, Ledger, at_work
-from paceline.sweep.ranking import rows, sort_by
+from paceline.plan.run_path import Site
+from paceline.sweep.folder import STARTER, Ledger, at_work
+from paceline.sweep.report.ranking import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
-from paceline.trials import Point, SweepFolder
 from tests.sweep.folders import begin, end, grid, make_sweep, note_jobs
 
 RATES = [{"lr": rate} for rate in (0.1, 0.01, 0.001, 0.0001, 0.00001, 0.000001)]
@@ -74,8 +74,8 @@ def test_a_trial_submitted_again_waits_until_it_begins(tmp_path: Path) -> None:
 def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
     begin(folder, 0)
-    folder.trial(0).leg("pid-1").path.mkdir(parents=True)
-    folder.trial(0).leg("pid-1").verdict.write_text("failed\n")  # interrupted: it has no result
+    folder.trial(0).job_start("pid-1").path.mkdir(parents=True)
+    folder.trial(0).job_start("pid-1").verdict.write_text("failed\n")  # interrupted: it has no result
     note_jobs(folder, "7", {"1": [1]})  # and the queue took no more
     kit = folder.submission(1)
     kit.mkdir(parents=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import sweep_show
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.sweep import results
-from paceline.sweep.importance import importances
-from paceline.sweep.report import render
+from paceline.sweep.report.html import render
+from paceline.sweep.report.importance import importances
 from paceline.sweep.results import read_sweep
-from paceline.trials import SweepFolder
 from tests.sweep.folders import end, grid, make_sweep
 
 Typed = subprocess.CompletedProcess[str]
@@ -95,7 +95,7 @@ def test_the_csv_file_has_every_trial(
 
 
 def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
-    from paceline.sweep.table import to_csv
+    from paceline.sweep.report.csv import to_csv
 
     folder = make_sweep(tmp_path / "names", grid([{"value": 'a,"b"\n', "seed": [1, 2]}]))
     end(folder, 0, value=1.5)

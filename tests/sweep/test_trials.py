@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from paceline.contract import Order
+from paceline.agent.trial import arguments, close_trial, main, open_trial, overlaid
+from paceline.contract import optuna_study
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
-from paceline.node.trial import arguments, close_trial, main, open_trial, overlaid
-from paceline.runtime import searching
-from paceline.runtime.reporting import Reports, report
-from paceline.trials import Point, Search, SweepFolder
+from paceline.runtime.metrics.report import Reports, report
 
-ORDER = Order("kit", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
+ORDER = LaunchSpec("kit", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
 
 
 def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolder, Path]:
@@ -72,15 +72,15 @@ def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
     points = [Point(0, 0, {"lr": 0.1}), Point(1, 1, {"lr": 0.2}, seed=3)]
     sweep, kit = make(tmp_path, points, space={"lr": {"grid": [0.1, 0.2]}})
     trial = open_trial(sweep, kit, 1)
-    order = Order.from_json(trial.order.read_text(encoding="utf-8"))
-    assert order.run_id == "digits-1"
-    assert order.args == ["--lr", "0.2"]
-    assert order.params == {"lr": 0.2, "model": {"depth": 3}}
-    assert order.runtime == {"seed": 3}
-    assert stat.S_IMODE(os.stat(trial.order).st_mode) == 0o600
+    launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
+    assert launch_spec.run_id == "digits-1"
+    assert launch_spec.args == ["--lr", "0.2"]
+    assert launch_spec.params == {"lr": 0.2, "model": {"depth": 3}}
+    assert launch_spec.runtime == {"seed": 3}
+    assert stat.S_IMODE(os.stat(trial.launch_spec).st_mode) == 0o600
     assert read(trial.run_json)["experiment"] == "base"
     assert read(trial.trial)["point"] == {"lr": 0.2}
-    assert trial.runhalf.resolve() == (kit / "paceline.zip").resolve()
+    assert trial.run_half.resolve() == (kit / "paceline.zip").resolve()
     assert not sweep.trial(0).path.exists()
     with pytest.raises(LaunchError, match="has no trial 7"):
         open_trial(sweep, kit, 7)
@@ -137,8 +137,8 @@ def test_lists_have_their_own_words(tmp_path: Path) -> None:
     point = Point(0, 0, {"lr": 0.1}, program="a.py", args=["--lr", "0.1", "x y"])
     sweep, kit = make(tmp_path, [point], sampler="list")
     (kit / "programs.json").write_text('{"a.py": "/kit/code/a.py"}', encoding="utf-8")
-    order = Order.from_json(open_trial(sweep, kit, 0).order.read_text(encoding="utf-8"))
-    assert (order.program, order.args) == ("/kit/code/a.py", ["--lr", "0.1", "x y"])
+    launch_spec = LaunchSpec.from_json(open_trial(sweep, kit, 0).launch_spec.read_text(encoding="utf-8"))
+    assert (launch_spec.program, launch_spec.args) == ("/kit/code/a.py", ["--lr", "0.1", "x y"])
 
 
 # -- Optuna ------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_pat
     assert ("only_b" in point) == (point["kind"] == "b")
     assert read(open_trial(sweep, kit, 0).trial) == told[0]  # a start after a requeue goes on with the same
 
-    study = searching.open_study(sweep, sweep.read_search())
+    study = optuna_study.open_study(sweep, sweep.read_search())
     for number, value in ((0, 1.0), (1, 3.0)):
         trial = sweep.trial(number)
         trial.reports.write_text(json.dumps({"step": 1, "value": value}) + "\n", encoding="utf-8")
@@ -188,8 +188,8 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     held = []
     for number in (0, 1):
         trial = open_trial(sweep, kit, number)
-        order = Order.from_json(trial.order.read_text(encoding="utf-8"))
-        held.append(Reports(trial.path, trial=order.trial, rank=0))
+        launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
+        held.append(Reports(trial.path, trial=launch_spec.trial, rank=0))
     good, bad = held
     assert [good.add(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
     assert bad.add(3.0, 0) is True
@@ -201,9 +201,9 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     assert other.add(3.0, 1) is False  # its word comes from rank 0
     # After a restart a step that was reported before is the same report.
     good.close()
-    more = Reports(sweep.trial(0).path, trial={**order.trial, "optuna": 0}, rank=0)
+    more = Reports(sweep.trial(0).path, trial={**launch_spec.trial, "optuna": 0}, rank=0)
     assert more.add(0.4, 2) is False
-    study = searching.open_study(sweep, sweep.read_search())
+    study = optuna_study.open_study(sweep, sweep.read_search())
     assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 0.4}
     more.close()
     bad.close()

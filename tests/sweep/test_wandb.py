@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract import Order
+from paceline.agent.trial import NOTHING_TO_DO, close_trial, main, open_trial
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
-from paceline.node.trial import NOTHING_TO_DO, close_trial, main, open_trial
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep
 from paceline.sweep.wandb_service import check_name, check_reachable
-from paceline.trials import Point, SweepFolder
+from tests.runtime.trackers.wandb_server import wandb_service
+from tests.runtime.trackers.worlds import away, reachable
 from tests.sweep.folders import make_sweep
-from tests.trackers.wandb_server import wandb_service
-from tests.trackers.worlds import away, reachable
 
 Typed = subprocess.CompletedProcess[str]
 
@@ -101,7 +101,7 @@ def test_names_of_sweeps() -> None:
 
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
-    words = [sys.executable, "-m", "paceline.runtime.trackers.wandb_asking", sweep, str(file)]
+    words = [sys.executable, "-m", "paceline.runtime.trackers.wandb.point", sweep, str(file)]
     done = subprocess.run(
         words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
@@ -132,8 +132,10 @@ def kit(folder: Path) -> Path:
     """What a submission brings along, as far as a trial that opens reads it."""
     folder.mkdir()
     variables = {"OMP_NUM_THREADS": "1"}
-    order = Order("", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables)
-    (folder / "launch.json").write_text(order.to_json())
+    launch_spec = LaunchSpec(
+        "", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables
+    )
+    (folder / "launch.json").write_text(launch_spec.to_json())
     (folder / "run.json").write_text("{}")
     return folder
 
@@ -145,10 +147,10 @@ def test_a_trial_gets_its_point_every_way(tmp_path: Path) -> None:
     variables = {"WANDB_RUN_ID": "trial-1", "WANDB_SWEEP_ID": "s1"}
     sweep.asked(0).write_text(json.dumps({"point": {"lr": 0.1, "width": 8}, "variables": variables}))
     trial = open_trial(sweep, kit(tmp_path / "kit"), 0)
-    order = Order.from_json(trial.order.read_text())
-    assert order.params == {"epochs": 3, "lr": 0.1, "width": 8}
-    assert order.args == ["--lr", "0.1", "--width", "8"]
-    assert order.variables == {"OMP_NUM_THREADS": "1", **variables}
+    launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text())
+    assert launch_spec.params == {"epochs": 3, "lr": 0.1, "width": 8}
+    assert launch_spec.args == ["--lr", "0.1", "--width", "8"]
+    assert launch_spec.variables == {"OMP_NUM_THREADS": "1", **variables}
     sweep.asked(1).write_text('{"point": null}')
     for number in (1, 2):  # the second is not asked for at all
         assert main(["open", str(sweep.path), str(tmp_path / "kit"), str(number)]) == NOTHING_TO_DO
@@ -163,7 +165,7 @@ def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
     for number in range(2):
         sweep.asked(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
     orders = [open_trial(sweep, each, number) for number, each in enumerate([kit(tmp_path / "kit")] * 2)]
-    assert [Order.from_json(each.order.read_text()).trial["optuna"] for each in orders] == [0, 1]
+    assert [LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in orders] == [0, 1]
     orders[0].reports.write_text('{"step": 1, "value": 0.5}\n')
     close_trial(sweep, 0, "done")
     assert read_sweep(sweep).trials[0].value == 0.5
@@ -242,8 +244,8 @@ def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., T
     sweep = SweepFolder(scratch / "project" / "default" / "my-digits")
     search = sweep.read_search()
     assert (search.metric, search.direction, search.wandb_sweep) == ("loss", "maximize", "digits/sweep1")
-    order = Order.from_json(sweep.trial(1).order.read_text())
-    assert order.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
+    launch_spec = LaunchSpec.from_json(sweep.trial(1).launch_spec.read_text())
+    assert launch_spec.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
 
 
 def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Typed]) -> None:

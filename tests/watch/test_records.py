@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.states import ENDED, STATES, UNKNOWN, JobState, plain_state
-from paceline.cluster.survey import BETWEEN, fair_cpus, read_gres, read_sinfo
-from paceline.contract import RunFolder
+from paceline.cluster.slurm.partitions import BETWEEN, fair_cpus, read_gres, read_sinfo
+from paceline.cluster.slurm.states import ENDED, STATES, UNKNOWN, JobState, plain_state
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError
-from paceline.watch.follow import Watcher, follow, log_of
+from paceline.watch.logs import Watcher, follow, log_of
 from paceline.watch.records import find_runs, last_step, look, look_at
 
 
@@ -20,13 +20,13 @@ def make_run(
     scratch: Path, name: str = "20260101-000000-aaaa", *, job: str | None = "7", verdict: str = ""
 ) -> RunFolder:
     folder = RunFolder(scratch / "project" / "default" / name)
-    leg = folder.leg(f"{job}-0" if job else "pid-1")
-    leg.path.mkdir(parents=True)
+    job_start = folder.job_start(f"{job}-0" if job else "pid-1")
+    job_start.path.mkdir(parents=True)
     folder.run_json.write_text(json.dumps({"nodes": 2, "nproc": 4, "host": "here"}))
     if job:
         folder.job.write_text(f"{job}\n")
     if verdict:
-        leg.verdict.write_text(f"{verdict}\n")
+        job_start.verdict.write_text(f"{verdict}\n")
     return folder
 
 
@@ -94,7 +94,7 @@ def test_many_runs_are_one_question(tmp_path: Path) -> None:
 
 def test_a_local_run_that_left_no_verdict_is_lost(tmp_path: Path) -> None:
     folder = make_run(tmp_path, job=None)
-    (folder.path / "legs" / "pid-1").rename(folder.path / "legs" / "pid-999999999")
+    (folder.path / "job-starts" / "pid-1").rename(folder.path / "job-starts" / "pid-999999999")
     assert look_at(folder).status == "lost"
 
 
@@ -128,7 +128,7 @@ def test_following_goes_on_over_attempts_to_the_end(tmp_path: Path) -> None:
             second.log(0).write_text("three\n")
         elif text == "three\n":
             record_of["state"] = "COMPLETED"
-            folder.leg("7-0").verdict.write_text("done\n")
+            folder.job_start("7-0").verdict.write_text("done\n")
     assert heard == ["one\n", "two é\n", "three\n"]
     assert watcher.record.status == "done"
 

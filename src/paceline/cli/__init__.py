@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from paceline.cli import console
-from paceline.contract import INTERRUPTED_EXIT, USAGE_EXIT
+from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import PacelineError, UsageError
 
 # Each verb, the module that does it (its `command`, or its `app` where it has verbs of its own), and what it does.

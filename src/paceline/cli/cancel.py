@@ -11,9 +11,10 @@ import psutil
 import typer
 
 from paceline.cli import runs
-from paceline.cluster import slurm
-from paceline.contract import DONE, STOPPED, RunFolder, write_atomically
-from paceline.watch.records import Record, look_at, newest_leg, newest_verdict
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.verdict import DONE, STOPPED
+from paceline.watch.records import Record, look_at, newest_job_start, newest_verdict
 
 Names = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Runs: id, end of an id, folder, or `last`.")
@@ -59,10 +60,10 @@ def _end_job(folder: RunFolder, record: Record, *, save: bool) -> None:
 
 
 def _end_here(folder: RunFolder) -> None:
-    """The command that started the run passes the request on to its launchers."""
+    """The command that started the run passes the request on to its agents."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
-    leg = newest_leg(folder)
-    pid = int(leg.name.removeprefix("pid-")) if leg else 0
+    job_start = newest_job_start(folder)
+    pid = int(job_start.name.removeprefix("pid-")) if job_start else 0
     try:
         is_ours = pid > 0 and any("paceline" in word for word in psutil.Process(pid).cmdline())
     except psutil.Error:

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
+from paceline.agent.staging import cleanup
+from paceline.agent.staging.cleanup import Remains
+from paceline.agent.staging.folders import choose_base
 from paceline.cli import console
-from paceline.cluster.data import on_node, wish_of
-from paceline.cluster.folder import choose_scratch
+from paceline.cluster.checks.data import on_node, wish_of
+from paceline.cluster.runs.folder import choose_scratch
 from paceline.errors import UsageError
-from paceline.node.staging import sweeping
-from paceline.node.staging.folders import choose_base
-from paceline.node.staging.sweeping import Remains
 from paceline.spec import Program, load_job
 
 
@@ -48,7 +48,7 @@ def command(
     found: list[Remains] = []
     for base in [folder] if folder is not None else _bases():
         private = base / f"paceline-{os.geteuid()}"
-        found += sweeping.find_remains(private, os.environ, every_kept=kept)
+        found += cleanup.find_remains(private, os.environ, every_kept=kept)
     if not found:
         print("nothing is left behind")
         return 0
@@ -57,7 +57,7 @@ def command(
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove these {len(found)}?")):
         console.say_note("nothing was removed; --yes removes them")
         return 0
-    removed = sweeping.remove(found)
+    removed = cleanup.remove(found)
     print(f"removed {len(removed)} of {len(found)}")
     return 0 if len(removed) == len(found) else 1
 

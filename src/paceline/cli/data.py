@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
+from paceline.agent.staging.copy.progress import shown
+from paceline.agent.staging.copy.transfer import Copying
+from paceline.agent.staging.folders import show_size
+from paceline.agent.staging.packs import Packs
+from paceline.agent.staging.stage import Planned, look, notes_on
+from paceline.agent.staging.stage import make_packs as pack_all
 from paceline.cli import console, options
-from paceline.cluster.data import wish_of
-from paceline.cluster.folder import choose_scratch
+from paceline.cluster.checks.data import wish_of
+from paceline.cluster.runs.folder import choose_scratch
 from paceline.errors import UsageError
-from paceline.node.staging.copying import Copying
-from paceline.node.staging.folders import show_size
-from paceline.node.staging.packing import Packs
-from paceline.node.staging.progress import shown
-from paceline.node.staging.staging import Planned, look, notes_on
-from paceline.node.staging.staging import make_packs as pack_all
 from paceline.spec import Flag, Program, load_job
 
 app = typer.Typer(

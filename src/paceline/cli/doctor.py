@@ -11,9 +11,9 @@ import typer
 
 from paceline.cli import console, options, runs
 from paceline.cli.submit import Draft
-from paceline.cluster.findings import GOOD, PROBLEM, Finding, worst
-from paceline.cluster.inspection import inspect_machine, inspect_slurm
-from paceline.cluster.secrets import inspect_secrets
+from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding, worst
+from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
+from paceline.cluster.secrets.secrets import inspect_secrets
 from paceline.spec import Program, load_job
 
 MARKS = {GOOD: ("✓", "good"), "warning": ("!", "yellow"), PROBLEM: ("✗", "bad")}

@@ -14,15 +14,16 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cluster import building, slurm
-from paceline.cluster import environments as stored
-from paceline.cluster.build_watch import Watch
-from paceline.cluster.environments import Built, Recipe
-from paceline.cluster.survey import chosen, survey_if_possible
+from paceline.cluster.environment import build as builds
+from paceline.cluster.environment import store as stored
+from paceline.cluster.environment.build_progress import Watch
+from paceline.cluster.environment.store import Built, Recipe
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.partitions import chosen, survey_if_possible
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.building import USUAL_CPUS, USUAL_TIME, Size
+from paceline.plan.environment.build import USUAL_CPUS, USUAL_TIME, Size
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.amounts import parse_mebibytes, parse_seconds, show_seconds
+from paceline.spec.quantities import parse_mebibytes, parse_seconds, show_seconds
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
@@ -87,7 +88,7 @@ def build(
         Flag("--with-horovod", "environment.horovod", with_horovod or None),
     ]
     job = _as_typed_here(_load(flags, config, cluster_profile))
-    building.refuse_other_kinds(job)
+    builds.refuse_other_kinds(job)
     recipe = stored.recipe_of(job, os.environ)
     for note in recipe.requirements.notes:
         console.say_note(note)
@@ -97,7 +98,7 @@ def build(
         memory=None if mem is None else _amount("--mem", mem, parse_mebibytes),
         time=USUAL_TIME if time is None else _amount("--time", time, parse_seconds),
     )
-    plan = building.plan_build(job, recipe, os.environ, size)
+    plan = builds.plan_build(job, recipe, os.environ, size)
     if dry_run:
         print(plan.script, end="")
         return 0
@@ -158,17 +159,17 @@ def _cores(job: Job) -> int:
     return min(USUAL_CPUS, max((kind.cpus for kind in kinds), default=USUAL_CPUS))
 
 
-def _start(plan: building.Plan, *, local: bool) -> Watch:
+def _start(plan: builds.Plan, *, local: bool) -> Watch:
     if local:
         print(f"building {plan.target.path} here", flush=True)
-        return Watch(plan.target, plan.folder, process=building.start_here(plan))
+        return Watch(plan.target, plan.folder, process=builds.start_here(plan))
     if not slurm.available():
         raise ClusterError("there is no sbatch here", hint="build here instead: paceline env build --local")
-    if (live := building.live_build(plan.target)) is not None:
+    if (live := builds.live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)
         return Watch(plan.target, folder, job=number)
-    number = building.submit_build(plan)
+    number = builds.submit_build(plan)
     print(f"building {plan.target.path} as job {number}", flush=True)
     return Watch(plan.target, plan.folder, job=number)
 
@@ -253,7 +254,7 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
 def _builder(each: Built) -> str | None:
     """Who is building it, unless that one is gone."""
     builder = each.builder
-    return builder if builder is not None and building.is_at_it(builder) else None
+    return builder if builder is not None and builds.is_at_it(builder) else None
 
 
 @app.command()

@@ -12,11 +12,14 @@ from typing import Annotated, NoReturn
 import typer
 
 import paceline
-from paceline.cli import console, runs, weights
-from paceline.contract import Order, RunFolder, checkpoint_step
+from paceline.cli import console, runs
+from paceline.cluster.runs import weights
+from paceline.contract.checkpoint import marker as markers
+from paceline.contract.checkpoint.marker import Marker
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
-from paceline.runtime.checkpoint import marker as markers
-from paceline.runtime.checkpoint.marker import Marker
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
 Step = Annotated[int | None, typer.Option("--step", help="This checkpoint; else the newest sound one.")]
@@ -77,7 +80,7 @@ def _gather_with_torch(where: Path, folder: Path, name: str, names: dict[str, st
     python = sys.executable
     if importlib.util.find_spec("torch") is None:
         try:
-            python = Order.from_json(RunFolder(where).order.read_text(encoding="utf-8")).python
+            python = LaunchSpec.from_json(RunFolder(where).launch_spec.read_text(encoding="utf-8")).python
         except (OSError, ValueError):
             raise EnvironmentProblem(
                 f"{folder.name} was saved sharded (FSDP2), and this Python has no torch to put it together",
@@ -88,7 +91,7 @@ def _gather_with_torch(where: Path, folder: Path, name: str, names: dict[str, st
     words = [
         python,
         "-m",
-        "paceline.runtime.checkpoint.gathering",
+        "paceline.runtime.checkpoint.gather",
         str(folder),
         name,
         str(output),

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.cluster import slurm
-from paceline.cluster.inspection import SCRATCH_VARIABLES, describe, interfaces, settings
-from paceline.cluster.survey import Partition, survey_if_possible
-from paceline.contract import write_atomically
+from paceline.cluster.checks.machine import SCRATCH_VARIABLES, describe, interfaces, settings
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.partitions import Partition, survey_if_possible
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
-from paceline.spec.amounts import slurm_time
 from paceline.spec.load import FILE
+from paceline.spec.quantities import slurm_time
 
 
 def command(

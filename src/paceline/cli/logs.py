@@ -9,8 +9,8 @@ import typer
 
 from paceline.cli import runs
 from paceline.errors import UsageError
-from paceline.watch.follow import Watcher, log_of
-from paceline.watch.follow import follow as stream
+from paceline.watch.logs import Watcher, log_of
+from paceline.watch.logs import follow as stream
 from paceline.watch.records import look_at
 
 

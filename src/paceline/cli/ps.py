@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.spec.amounts import show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.watch.records import OVER, Record, find_runs, look
 
 COLOURS = {

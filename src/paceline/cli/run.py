@@ -12,25 +12,18 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cluster import folder as folders
-from paceline.cluster.local import leg_name, run_launchers
-from paceline.cluster.machine import here, interpreter, this_machine
-from paceline.cluster.prepare import prepare, read_order
-from paceline.cluster.secrets import read_secrets
-from paceline.contract import (
-    DONE,
-    FAILED,
-    INTERRUPTED_EXIT,
-    STOPPED,
-    RunFolder,
-    read_verdict,
-    write_atomically,
-)
+from paceline.cluster.local.agents import job_start_name, run_agents
+from paceline.cluster.local.machine import here, interpreter, this_machine
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.prepare import prepare, read_launch_spec
+from paceline.cluster.secrets.secrets import read_secrets
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict
 from paceline.errors import UsageError
-from paceline.plan.local import LocalPlan, order_text, plan_local
-from paceline.plan.run_json import HIDDEN
+from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
+from paceline.plan.run_record import HIDDEN
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.amounts import show_seconds
+from paceline.spec.quantities import show_seconds
 
 COLOURS = {DONE: console.GREEN, STOPPED: console.GREY, FAILED: console.RED}
 
@@ -129,14 +122,14 @@ def _start(job: Job, *, dry_run: bool) -> int:
     plan = plan_local(job, site=site, machine=machine, python=python, environ=os.environ, filed=filed)
     if dry_run:
         return _show(plan, job)
-    if plan.order.data:
-        from paceline.cluster.data import refuse_missing
+    if plan.launch_spec.data:
+        from paceline.cluster.checks.data import refuse_missing
 
         refuse_missing(job, site, os.environ)
     with folders.new_folder(site) as site:
         plan = plan_local(job, site=site, machine=machine, python=python, environ=os.environ, filed=filed)
         prepared = prepare(
-            job, site=site, shape=plan.shape, order=plan.order, command=["paceline", *sys.argv[1:]],
+            job, site=site, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
             backend="local", code_is_needed=False,
         )  # fmt: skip
     for note in (*plan.notes, *prepared.notes):
@@ -152,7 +145,7 @@ def _go_on(
     program = options.find_program(words, is_module=is_module, cwd=cwd) if words else None
     job = load(program or Program(""))
     folder = folders.find_run(name, folders.choose_scratch(job, os.environ))
-    old = read_order(folder)
+    old = read_launch_spec(folder)
     folders.refuse_if_alive(folder)
     if program is None:
         job = load(Program(old.program, tuple(old.args), is_module=old.is_module))
@@ -169,7 +162,7 @@ def _go_on(
         return _show(plan, job)
     folder.cancelled.unlink(missing_ok=True)
     try:
-        write_atomically(folder.order, order_text(plan.order), mode=0o600)
+        write_atomically(folder.launch_spec, launch_spec_text(plan.launch_spec), mode=0o600)
     except OSError as error:
         raise folders.cannot("write the run folder", folder.path, error) from None
     for note in plan.notes:
@@ -200,8 +193,8 @@ def _carry_out(plan: LocalPlan) -> int:
     """Launch, wait, and say how it ended and where everything is."""
     began = time.monotonic()
     folder = plan.site.folder
-    code = run_launchers(plan, headstart=_headstart())
-    verdict = read_verdict(folder.leg(leg_name()).verdict) or FAILED
+    code = run_agents(plan, zygote_socket=_zygote_socket())
+    verdict = read_verdict(folder.job_start(job_start_name()).verdict) or FAILED
     word = "interrupted" if code == INTERRUPTED_EXIT else verdict
     took = show_seconds(time.monotonic() - began)
     console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS.get(word, console.GREY))
@@ -210,8 +203,8 @@ def _carry_out(plan: LocalPlan) -> int:
     return code or int(verdict == FAILED)
 
 
-def _headstart() -> int | None:
+def _zygote_socket() -> int | None:
     """The zygote that was started before this command's own imports, if one was."""
-    module = sys.modules.get("paceline.node.headstart")
+    module = sys.modules.get("paceline.agent.workers.zygote.prestart")
     descriptor: int | None = module.descriptor() if module is not None else None
     return descriptor

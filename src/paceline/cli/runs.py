@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cluster import folder as folders
-from paceline.contract import RunFolder
+from paceline.cluster.runs import folder as folders
+from paceline.contract.run_folder import RunFolder
 from paceline.spec import Program, load_job
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the end of it, its folder, or `last`.")]

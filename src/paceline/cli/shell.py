@@ -10,13 +10,14 @@ import typer
 
 from paceline.cli import options, runs
 from paceline.cli.submit import Draft
-from paceline.cluster import slurm
-from paceline.cluster.runhalf import kept_run_half
-from paceline.contract import Order, RunFolder
+from paceline.cluster.runs.run_half import kept_run_half
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.plan.environment import submission_environment
-from paceline.plan.interactive import SETUP, allocate_argv, join_argv, setup_lines
+from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
+from paceline.plan.slurm.shell import SETUP, allocate_argv, join_argv, setup_lines
 from paceline.spec import Program, load_job
 from paceline.watch.records import look_at
 
@@ -54,7 +55,7 @@ def command(
         source = next(line for line in plan.script.splitlines() if line.startswith("source "))
         script = plan.script.replace(source, plan.environment)
         half = "" if dry_run else kept_run_half(draft.site.store, compiled=job.environment.kind == "current")
-        setup = setup_lines(script, plan.order, run=str(draft.site.folder.path), run_half=str(half))
+        setup = setup_lines(script, plan.launch_spec, run=str(draft.site.folder.path), run_half=str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:
         print(command_line(argv))
@@ -72,10 +73,12 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
             hint="leave the run out for an allocation of its own",
         )
     # A trial's script, and its variables, are where its run half is a link to: with those of its sweep.
-    kit = RunFolder(folder.path if folder.script.exists() else folder.runhalf.resolve().parent)
+    kit = RunFolder(folder.path if folder.script.exists() else folder.run_half.resolve().parent)
     script = kit.script.read_text(encoding="utf-8")
-    order = Order.from_json(folder.order.read_text(encoding="utf-8"))
-    setup = setup_lines(script, order, run=str(folder.path), run_half=str(folder.runhalf), kit=str(kit.path))
+    launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
+    setup = setup_lines(
+        script, launch_spec, run=str(folder.path), run_half=str(folder.run_half), kit=str(kit.path)
+    )
     # What the job was submitted with, and not what else this shell has.
     environ = submission_environment(os.environ, ()).variables
     return join_argv(slurm.plain_id(record.job), node=node, terminal=terminal), setup, environ

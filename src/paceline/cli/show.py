@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.contract import FAILED, AttemptFolder, read_verdict
+from paceline.contract.run_folder import AttemptFolder
+from paceline.contract.verdict import FAILED, read_verdict
 from paceline.plan.quote import command_line
-from paceline.spec.amounts import show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.watch.goodput import SHARES, Goodput, goodput, read_events
+from paceline.watch.node_usage import read_nodes
 from paceline.watch.records import Record, look_at, read_json
-from paceline.watch.system import read_nodes
 
 WIDTH = 60
 MOST_NODES = 8  # whose use is shown

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import console
-from paceline.cluster.differences import ADDED, CHANGED, REMOVED, Difference, compare_code
-from paceline.cluster.folder import site_of
-from paceline.cluster.prepare import run_places
-from paceline.contract import RunFolder
+from paceline.cluster.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_code
+from paceline.cluster.runs.folder import site_of
+from paceline.cluster.runs.prepare import run_places
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.watch.records import read_json
 

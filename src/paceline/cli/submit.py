@@ -11,20 +11,21 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cluster import folder as folders
-from paceline.cluster import slurm
-from paceline.cluster.checks import check_job
-from paceline.cluster.environments import settle
-from paceline.cluster.findings import PROBLEM, WARNING, Finding
-from paceline.cluster.limits import explain_refusal
-from paceline.cluster.prepare import place_in_copy, prepare
-from paceline.cluster.secrets import read_secrets
-from paceline.cluster.survey import Partition, chosen, fair_cpus, survey_if_possible
-from paceline.contract import DONE, STOPPED, STOPPED_EXIT, RunFolder, write_atomically
+from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
+from paceline.cluster.checks.job import check_job
+from paceline.cluster.environment.store import settle
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.prepare import place_in_copy, prepare
+from paceline.cluster.secrets.secrets import read_secrets
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.limits import explain_refusal
+from paceline.cluster.slurm.partitions import Partition, chosen, fair_cpus, survey_if_possible
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.array import Trials
-from paceline.plan.site import Site
-from paceline.plan.slurm import SlurmPlan, plan_slurm
+from paceline.plan.run_path import Site
+from paceline.plan.slurm.array import Trials
+from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Job, load_job
 
 
@@ -205,7 +206,7 @@ class Draft:
         with folders.new_folder(self.site) as site:
             plan = self.plan(site)
             prepared = prepare(
-                job, site=site, shape=plan.shape, order=plan.order, command=["paceline", *sys.argv[1:]],
+                job, site=site, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
                 backend="slurm", code_is_needed=True, compiled=job.environment.kind == "current",
             )  # fmt: skip
             slurm.write_files(plan)
@@ -256,8 +257,8 @@ class Draft:
 
 def see_it_through(folder: RunFolder, *, follow: bool) -> int:
     """Until the run is over; its status as an exit code."""
-    from paceline.watch.follow import Watcher, wait_for
-    from paceline.watch.follow import follow as stream
+    from paceline.watch.logs import Watcher, wait_for
+    from paceline.watch.logs import follow as stream
 
     if follow:
         watcher = Watcher(folder)

@@ -12,11 +12,11 @@ import typer
 from paceline.cli import options, single_command
 from paceline.cli.submit import option
 from paceline.cli.sweep_wandb import warn_of_two
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec import Flag
 from paceline.spec.load import read_file
-from paceline.sweep.setting import Setting, read_setting
-from paceline.trials import SweepFolder
+from paceline.sweep.settings import Setting, read_setting
 
 # Verbs of its own: the first word, and the module whose `command` does it. Anything else starts a sweep.
 WORDS = {
@@ -146,7 +146,7 @@ def command(
     )
     warn_of_two(setting, path, wandb_sweep)
     check_scripts(setting)
-    from paceline.cli.sweep_start import Start
+    from paceline.sweep.start import Start
 
     start = Start(setting, local=local)
     if dry_run:

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
-from paceline.cluster import slurm
-from paceline.contract import write_atomically
-from paceline.sweep.ledger import pids_of
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.run_folder import write_atomically
+from paceline.sweep.folder import pids_of
 from paceline.sweep.results import find_sweep
 
 
@@ -29,7 +29,7 @@ def command(
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
     for pid in {pid for path in sweep.trials.glob("*") for pid in pids_of(path)}:
         with suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, signal.SIGTERM)  # it passes that on to the launchers of its trials
+            os.kill(pid, signal.SIGTERM)  # it passes that on to the agents of its trials
     jobs = [str(line["job"]) for line in sweep.read_jobs()]
     # Trials that go on in another job than the array's have told their folder.
     others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}

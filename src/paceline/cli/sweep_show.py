@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import console, runs
-from paceline.contract import write_atomically
+from paceline.contract.run_folder import write_atomically
+from paceline.contract.sweep_folder import DONE, FAILED
 from paceline.errors import UsageError
-from paceline.spec.amounts import show_seconds
-from paceline.sweep.drawing import value_text
-from paceline.sweep.ranking import Row, has_repeats, rows, sort_by
+from paceline.spec.quantities import show_seconds
+from paceline.sweep.report.axes import shown
+from paceline.sweep.report.plots import value_text
+from paceline.sweep.report.ranking import Row, has_repeats, rows, sort_by
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
-from paceline.sweep.scales import shown
-from paceline.trials import DONE, FAILED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,8 +87,8 @@ def _is_live(sweep: Sweep) -> bool:
 
 
 def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
-    from paceline.sweep.report import render
-    from paceline.sweep.table import to_csv
+    from paceline.sweep.report.csv import to_csv
+    from paceline.sweep.report.html import render
 
     for path in filter(None, (csv, report)):
         if not path.absolute().parent.is_dir():

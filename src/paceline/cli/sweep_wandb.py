@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.cli import console
-from paceline.cluster.secrets import read_secrets
-from paceline.sweep.ledger import Ledger
-from paceline.sweep.setting import Setting
+from paceline.cluster.secrets.secrets import read_secrets
+from paceline.contract.sweep_folder import Search
+from paceline.sweep.folder import Ledger
+from paceline.sweep.settings import Setting
 from paceline.sweep.wandb_service import check_reachable, create_sweep
-from paceline.trials import Search
 
 
 def warn_of_two(setting: Setting, file: Path, typed: str | None) -> None:

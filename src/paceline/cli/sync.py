@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.cluster import folder as folders
-from paceline.cluster.uploading import complete, is_empty, is_sent, kept_runs, python_with_wandb, send
-from paceline.contract import RunFolder
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.wandb_sync import complete, is_empty, is_sent, kept_runs, python_with_wandb, send
+from paceline.contract import wandb_server
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
-from paceline.runtime.trackers import connection
 
 
 def command(
@@ -61,9 +61,9 @@ def _nothing(folder: RunFolder, has_sent: bool) -> str:
 
 
 def _check_connection() -> None:
-    problem = connection.missing_key(os.environ)
+    problem = wandb_server.missing_key(os.environ)
     if problem:
-        raise EnvironmentProblem(f"W&B: {problem}", hint=connection.KEY_HINT)
-    problem = connection.unreachable(os.environ)
+        raise EnvironmentProblem(f"W&B: {problem}", hint=wandb_server.KEY_HINT)
+    problem = wandb_server.unreachable(os.environ)
     if problem:
         raise EnvironmentProblem(f"W&B: {problem}", hint="type this on a machine that has a network")

@@ -1,4 +1,4 @@
-"""A Job on this machine: the order, and the launchers that carry it out."""
+"""A Job on this machine: the order, and the agents that carry it out."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from paceline import contract
-from paceline.contract import Order
+from paceline.contract import env
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
-from paceline.plan.order import carry_over, make_order
+from paceline.plan.launch_spec import carry_over, make_launch_spec
 from paceline.plan.quote import command_line, quote
-from paceline.plan.run_json import hide, hide_in_values, hide_in_words
+from paceline.plan.run_path import Site
+from paceline.plan.run_record import hide, hide_in_values, hide_in_words
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
-from paceline.plan.site import Site
 from paceline.spec import Job
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
 START = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
-    "from paceline.node.launcher import main; sys.exit(main())"
+    "from paceline.agent.main import main; sys.exit(main())"
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash after it
@@ -30,7 +31,7 @@ FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash afte
 
 @dataclass(frozen=True)
 class Starter:
-    """One launcher: what to run, and the variables that it needs besides those that are there."""
+    """One agent: what to run, and the variables that it needs besides those that are there."""
 
     argv: tuple[str, ...]
     variables: dict[str, str]
@@ -40,10 +41,10 @@ class Starter:
 class LocalPlan:
     site: Site
     shape: Shape
-    order: Order
-    launchers: tuple[Starter, ...]
+    launch_spec: LaunchSpec
+    agents: tuple[Starter, ...]
     notes: tuple[str, ...] = ()  # what was chosen instead of what was asked, and why
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the launchers' environment
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the agents' environment
     secrets_told: str = ""  # their names, and where each comes from
 
     def show(self, *, copies: str) -> str:
@@ -51,18 +52,21 @@ class LocalPlan:
         lines = [
             f"run folder  {self.site.folder.path}",
             f"code        {copies}",
-            f"ranks       {self.shape} ({self.order.style} style)",
+            f"ranks       {self.shape} ({self.launch_spec.style} style)",
             *(f"note        {note}" for note in self.notes),
             *([f"secrets     {self.secrets_told}"] if self.secrets_told else []),
         ]
-        for number, starter in enumerate(self.launchers):
-            name = f"launcher {number}" if len(self.launchers) > 1 else "launcher"
+        for number, starter in enumerate(self.agents):
+            name = f"agent {number}" if len(self.agents) > 1 else "agent"
             settings = " ".join(f"{key}={quote(value)}" for key, value in starter.variables.items())
             lines.append(f"{name:<11} {settings} {command_line(starter.argv)}")
-        lines.append(f"order       {contract.RunFolder(self.site.folder.path).order.name}:")
-        told = asdict(self.order)
-        told["variables"] = {name: hide(name, value) for name, value in self.order.variables.items()}
-        told["args"], told["params"] = hide_in_words(self.order.args), hide_in_values(self.order.params)
+        lines.append(f"order       {RunFolder(self.site.folder.path).launch_spec.name}:")
+        told = asdict(self.launch_spec)
+        told["variables"] = {name: hide(name, value) for name, value in self.launch_spec.variables.items()}
+        told["args"], told["params"] = (
+            hide_in_words(self.launch_spec.args),
+            hide_in_values(self.launch_spec.params),
+        )
         lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
         return "\n".join(lines)
 
@@ -94,7 +98,7 @@ def plan_local(
     site: Site,
     machine: Machine,
     python: str,
-    old: Order | None = None,
+    old: LaunchSpec | None = None,
     environ: Mapping[str, str] | None = None,
     filed: Secrets = NO_SECRETS,
 ) -> LocalPlan:
@@ -104,52 +108,52 @@ def plan_local(
     """
     shape = local_shape(job, machine)
     style, notes = choose_style(job, machine)
-    # Secrets are handed to the launchers themselves: the order is a file.
+    # Secrets are handed to the agents themselves: the order is a file.
     secrets = choose_secrets(job, environ=environ or {}, filed=filed, in_a_job=False)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
         variables.setdefault(VISIBLE, "")  # for scripts that do not ask the runtime for their device
-    order = make_order(
+    launch_spec = make_launch_spec(
         job, site=site, shape=shape, python=python, style=style, variables=variables,
         max_restarts=local_restarts(job),
     )  # fmt: skip
     if old is not None:
-        order = replace(carry_over(old, order, job), python=python)
-        shape = Shape(order.nodes, order.nproc, order.gpus, order.threads)
+        launch_spec = replace(carry_over(old, launch_spec, job), python=python)
+        shape = Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
     return LocalPlan(
-        site, shape, order, _starters(site, order, machine=machine, python=python), tuple(notes),
+        site, shape, launch_spec, _starters(site, launch_spec, machine=machine, python=python), tuple(notes),
         secrets={**secrets.values, **hidden_variables(job)}, secrets_told=secrets.told(),
     )  # fmt: skip
 
 
-def _starters(site: Site, order: Order, *, machine: Machine, python: str) -> tuple[Starter, ...]:
+def _starters(site: Site, launch_spec: LaunchSpec, *, machine: Machine, python: str) -> tuple[Starter, ...]:
     argv: tuple[str, ...] = (python, "-c", START)
-    # The place is said even to a launcher that is alone: an allocation's variables may stand around it.
-    common = {contract.RUN: str(site.folder.path)}
+    # The place is said even to a agent that is alone: an allocation's variables may stand around it.
+    common = {env.RUN: str(site.folder.path)}
     if python != sys.executable:
         # Another interpreter finds the run half in the run folder.
-        argv = (python, str(site.folder.runhalf))
-        common["PYTHONPATH"] = str(site.folder.runhalf)
+        argv = (python, str(site.folder.run_half))
+        common["PYTHONPATH"] = str(site.folder.run_half)
     starters = []
-    for number in range(order.nodes):
-        variables = {**common, contract.LAUNCHER: f"{number}/{order.nodes}"}
-        if order.nodes > 1 and order.gpus:  # each node here has GPUs of its own, as real nodes do
-            first = number * order.gpus
-            variables[VISIBLE] = ",".join(machine.device_names()[first : first + order.gpus])
+    for number in range(launch_spec.nodes):
+        variables = {**common, env.AGENT: f"{number}/{launch_spec.nodes}"}
+        if launch_spec.nodes > 1 and launch_spec.gpus:  # each node here has GPUs of its own, as real nodes do
+            first = number * launch_spec.gpus
+            variables[VISIBLE] = ",".join(machine.device_names()[first : first + launch_spec.gpus])
         starters.append(Starter(argv, variables))
     return tuple(starters)
 
 
-def order_text(order: Order) -> str:
+def launch_spec_text(launch_spec: LaunchSpec) -> str:
     """The order as a file holds it; arguments that are no UTF-8 are kept as escapes."""
-    text = order.to_json()
+    text = launch_spec.to_json()
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(asdict(order), indent=1) + "\n"
+        return json.dumps(asdict(launch_spec), indent=1) + "\n"
     return text
 
 
-def program_words(order: Order) -> Sequence[str]:
+def program_words(launch_spec: LaunchSpec) -> Sequence[str]:
     """The user's command, for people."""
-    return [*(["-m"] if order.is_module else []), order.program, *order.args]
+    return [*(["-m"] if launch_spec.is_module else []), launch_spec.program, *launch_spec.args]

@@ -1,4 +1,4 @@
-"""Secrets of a run: which there are, and which value counts. Values go to `environment.sh` or to launchers alone."""
+"""Secrets of a run: which there are, and which value counts. Values go to `environment.sh` or to agents alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import SpecError
-from paceline.plan.run_json import HIDDEN, hide
+from paceline.plan.run_record import HIDDEN, hide
 from paceline.spec import Job
 
 IN_THE_SHELL = "your environment"
 
 # What the batch script calls its own things.
 SCRIPT_NAMES = {
-    "run", "python", "self", "leg", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
+    "run", "python", "self", "job_start", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
     "again", "reports", "unfit", "kept", "next", "pause", "sweep", "kit", "index", "line", "number", "numbers",
     "slot", "slots", "at", "code", "each", "engine", "options", "folder",
 }  # fmt: skip

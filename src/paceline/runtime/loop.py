@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.boundary import Boundary
+from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.checkpoint import rng
-from paceline.runtime.feeding import move
-from paceline.runtime.gradients import Gradients
-from paceline.runtime.loader import Micro
-from paceline.runtime.seeding import host_randomness_kept
+from paceline.runtime.data.loader import Micro
+from paceline.runtime.data.randomness import host_randomness_kept
+from paceline.runtime.data.transfer import move
+from paceline.runtime.training.gradients import Gradients
 
 
 class Loop:

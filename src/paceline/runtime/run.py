@@ -12,25 +12,25 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 
-from paceline import contract
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import RunError, UsageError
-from paceline.runtime import group as groups
-from paceline.runtime.boundary import Boundary
+from paceline.runtime.boundary.boundary import Boundary
+from paceline.runtime.boundary.checkpoint_schedule import warn
+from paceline.runtime.boundary.stop import Pruned
 from paceline.runtime.checkpoint import Checkpoints, Restored
-from paceline.runtime.evaluation import evaluating
-from paceline.runtime.gradients import Gradients
-from paceline.runtime.identity import Identity
-from paceline.runtime.loader import make_loader
+from paceline.runtime.data.evaluation import evaluating
+from paceline.runtime.data.loader import make_loader
+from paceline.runtime.data.randomness import seed_everything
+from paceline.runtime.distributed import process_group as groups
+from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.loop import Loop
-from paceline.runtime.places import Places
-from paceline.runtime.reporting import Reports
-from paceline.runtime.saving import warn
-from paceline.runtime.seeding import seed_everything
+from paceline.runtime.metrics.report import Reports
+from paceline.runtime.paths import Places
 from paceline.runtime.settings import Params, Settings
-from paceline.runtime.stopping import Pruned
-from paceline.runtime.trackers.choosing import Feeds
-from paceline.runtime.trackers.nothing import NoRun
-from paceline.runtime.wrapping import Model, Replica, Wrapper
+from paceline.runtime.trackers.noop import NoRun
+from paceline.runtime.trackers.selection import Feeds
+from paceline.runtime.training.gradients import Gradients
+from paceline.runtime.training.wrap import Model, Replica, Wrapper
 
 KEPT_EVALUATIONS = 8  # data sets whose workers stay for the next evaluation
 
@@ -49,7 +49,7 @@ class Run:
         wrapper: Wrapper,
         gradients: Gradients,
         boundary: Boundary,
-        folder: contract.RunFolder | None,
+        folder: RunFolder | None,
         places: Places,
         attempt: int,
         reports: Reports,

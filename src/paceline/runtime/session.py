@@ -13,32 +13,34 @@ from typing import Any
 
 import torch
 
-from paceline import contract
-from paceline.runtime import device as devices
-from paceline.runtime import group as groups
-from paceline.runtime import report, rollcall
-from paceline.runtime.beating import Beat
-from paceline.runtime.boundary import Boundary
-from paceline.runtime.events import Events, Lines
-from paceline.runtime.gradients import LOW, Gradients
-from paceline.runtime.guards import LossGuard, explain_out_of_memory
-from paceline.runtime.identity import Identity, read_identity
-from paceline.runtime.metrics import Metrics
-from paceline.runtime.pacing import Pace
-from paceline.runtime.placement import bind_near
-from paceline.runtime.places import Places
-from paceline.runtime.profiling import ProfilerWindow
-from paceline.runtime.progress import Progress
-from paceline.runtime.reporting import Reports
+from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.runtime.boundary.boundary import Boundary
+from paceline.runtime.boundary.checkpoint_schedule import Saving
+from paceline.runtime.boundary.heartbeat import Beat
+from paceline.runtime.boundary.nonfinite import LossGuard, explain_out_of_memory
+from paceline.runtime.boundary.profiler import ProfilerWindow
+from paceline.runtime.boundary.stop import Pruned, Stopped
+from paceline.runtime.boundary.stragglers import Pace
+from paceline.runtime.data.randomness import seed_everything
+from paceline.runtime.distributed import communication_check, placement
+from paceline.runtime.distributed import device as devices
+from paceline.runtime.distributed import process_group as groups
+from paceline.runtime.distributed.affinity import bind_near
+from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.metrics.events import Events, Lines
+from paceline.runtime.metrics.metrics import Metrics
+from paceline.runtime.metrics.progress_bar import Progress
+from paceline.runtime.metrics.report import Reports
+from paceline.runtime.paths import Places
 from paceline.runtime.run import Run
-from paceline.runtime.saving import Saving
-from paceline.runtime.seeding import seed_everything
 from paceline.runtime.settings import Params, Settings, Surroundings
-from paceline.runtime.stopping import Pruned, Stopped
-from paceline.runtime.trackers.choosing import Feeds, open_feeds
+from paceline.runtime.trackers.base import Tracker
 from paceline.runtime.trackers.feed import Tee
-from paceline.runtime.trackers.tracking import Tracker
-from paceline.runtime.wrapping import Wrapper
+from paceline.runtime.trackers.selection import Feeds, open_feeds
+from paceline.runtime.training.gradients import LOW, Gradients
+from paceline.runtime.training.wrap import Wrapper
 
 _open = False  # one session at a time: signals, group and beat are the process's
 
@@ -59,11 +61,11 @@ class session:
 
     When the ranks agree to stop (a time limit, a preemption), `run.steps` ends the body after the state is
     saved: nothing after the loop runs, and the process exits with code 0. An error on one rank leaves at once,
-    without waiting for the others; their launcher ends them. `sys.exit(0)` in the body is its end: the last state
+    without waiting for the others; their agent ends them. `sys.exit(0)` in the body is its end: the last state
     is saved, and a rank that comes there first waits for the others.
 
     All arguments are fields of `Settings`; what the command line says (`paceline run --precision bf16`) wins.
-    `folder` is where metrics, events and checkpoints go when no launcher has made a run folder. `trackers` get what
+    `folder` is where metrics, events and checkpoints go when no agent has made a run folder. `trackers` get what
     is logged, too: "wandb", "tensorboard", or whatever has the three methods of a `Tracker`.
     """
 
@@ -99,11 +101,11 @@ class session:
             start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor, progress=progress,
             report=report,
         )  # fmt: skip
-        order = self._surroundings.order
-        self._settings = given.overridden(order.runtime if order else {}).checked()
+        launch_spec = self._surroundings.launch_spec
+        self._settings = given.overridden(launch_spec.runtime if launch_spec else {}).checked()
         self._folder = self._surroundings.folder
         if self._folder is None and folder is not None:
-            self._folder = contract.RunFolder(Path(folder))
+            self._folder = RunFolder(Path(folder))
         self._trackers = trackers
         self._began = time.perf_counter()
         self._made: _Made | None = None
@@ -123,15 +125,15 @@ class session:
     def _make(self) -> _Made:
         settings, around = self._settings, self._surroundings
         identity = read_identity()
-        report.check_world(identity, around.order.world_size if around.order else None)
+        placement.check_world(identity, around.launch_spec.world_size if around.launch_spec else None)
         beat = Beat(around.beat, identity.local_rank)
         device = devices.choose_device(identity, cpu=settings.cpu)
-        if settings.bind and around.order is not None:
+        if settings.bind and around.launch_spec is not None:
             bind_near(device)
         store = groups.meet(identity, timeout=settings.timeout)
-        posts = report.take_posts(store, report.own_post(identity, device))
+        posts = placement.take_posts(store, placement.own_post(identity, device))
         if posts and settings.report:
-            report.print_posts(posts)
+            placement.print_posts(posts)
         group = self._form(identity, device, store)
         if settings.seed is not None:
             seed_everything(settings.seed, settings.deterministic)
@@ -139,15 +141,15 @@ class session:
 
     def _form(self, identity: Identity, device: torch.device, store: Any) -> groups.Group:
         """The groups, formed and tried out. Of those that do not work none is waited for."""
-        settings, order = self._settings, self._surroundings.order
+        settings, launch_spec = self._settings, self._surroundings.launch_spec
         backend = settings.backend or groups.automatic_backend(device)
         try:
             group = groups.form(identity, device, store=store, backend=backend, timeout=settings.timeout)
         except RuntimeError as error:
-            raise rollcall.problem(identity, backend, error, what="forming the group") from error
+            raise communication_check.problem(identity, backend, error, what="forming the group") from error
         try:
-            if order is None or order.check:
-                rollcall.call_the_roll(group, identity, device, timeout=settings.timeout)
+            if launch_spec is None or launch_spec.check:
+                communication_check.call_the_roll(group, identity, device, timeout=settings.timeout)
         except BaseException:
             group.abandon()
             raise
@@ -194,13 +196,13 @@ class session:
         )
         boundary.tracker_ids = feeds.ids()
         boundary.signals.install()
-        beat.become(max(beat.state, contract.READY))
+        beat.become(max(beat.state, READY))
         run = Run(
             identity=identity,
             device=device,
             group=group,
             settings=settings,
-            params=Params(self._surroundings.order.params if self._surroundings.order else {}),
+            params=Params(self._surroundings.launch_spec.params if self._surroundings.launch_spec else {}),
             wrapper=wrapper,
             gradients=Gradients(
                 wrapper, precision=settings.precision, world=identity.world,
@@ -212,7 +214,7 @@ class session:
             attempt=self._surroundings.attempt,
             reports=Reports(
                 self._folder.path if self._folder else None,
-                trial=self._surroundings.order.trial if self._surroundings.order else {},
+                trial=self._surroundings.launch_spec.trial if self._surroundings.launch_spec else {},
                 rank=rank,
             ),
             feeds=feeds,
@@ -265,11 +267,9 @@ class session:
         made.lines.close()
         boundary.events.close()
         made.group.close()
-        boundary.beat.become(contract.SAVED_AND_STOPPED if stopped else contract.FINISHED)
+        boundary.beat.become(SAVED_AND_STOPPED if stopped else FINISHED)
         boundary.beat.close()
-        made.feeds.close(
-            contract.STOPPED if stopped else contract.DONE, urgent=stopped and boundary.signals.is_urgent
-        )
+        made.feeds.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
 
     def _leave_alone(self, made: _Made) -> None:
         """This rank has failed. Nobody is waited for: no barrier, no collective, no destroying of groups."""
@@ -281,12 +281,12 @@ class session:
         made.run.close()
         made.lines.close()
         boundary.events.close()
-        made.feeds.close(contract.FAILED)
+        made.feeds.close(FAILED)
 
     def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()
         seconds = time.perf_counter() - self._began
-        launched = self._surroundings.order is not None  # then the launcher tells it
+        launched = self._surroundings.launch_spec is not None  # then the agent tells it
         if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
             print(f"paceline: done in {_duration(seconds)}{steps}", file=sys.stderr, flush=True)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paceline import contract
+from paceline.contract import env
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -119,25 +121,25 @@ class Params(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the launcher told this rank: the run folder, which attempt, and the order. All absent when alone."""
+    """What the agent told this rank: the run folder, which attempt, and the order. All absent when alone."""
 
-    folder: contract.RunFolder | None = None
+    folder: RunFolder | None = None
     attempt: int = 1
-    order: contract.Order | None = None
+    launch_spec: LaunchSpec | None = None
     beat: str | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Surroundings:
         environ = os.environ if environ is None else environ
-        if not environ.get(contract.RUN):
-            return cls(beat=environ.get(contract.BEAT))
-        folder = contract.RunFolder(Path(environ[contract.RUN]))
+        if not environ.get(env.RUN):
+            return cls(beat=environ.get(env.HEARTBEAT))
+        folder = RunFolder(Path(environ[env.RUN]))
         try:
-            order = contract.Order.from_json(folder.order.read_text(encoding="utf-8"))
+            launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            order = None
+            launch_spec = None
         except (OSError, ValueError, TypeError) as error:
             raise EnvironmentProblem(
-                f"{folder.order} cannot be read: {error}", hint=f"{contract.RUN} names the run folder."
+                f"{folder.launch_spec} cannot be read: {error}", hint=f"{env.RUN} names the run folder."
             ) from None
-        return cls(folder, int(environ.get(contract.ATTEMPT, "1")), order, environ.get(contract.BEAT))
+        return cls(folder, int(environ.get(env.ATTEMPT, "1")), launch_spec, environ.get(env.HEARTBEAT))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.sandbox.cluster import Node, Sandbox, orphaned
 from paceline.sandbox.packages import missing
+from paceline.sandbox.sandbox import Node, Sandbox, orphaned
 from paceline.sandbox.settings import NAMESPACES, PLAIN, Settings
 
 __all__ = ["NAMESPACES", "PLAIN", "Node", "Sandbox", "Settings", "missing", "orphaned"]

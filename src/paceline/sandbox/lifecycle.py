@@ -6,21 +6,21 @@ import shutil
 import signal
 
 from paceline.errors import PacelineError
-from paceline.sandbox import daemons, network, places
+from paceline.sandbox import addresses, daemons, network
 from paceline.sandbox.processes import Process, kill_all, of_node
 from paceline.sandbox.settings import NAMESPACES, Layout, Record, Settings
 
 
 def start_all(layout: Layout, settings: Settings, *, owner: int | None) -> None:
     """Choose a place, write the files, start the daemons; each is written down as soon as it runs."""
-    with places.one_at_a_time():
+    with addresses.one_at_a_time():
         named = ["slurmctld", "slurmdbd", *settings.names]
         apart = settings.network == NAMESPACES
         record = Record(
             settings=settings,
-            ports=dict(zip(named, places.free_ports(layout.folder, len(named)), strict=True)),
-            subnet=places.free_subnet(layout.folder) if apart else "",
-            bridge=places.bridge_name(layout.folder) if apart else "",
+            ports=dict(zip(named, addresses.free_ports(layout.folder, len(named)), strict=True)),
+            subnet=addresses.free_subnet(layout.folder) if apart else "",
+            bridge=addresses.bridge_name(layout.folder) if apart else "",
             owner=Process.of(owner) if owner else None,
         )
         record.save(layout)

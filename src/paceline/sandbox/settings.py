@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract import write_atomically
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sandbox.processes import Process
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError
-from paceline.spec.amounts import show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.spec.tables import (
     Checkpoint,
     Data,

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_agreement
-from paceline.spec.problems import explain, explain_flag, nearest, show
 from paceline.spec.tables import Tables
+from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from paceline.errors import SpecError
 from paceline.spec.load import Flag, read_file
-from paceline.spec.problems import explain, explain_flag, nearest, show
 from paceline.spec.tables import Count, FolderName, Line, Table, Tables, Words
+from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
 BESIDE = ("step", "log", "when")  # what may stand beside a range

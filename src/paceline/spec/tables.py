@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from paceline.spec.amounts import parse_mebibytes, parse_seconds
+from paceline.spec.quantities import parse_mebibytes, parse_seconds
 
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.side_by_side import SideBySide
-from paceline.contract import FAILED, STOPPED
+from paceline.agent.trial import close_trial, open_trial
+from paceline.cluster.local.parallel_runs import SideBySide
+from paceline.contract.sweep_folder import NoPoint
+from paceline.contract.verdict import FAILED, STOPPED
 from paceline.errors import PacelineError
-from paceline.node.trial import close_trial, open_trial
 from paceline.plan.local import VISIBLE, LocalPlan, plan_local
 from paceline.plan.secrets import NO_SECRETS, Secrets
 from paceline.plan.shape import Machine
 from paceline.spec import Job
-from paceline.sweep.ledger import Ledger
-from paceline.trials import NoPoint
+from paceline.sweep.folder import Ledger
 
 Tell = Callable[[int, Mapping[str, Any]], None]
 
@@ -83,11 +83,11 @@ class LocalTrials:
             environ=os.environ, filed=self.filed,
         )  # fmt: skip
         devices = self.room[slot].devices
-        if not plan.order.gpus or len(plan.launchers) > 1:
+        if not plan.launch_spec.gpus or len(plan.agents) > 1:
             return plan
         own = {VISIBLE: ",".join(devices)}
-        launchers = tuple(replace(each, variables={**each.variables, **own}) for each in plan.launchers)
-        return replace(plan, launchers=launchers)
+        agents = tuple(replace(each, variables={**each.variables, **own}) for each in plan.agents)
+        return replace(plan, agents=agents)
 
     def _end(self, number: int, verdict: str) -> None:
         if verdict == STOPPED or (verdict == FAILED and self.pool.stopping):

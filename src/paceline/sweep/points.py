@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from paceline.agent.trial import shown
+from paceline.contract.sweep_folder import Point, Search, is_active
 from paceline.errors import SpecError
-from paceline.node.trial import shown
 from paceline.spec.load import parse_value
 from paceline.spec.sweep import in_order
-from paceline.trials import Point, Search, is_active
 
 Space = Mapping[str, dict[str, Any]]
 MOST = 1_000_000  # points of a grid: more is a mistake in the file

@@ -16,13 +16,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster import slurm
-from paceline.cluster.states import ENDED, WAITING, JobState
-from paceline.contract import RunFolder
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.states import ENDED, WAITING, JobState
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep_folder import (
+    DONE,
+    FAILED,
+    NO_POINT,
+    PRUNED,
+    SweepFolder,
+    TrialFolder,
+    read_lines,
+)
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.site import STORE
-from paceline.sweep.ledger import is_at_work
-from paceline.trials import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
+from paceline.plan.run_path import STORE
+from paceline.sweep.folder import is_at_work
 from paceline.watch.records import Ask, look, read_json
 
 RUNNING, PENDING = "running", "pending"

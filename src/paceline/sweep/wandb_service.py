@@ -9,28 +9,28 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.contract import wandb_server
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.runtime.trackers import connection
 
 ELSE = 'or let Paceline search, which needs no service: sampler = "tpe" in a sweep.toml'
 
 
 def check_reachable(environ: Mapping[str, str]) -> None:
     """Refuse before anything is queued: agents with no network would wait in vain, one after the other."""
-    url = connection.base_url(environ)
+    url = wandb_server.base_url(environ)
     if environ.get("WANDB_MODE") in ("offline", "disabled"):
         raise EnvironmentProblem(
             f"points of a W&B sweep come from {url}, and WANDB_MODE is {environ['WANDB_MODE']!r}",
             hint=f"unset WANDB_MODE, {ELSE}",
         )
-    if problem := connection.unreachable(environ):
+    if problem := wandb_server.unreachable(environ):
         raise EnvironmentProblem(
             f"points of a W&B sweep come from {url}: {problem}",
             hint=f"type this where there is a network, set WANDB_BASE_URL or https_proxy, {ELSE}",
         )
-    if problem := connection.missing_key(environ):
+    if problem := wandb_server.missing_key(environ):
         raise EnvironmentProblem(
-            f"points of a W&B sweep come from {url}: {problem}", hint=connection.KEY_HINT
+            f"points of a W&B sweep come from {url}: {problem}", hint=wandb_server.KEY_HINT
         )
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from paceline.errors import SpecError, UsageError
 from paceline.spec import Flag, Job
-from paceline.spec.problems import explain
 from paceline.spec.sweep import SweepFile, SweepTable, with_flags
+from paceline.spec.validation_errors import explain
 from paceline.spec.wandb_sweep import WandbFile, load_wandb_file
 
 KEY, ADDRESS = "WANDB_API_KEY", "WANDB_BASE_URL"

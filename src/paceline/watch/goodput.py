@@ -1,13 +1,13 @@
 """Where a run's wall time went, from its events alone.
 
     queued    submitted, or requeued, and not yet started
-    starting  a launcher runs, but no step has been trained since its ranks were started
+    starting  a agent runs, but no step has been trained since its ranks were started
     training  steps whose result was kept
     saving    the part of saves for which training stood still
     lost      steps that were done again, and the wait until somebody noticed that ranks had failed or hung
     idle      the rest: waiting before a relaunch, closing down
 
-A start of another leg (a job that was requeued, by whomever) was queued since the last word of the one before.
+A start of another job start (a job that was requeued, by whomever) was queued since the last word of the one before.
 
 Events that are read: `queued` (or `submitted`), `started`, `ranks`, `training` (the first step boundary of an
 attempt, with the step it began from), `saving` (with `step` and `blocked` seconds), `failed`, `stopped`, `done`.
@@ -70,7 +70,7 @@ def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodp
     result = Goodput()
     stretches: list[_Stretch] = []
     phase, since = "", 0.0
-    leg, last = "", 0.0
+    job_start, last = "", 0.0
     current: _Stretch | None = None
 
     def close(until: float) -> None:
@@ -79,14 +79,14 @@ def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodp
 
     for event in events:
         kind, time = event["event"], float(event["time"])
-        if kind == "started" and _requeued(leg, str(event.get("leg", ""))):
+        if kind == "started" and _requeued(job_start, str(event.get("job_start", ""))):
             if current is not None:
                 current.ended, current = last, None
                 phase, since = "queued", last
             elif phase in ("idle", "starting"):
                 close(last)
                 phase, since = "queued", last
-        leg, last = str(event.get("leg", leg)), time
+        job_start, last = str(event.get("job_start", job_start)), time
         if kind in ("queued", "submitted", "started", "ranks"):
             after = {"submitted": "queued", "queued": "queued"}.get(kind, "starting")
             if current is not None:  # an attempt that left no word of its end
@@ -118,9 +118,9 @@ def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodp
     return result
 
 
-def _requeued(before: str, leg: str) -> bool:
+def _requeued(before: str, job_start: str) -> bool:
     """Legs on one machine (`pid-...`) are started by a person; those of a job come out of the queue."""
-    return bool(before) and before != leg and not leg.startswith("pid-")
+    return bool(before) and before != job_start and not job_start.startswith("pid-")
 
 
 def _divide(stretches: list[_Stretch], result: Goodput) -> None:

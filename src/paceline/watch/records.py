@@ -10,11 +10,12 @@ from typing import Any
 
 import psutil
 
-from paceline.cluster import slurm
-from paceline.cluster.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
-from paceline.contract import DONE, FAILED, STOPPED, RunFolder, read_verdict
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
-from paceline.plan.site import STORE
+from paceline.plan.run_path import STORE
 
 Ask = Callable[[Iterable[str]], Mapping[str, JobState]]
 
@@ -115,26 +116,26 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, asked
     if state is not None:
         return state.word if state.word != DONE else verdict or state.word
     if job is not None and not asked and verdict in (None, STOPPED):
-        return "unknown"  # its last leg may have stopped, and the job be in the queue again
+        return "unknown"  # its last job start may have stopped, and the job be in the queue again
     if job is None and verdict is None:
         return "running" if _runs_here(folder) else "lost"
     # A job that the queue and the accounting have forgotten, and that has left no verdict.
     return verdict or "lost"
 
 
-def newest_leg(folder: RunFolder) -> Path | None:
-    legs = [path for path in folder.path.glob("legs/*") if path.is_dir()]
-    return max(legs, key=lambda path: path.stat().st_mtime, default=None)
+def newest_job_start(folder: RunFolder) -> Path | None:
+    job_starts = [path for path in folder.path.glob("job-starts/*") if path.is_dir()]
+    return max(job_starts, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def newest_verdict(folder: RunFolder) -> str | None:
-    leg = newest_leg(folder)
-    return read_verdict(leg / "verdict") if leg else None
+    job_start = newest_job_start(folder)
+    return read_verdict(job_start / "verdict") if job_start else None
 
 
 def _runs_here(folder: RunFolder) -> bool:
-    leg = newest_leg(folder)
-    pid = leg.name.removeprefix("pid-") if leg else ""
+    job_start = newest_job_start(folder)
+    pid = job_start.name.removeprefix("pid-") if job_start else ""
     return pid.isdigit() and psutil.pid_exists(int(pid))
 
 

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.runtime.checkpoint.checkpoints import Checkpoints, Restored, Saved
+    from paceline.runtime.checkpoint.manager import Checkpoints, Restored, Saved
     from paceline.runtime.checkpoint.retention import Policy
 
 __all__ = ["Checkpoints", "Policy", "Restored", "Saved"]

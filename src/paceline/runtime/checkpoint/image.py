@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.checkpoint.layout import BLOCK, Piece
+from paceline.contract.checkpoint.safetensors import BLOCK, Piece
 from paceline.runtime.checkpoint.shares import SMALL, Share
-from paceline.runtime.checkpoint.tree import TORCH_DTYPES, Taken
+from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, Taken
 
 # Without giving up the interpreter: another thread would take it, thousands of times.
 _copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(

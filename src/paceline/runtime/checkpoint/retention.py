@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import contract
+from paceline.contract.checkpoint import marker
+from paceline.contract.checkpoint.names import checkpoint_name
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.checkpoint import marker
 
 PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
 FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: given up, for ranks that wait for it
@@ -78,7 +78,7 @@ def tidy(folder: Path, policy: Policy, *, damaged: Iterable[Path], attempt: int)
     stay = kept(found, policy)
     for complete in found:
         if complete.step not in stay:
-            discard(folder / contract.checkpoint_name(complete.step), attempt=attempt)
+            discard(folder / checkpoint_name(complete.step), attempt=attempt)
     for path in bad:
         discard(path, attempt=attempt)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from paceline.contract.checkpoint.marker import Whole, checksum
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.image import Image
-from paceline.runtime.checkpoint.marker import Whole, checksum
-from paceline.runtime.checkpoint.tree import TORCH_DTYPES, dtensor_class
+from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, dtensor_class
 
 FOLDER = "sharded"
 

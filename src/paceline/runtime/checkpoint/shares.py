@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.checkpoint.layout import Piece, header
-from paceline.runtime.checkpoint.tree import DTYPE_NAMES
+from paceline.contract.checkpoint.safetensors import Piece, header
+from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
 SMALL = 1 << 20  # pieces below this are gathered on a GPU before they cross to the host
 SMALLEST_SHARE = 1 << 18  # less than this is not worth a file of its own

@@ -16,12 +16,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline import contract
+from paceline.contract.checkpoint import marker
+from paceline.contract.checkpoint.marker import Marker, Whole
+from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_name
+from paceline.contract.checkpoint.safetensors import BLOCK
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import marker, retention, sharded
+from paceline.runtime.checkpoint import retention, sharded
 from paceline.runtime.checkpoint.image import Image
-from paceline.runtime.checkpoint.layout import BLOCK
-from paceline.runtime.checkpoint.marker import Marker, Whole
 
 GIVEN_UP = "rank 0 gave the save up"
 WRITE = 16 << 20  # bytes per write: long enough for any file system, short enough to notice a full one
@@ -58,7 +60,7 @@ class Job:
 
     @property
     def final(self) -> Path:
-        return self.folder / contract.checkpoint_name(self.step)
+        return self.folder / checkpoint_name(self.step)
 
     @property
     def partial(self) -> Path:
@@ -174,7 +176,7 @@ def _report_path(job: Job, rank: int) -> Path:
 
 
 def _report(job: Job, table: dict[str, Any]) -> None:
-    contract.write_atomically(_report_path(job, job.rank), json.dumps(table))
+    write_atomically(_report_path(job, job.rank), json.dumps(table))
 
 
 def _reports(job: Job) -> dict[int, dict[str, Any]]:
@@ -215,7 +217,7 @@ def _commit(job: Job, reports: dict[int, dict[str, Any]]) -> None:
         step=job.step, epoch=job.epoch, world=job.world, save=job.save, time=time.time(), meta=job.meta,
         objects=job.kinds, files=files,
     )  # fmt: skip
-    _write_synced(job.partial / contract.CHECKPOINT_MARKER, made.to_json().encode())
+    _write_synced(job.partial / CHECKPOINT_MARKER, made.to_json().encode())
     for folder in {(job.partial / name).parent for name in files}:
         _sync_folder(folder)
     if job.final.exists():  # a damaged one, from which nobody could resume: this step was reached again

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.errors import RunError
-from paceline.runtime.identity import read_identity
-from paceline.runtime.trackers.wandb_agent import Point
+from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.trackers.wandb.agent import Point
 
 _store: Any = None
 _words = 0  # told or heard so far: equally many on all ranks
@@ -46,7 +46,7 @@ def wait_until_heard() -> None:
 def hear() -> str:
     """The next word of rank 0's, however long it takes."""
     global _words
-    from paceline.runtime.group import await_word
+    from paceline.runtime.distributed.process_group import await_word
 
     _words += 1
     word = await_word(_place(), f"word/{_words}")
@@ -67,14 +67,14 @@ def _place() -> Any:
     if _store is None:
         import torch.distributed as dist
 
-        from paceline.runtime import group
+        from paceline.runtime.distributed import process_group
 
         if dist.is_initialized():  # the script's own: its address is taken
             _store = dist.distributed_c10d.PrefixStore(
                 "paceline/words", dist.distributed_c10d._get_default_store()
             )
         else:
-            _store = group.meet(read_identity(), timeout=None)
+            _store = process_group.meet(read_identity(), timeout=None)
     return _store
 
 

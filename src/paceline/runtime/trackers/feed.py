@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline import contract
-from paceline.runtime.events import Lines
-from paceline.runtime.trackers.tracking import RunInfo, Tracker, first_line, warn
+from paceline.contract.verdict import FAILED, STOPPED
+from paceline.runtime.metrics.events import Lines
+from paceline.runtime.trackers.base import RunInfo, Tracker, first_line, warn
 
 MOST_WAITING = 100_000  # lines
 PATIENCE = 30.0  # seconds in which a tracker has to finish after the training
@@ -39,7 +39,7 @@ class Feed:
         self._given = 0  # lines, counted by the training
         self._taken = 0  # lines, counted by the thread
         self._lost = 0
-        self._status = contract.FAILED
+        self._status = FAILED
         self._broken = False
         self._thread = threading.Thread(target=self._work, name=f"paceline-{name}", daemon=True)
 
@@ -108,7 +108,7 @@ def patience_for(status: str, *, urgent: bool) -> float:
     """Seconds that trackers have at the end, all together."""
     if urgent:
         return URGENT
-    return {contract.FAILED: PATIENCE_AFTER_ERROR, contract.STOPPED: PATIENCE_AT_A_STOP}.get(status, PATIENCE)
+    return {FAILED: PATIENCE_AFTER_ERROR, STOPPED: PATIENCE_AT_A_STOP}.get(status, PATIENCE)
 
 
 class Tee(Lines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.trackers.tracking import RunInfo
+from paceline.runtime.trackers.base import RunInfo
 
 
 class TensorboardTracker:

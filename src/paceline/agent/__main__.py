@@ -1,0 +1,8 @@
+"""`python -m paceline.agent`: a node agent."""
+
+import sys
+
+from paceline.agent.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

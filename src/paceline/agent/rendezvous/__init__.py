@@ -1,0 +1,1 @@
+"""How the agents of a run find each other and keep in touch."""

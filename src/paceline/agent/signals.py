@@ -1,0 +1,59 @@
+"""What is asked of a agent by signals: they are only noted here, and acted on in its loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from types import FrameType
+
+SAME_PRESS = 1.0  # seconds: one Ctrl-C may arrive twice, from the terminal and passed on by the command
+
+
+class Requests:
+    """Counts of requests. `fileno` becomes readable with each signal, SIGCHLD too."""
+
+    def __init__(self) -> None:
+        self.stop = 0  # save and stop: SIGTERM, SIGUSR1
+        self.by_term = False
+        self.interrupt = 0  # end now: SIGINT, SIGHUP
+        self._last = {"stop": -10.0, "interrupt": -10.0}
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def listen(self) -> None:
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(each, self._note)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, self._note)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    @property
+    def end_now(self) -> bool:
+        """Ctrl-C, or asked twice to stop."""
+        return self.interrupt > 0 or self.stop > 1
+
+    @property
+    def hurry(self) -> bool:
+        """Asked again while ending."""
+        return self.interrupt + max(0, self.stop - 1) > 1
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def drain(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._reader, 4096):
+                pass
+
+    def _note(self, signum: int, _: FrameType | None) -> None:
+        kind = "interrupt" if signum in (signal.SIGINT, signal.SIGHUP) else "stop"
+        self.by_term |= signum == signal.SIGTERM
+        now = time.monotonic()
+        if now - self._last[kind] >= SAME_PRESS:
+            setattr(self, kind, getattr(self, kind) + 1)
+        self._last[kind] = now

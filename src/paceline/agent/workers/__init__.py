@@ -1,0 +1,1 @@
+"""Starting the ranks, one module per way of starting them, and capturing what they print."""

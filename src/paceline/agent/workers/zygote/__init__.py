@@ -1,0 +1,1 @@
+"""The process that imports torch once and forks the ranks."""

@@ -1,0 +1,1 @@
+"""What could go wrong with a job, checked before it is queued."""

@@ -1,0 +1,1 @@
+"""Run folders: created, filled, compared and exported."""

@@ -1,0 +1,174 @@
+"""Run folders: where they go, and how one is made whole or not at all."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import ClusterError, EnvironmentProblem, SpecError, UsageError
+from paceline.plan.run_path import STORE, Site, new_run_id
+from paceline.spec import Job
+
+SCRATCH = "PACELINE_SCRATCH"
+USUAL_SCRATCH = "runs"
+TRIALS = "trials"  # in the folder of a sweep
+
+
+def choose_scratch(job: Job, environ: Mapping[str, str]) -> Path:
+    """`$PACELINE_SCRATCH`, else `[project] scratch`, else `runs` in the project's folder."""
+    if environ.get(SCRATCH):
+        return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
+    if job.project.scratch is None:
+        return job.folder.absolute() / USUAL_SCRATCH
+    text = re.sub(
+        r"\$(?:\{(\w+)\}|(\w+))",
+        lambda match: _variable(match[1] or match[2], job, environ),
+        job.project.scratch,
+    )
+    return Path(os.path.abspath(job.folder / Path(text).expanduser()))
+
+
+def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
+    if not environ.get(name):
+        raise SpecError(
+            f"{job.said('project.scratch')} is {job.project.scratch!r}, and ${name} is not set here",
+            hint=f"set {name} or {SCRATCH}, or write another folder",
+        )
+    return environ[name]
+
+
+def choose_site(job: Job, environ: Mapping[str, str]) -> Site:
+    """Where the next run will live. Nothing is made."""
+    scratch = choose_scratch(job, environ)
+    return Site(scratch, job.project_name, job.project.experiment, new_run_id())
+
+
+def site_of(folder: RunFolder) -> Site:
+    """The site of a run that exists. Trials of a sweep lie within it."""
+    path = folder.path.absolute()
+    if path.parent.name == TRIALS and path.name.isdigit():
+        sweep = site_of(RunFolder(path.parent.parent))
+        return Site(sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name)
+    return Site(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
+
+
+def find_run(name: str, scratch: Path) -> RunFolder:
+    """A run by its folder, its id, or the end of its id; `last` is the newest; a trial of a sweep is SWEEP-3."""
+    if (RunFolder(Path(name)).run_json).is_file():
+        return RunFolder(Path(name).resolve())
+    found = (path.parent for path in scratch.glob("*/*/*/run.json"))
+    # Copies of code lie beside the runs, and may hold a file of that name.
+    known = sorted(path for path in found if path.parent.name != STORE)
+    known.sort(key=lambda path: path.name)
+    meant = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
+    if not meant and (match := re.fullmatch(r"(.+)-(\d+)", name)):
+        trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
+        meant = [path.parent for path in trials]
+    if len(meant) == 1:
+        return RunFolder(meant[0])
+    if meant:
+        raise UsageError(
+            f"{name!r} names {len(meant)} runs: {', '.join(path.name for path in meant[:5])}",
+            hint="write more of the run's id, or its folder",
+        )
+    raise UsageError(
+        f"there is no run {name!r} in {scratch}", hint="give a run's folder, its id, or the end of its id"
+    )
+
+
+def refuse_if_alive(folder: RunFolder) -> None:
+    """Never two at once in one run folder: a start of it on this machine may still be going on."""
+    import psutil
+
+    from paceline.cluster.slurm import commands as slurm
+    from paceline.cluster.slurm.states import LIVE, WAITING
+
+    job = slurm.job_of(folder)
+    try:
+        state = slurm.states([job]).get(job) if job is not None else None
+    except ClusterError:  # no scheduler answers here: whoever types this knows better
+        state = None
+    if state is not None and state.phase in (LIVE, WAITING):
+        raise UsageError(
+            f"the run {folder.path.name} is {state.word}, as job {job}",
+            hint=f"wait for it, or end it first: paceline cancel {folder.path.name}",
+        )
+    for job_start in folder.path.glob("job-starts/pid-*"):
+        pid = int(job_start.name.removeprefix("pid-"))
+        # In a container the same few numbers come again: one that died may have had this process's own.
+        if (job_start / "verdict").exists() or pid == os.getpid() or not psutil.pid_exists(pid):
+            continue
+        try:
+            words = psutil.Process(pid).cmdline()
+        except psutil.Error:
+            continue
+        if any("paceline" in word for word in words):
+            raise UsageError(
+                f"the run {folder.path.name} is still going on, as process {pid}",
+                hint=f"wait for it, or ask it to stop: kill {pid}",
+            )
+
+
+def cannot(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
+    """A path that cannot be used, as one line with a way out."""
+    reason = error.strerror or str(error)
+    return EnvironmentProblem(
+        f"cannot {doing} {path}: {reason}",
+        hint=f"choose another place: {SCRATCH}=/some/folder, or scratch in [project] of paceline.toml",
+    )
+
+
+@contextmanager
+def new_folder(site: Site) -> Iterator[Site]:
+    """Make a run folder that nobody else has, and take all of it away again when the body fails."""
+    made: list[Path] = []
+    try:
+        for parent in reversed([site.folder.path.parent, *site.folder.path.parent.parents]):
+            if not parent.exists():
+                _make(parent, made)
+        while True:
+            try:
+                site.folder.path.mkdir()
+            except FileExistsError:
+                site = site.renamed()
+                continue
+            break
+    except OSError as error:
+        _unmake(made)
+        raise cannot("make the run folder", site.folder.path, error) from None
+    try:
+        yield site
+    except BaseException as error:
+        shutil.rmtree(site.folder.path, ignore_errors=True)
+        _unmake(made)
+        if isinstance(error, OSError):
+            raise cannot("write the run folder", site.folder.path, error) from None
+        raise
+
+
+def _make(path: Path, made: list[Path]) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        made.append(path)
+
+
+def _unmake(made: list[Path]) -> None:
+    """Take parents away that this run made and nobody has used since."""
+    for path in reversed(made):
+        try:
+            # Runs make their folder before they use the store: a store beside no run folder is ours alone.
+            if os.listdir(path) == [STORE]:
+                shutil.rmtree(path / STORE)
+            path.rmdir()
+        except OSError:
+            return

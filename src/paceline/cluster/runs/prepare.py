@@ -1,0 +1,125 @@
+"""Fill a new run folder: the code, the run half, the order and run.json. The same for every backend."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.local.machine import facts
+from paceline.cluster.runs.code_identity import identify
+from paceline.cluster.runs.run_half import put_run_half
+from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
+from paceline.cluster.secrets.secrets import secret_files
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.errors import EnvironmentProblem
+from paceline.plan.local import launch_spec_text
+from paceline.plan.run_path import Site
+from paceline.plan.run_record import run_json
+from paceline.plan.shape import Shape
+from paceline.spec import Job
+
+
+@dataclass(frozen=True)
+class Prepared:
+    site: Site
+    snapshot: Snapshot | None
+    notes: tuple[str, ...]  # what the user should hear
+
+
+def prepare(
+    job: Job,
+    *,
+    site: Site,
+    shape: Shape,
+    launch_spec: LaunchSpec,
+    command: Sequence[str],
+    backend: str,
+    code_is_needed: bool,
+    compiled: bool = False,
+) -> Prepared:
+    """Write all that a run folder holds before its agents start. Call it inside `folder.new_folder`.
+
+    `code_is_needed`: the ranks run the copy of the code, so that one that is too large is an error; otherwise
+    it is only said.
+    """
+    folder = site.folder
+    notes: list[str] = []
+    snapshot = None
+    if job.project.snapshot:
+        try:
+            snapshot = keep_code(job, site)
+        except EnvironmentProblem as problem:
+            if code_is_needed:
+                raise
+            notes.append(f"no copy of the code is kept: {problem.message}")
+    if snapshot is not None and snapshot.left_out:
+        notes.append(f"left out of the copy of the code, as secrets: {', '.join(snapshot.left_out)}")
+    put_run_half(folder.run_half, store=site.store, compiled=compiled)
+    folder.events.mkdir(exist_ok=True)
+    # The order holds the variables that were asked for: not for others to read.
+    write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
+    text = run_json(
+        job, site=site, shape=shape, command=command, created=time.time(),
+        facts={**facts(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
+    )  # fmt: skip
+    # Last: a folder with a run.json is a run.
+    write_atomically(folder.run_json, text)
+    return Prepared(site, snapshot, tuple(notes))
+
+
+def read_launch_spec(folder: RunFolder) -> LaunchSpec:
+    """The order of a run that exists."""
+    try:
+        return LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as problem:
+        raise EnvironmentProblem(
+            f"{folder.launch_spec} cannot be read: {problem}",
+            hint="start a new run instead of resuming this one",
+        ) from None
+
+
+def keep_code(job: Job, site: Site) -> Snapshot:
+    """The copy of the project's code, and the link to it."""
+    snapshot = take_snapshot(
+        job.folder,
+        store=site.store,
+        limit=job.project.snapshot_limit * 2**20,
+        exclude=job.project.exclude,
+        keep_out=[*run_places(job.folder, site), *secret_files(job, os.environ)],
+    )
+    os.symlink(os.path.relpath(snapshot.path, site.folder.path), site.folder.code)
+    return snapshot
+
+
+def run_places(folder: Path, site: Site) -> list[Path]:
+    """Folders of runs, which may lie in the project; a scratch that the project itself lies in is none of them."""
+    project = folder.resolve()
+    places = (site.scratch, site.store.parent, site.store, site.folder.path.parent)
+    return [place for place in places if not project.is_relative_to(place.resolve())]
+
+
+def place_in_copy(path: Path, *, job: Job, site: Site) -> Path:
+    """Where a path of the project lies in the copy; a path outside of the project stays where it is."""
+    absolute = Path(os.path.abspath(job.cwd / path))
+    try:
+        return site.folder.code / absolute.relative_to(job.folder.absolute())
+    except ValueError:
+        return absolute
+
+
+def _code(job: Job, snapshot: Snapshot | None) -> dict[str, Any]:
+    identity = identify(job.folder)
+    told: dict[str, Any] = {
+        "folder": str(job.folder),
+        "commit": identity.commit,
+        "branch": identity.branch,
+        "changed": identity.changed,
+    }
+    if snapshot is not None:
+        told |= {"snapshot": snapshot.digest, "files": snapshot.files, "bytes": snapshot.size}
+    return told

@@ -1,0 +1,1 @@
+"""Slurm's commands, what their output means, and the cluster's limits."""

@@ -1,0 +1,221 @@
+"""Slurm: submit, ask, cancel. Its answers are read by explicit field lists, never by column position."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from paceline.cluster.slurm.states import JobState, plain_state
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.errors import ClusterError
+from paceline.plan.slurm.plan import SlurmPlan
+
+PATIENCE = 60.0  # seconds for one answer: a busy controller takes its time
+ASKED_AT_ONCE = 2000  # jobs in one question: an argument cannot be longer than 128 KiB
+BETWEEN = "\x1f"  # no name, reason or node list holds it
+
+Done = subprocess.CompletedProcess[str]
+
+
+def available() -> bool:
+    return shutil.which("sbatch") is not None
+
+
+def call(
+    argv: Sequence[str], *, environ: Mapping[str, str] | None = None, check: bool = True, text: str = ""
+) -> Done:
+    """One command of Slurm's."""
+    try:
+        done = subprocess.run(
+            list(argv), env=dict(environ) if environ is not None else None, input=text,
+            text=True, capture_output=True, timeout=PATIENCE, errors="replace",
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ClusterError(
+            f"there is no {argv[0]} here",
+            hint="type this on a login node of the cluster, or try `paceline sandbox up`",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"{argv[0]} gave no answer within {PATIENCE:.0f} s",
+            hint="is the controller up? ask it: scontrol ping",
+        ) from None
+    if check and done.returncode:
+        raise ClusterError(f"{argv[0]}: {told(done)}", hint="is the controller up? ask it: scontrol ping")
+    return done
+
+
+def told(done: Done) -> str:
+    """What a command complained about, without its own name before each line."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in done.stderr.strip().splitlines()]
+    return "; ".join(line for line in lines if line) or f"exit code {done.returncode}"
+
+
+def version() -> tuple[int, int] | None:
+    """Slurm's version, or None where it has none to tell."""
+    try:
+        match = re.search(r"(\d+)\.(\d+)", call(["sinfo", "--version"], check=False).stdout)
+    except ClusterError:
+        return None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+# -- submission ----------------------------------------------------------------------------------------
+
+
+def write_files(plan: SlurmPlan) -> None:
+    """The script and its variables, into the run folder."""
+    folder = plan.site.folder
+    write_atomically(folder.environment, plan.environment, mode=0o600)
+    write_atomically(folder.script, plan.script)
+
+
+def give(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Call sbatch. The job's id; a refusal is a ClusterError in sbatch's words."""
+    done = call(words, environ=environ, check=False)
+    if done.returncode:
+        raise ClusterError(f"sbatch refused the job: {told(done)}")
+    # The last line that is an id: what a site has put around sbatch may speak too.
+    ids: list[str] = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
+    if not ids:
+        raise ClusterError(
+            f"sbatch named no job: {done.stdout.strip() or 'it printed nothing'}",
+            hint="look for it: squeue --me",
+        )
+    return ids[-1]
+
+
+def submit(plan: SlurmPlan) -> str:
+    """Give a run's script to sbatch, and write down which job it is."""
+    job = give(plan.sbatch, plan.submitter)
+    try:
+        note_job(plan.site.folder, job)
+    except BaseException:  # the run folder goes away with this error: the job must not be left without it
+        call(["scancel", job], environ=plan.submitter, check=False)
+        raise
+    return job
+
+
+def note_job(folder: RunFolder, job: str) -> None:
+    """Write down which job this run is. The job itself does the same when it starts."""
+    write_atomically(folder.job, f"{job}\n")
+    line = json.dumps({"time": time.time(), "event": "queued", "job": job})
+    with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
+        events.write(line + "\n")
+
+
+def job_of(folder: RunFolder) -> str | None:
+    """The run's newest job; None for a run that is no job."""
+    try:
+        return folder.job.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def test_only(plan: SlurmPlan) -> Done:
+    """Ask Slurm whether it would take the job, and when it would start; nothing is submitted."""
+    return call(
+        ["sbatch", "--test-only", *plan.arguments], environ=plan.submitter, check=False, text=plan.script
+    )
+
+
+# -- states --------------------------------------------------------------------------------------------
+
+_SQUEUE = ("%i", "%T", "%r", "%N", "%S", "%M")
+_SACCT = ("JobID", "State", "Reason", "NodeList", "Start", "Elapsed", "ExitCode")
+
+
+def states(jobs: Iterable[str]) -> dict[str, JobState]:
+    """The states of jobs: from the queue, else from the accounting. Those that nobody knows are absent."""
+    wanted = list(dict.fromkeys(jobs))
+    if not wanted:
+        return {}
+    found = {job: state for job, state in _queue().items() if job in set(wanted)}
+    gone = [job for job in wanted if job not in found]
+    for start in range(0, len(gone), ASKED_AT_ONCE):
+        found |= _accounted(gone[start : start + ASKED_AT_ONCE])
+    return found
+
+
+def _queue() -> dict[str, JobState]:
+    """All of the user's jobs that the controller still remembers: one question, however many runs."""
+    form = f"--format={BETWEEN.join(_SQUEUE)}"
+    done = call(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
+    found = {}
+    for line in done.stdout.splitlines():
+        values = line.split(BETWEEN)
+        if len(values) == len(_SQUEUE):
+            job, state, reason, nodes, start, elapsed = (value.strip() for value in values)
+            found[job] = JobState(job, plain_state(state), _reason(reason), nodes, start, elapsed)
+    return found
+
+
+def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
+    """Not every cluster keeps accounts, and some that do cannot be asked: then nothing is known."""
+    try:
+        done = call(
+            ["sacct", "--noheader", "--parsable2", f"--delimiter={BETWEEN}", "--allocations",
+             f"--jobs={','.join(jobs)}", f"--format={','.join(_SACCT)}"],
+            check=False,
+        )  # fmt: skip
+    except ClusterError:
+        return {}
+    found = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        values = line.split(BETWEEN)
+        if len(values) == len(_SACCT):
+            job, state, reason, nodes, start, elapsed, code = (value.strip() for value in values)
+            found[job] = JobState(job, plain_state(state), _reason(reason), nodes, start, elapsed, code)
+    return found
+
+
+def _reason(text: str) -> str:
+    return "" if text in ("None", "none", "(null)") else text
+
+
+def plain_id(job: str) -> str:
+    """The number that srun knows a job by: a task of an array, ARRAY_TASK, has one of its own."""
+    if job.isdigit():
+        return job
+    done = call(["squeue", "--noheader", f"--jobs={job}", "--format=%A"])
+    return (done.stdout.split() or [job])[0]
+
+
+# -- cancelling ----------------------------------------------------------------------------------------
+
+
+def cancel(folder: RunFolder, job: str) -> None:
+    """Mark the run first, so that nothing resurrects it; then end its job."""
+    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    end([job])
+
+
+def end(jobs: Sequence[str]) -> None:
+    """End jobs that are marked as cancelled; those that are over already are fine."""
+    for start in range(0, len(jobs), ASKED_AT_ONCE):
+        done = call(["scancel", *jobs[start : start + ASKED_AT_ONCE]], check=False)
+        if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
+            raise ClusterError(
+                f"scancel: {told(done)}", hint="the run is marked as cancelled: it will not be requeued"
+            )
+
+
+def ask_to_stop(folder: RunFolder, job: str) -> None:
+    """Mark the run, then have its ranks save and stop: the batch shell does not requeue a run that is marked."""
+    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    call(["scancel", "--batch", "--signal=USR1", job])
+
+
+def attach(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Give the terminal to a command of Slurm's; its exit code."""
+    try:
+        return subprocess.run(list(argv), env=dict(environ)).returncode
+    except FileNotFoundError:
+        raise ClusterError(
+            f"there is no {argv[0]} here", hint="type this on a login node of the cluster"
+        ) from None

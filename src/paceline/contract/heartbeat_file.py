@@ -1,0 +1,25 @@
+"""The heartbeat file of a node: its layout, and the states of a rank."""
+
+from __future__ import annotations
+
+import struct
+
+# One file per node, in node-local memory (/dev/shm or the temporary folder), mapped by agent and ranks:
+# a header that the agent writes, then one slot per local rank that this rank alone writes.
+# A beat costs no system call, and a rank that is stuck in C cannot pretend to be alive.
+
+HEADER = struct.Struct("=qqq")  # ending (1: a TERM now means "end"), attempt, stop asked (1)
+SLOT = struct.Struct("=qqqdd")  # state, step, pid, time of the beat (time.time()), seconds per step
+SLOT_SIZE = 64
+
+# States of a rank, in the order in which they happen.
+ABSENT, READY, RUNNING, SAVED_AND_STOPPED, FINISHED = range(5)
+
+
+def slot_offset(local_rank: int) -> int:
+    """Where the slot of a local rank begins."""
+    return SLOT_SIZE * (local_rank + 1)
+
+
+def file_size(ranks: int) -> int:
+    return SLOT_SIZE * (ranks + 1)

@@ -1,8 +1,0 @@
-"""`python -m paceline.node`: a node launcher."""
-
-import sys
-
-from paceline.node.launcher import main
-
-if __name__ == "__main__":
-    sys.exit(main())

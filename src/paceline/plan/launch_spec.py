@@ -1,0 +1,150 @@
+"""From a Job to the Order that its agents carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.plan.run_path import Site
+from paceline.plan.shape import Shape
+from paceline.spec import Job
+
+# The runtime's settings, and the keys that they come from.
+RUNTIME_KEYS = {
+    "backend": "runtime.backend",
+    "cpu": "runtime.cpu",
+    "precision": "runtime.precision",
+    "seed": "runtime.seed",
+    "deterministic": "runtime.deterministic",
+    "profile": "runtime.profile",
+    "max_steps": "runtime.max_steps",
+    "timeout": "runtime.timeout",
+    "on_nonfinite": "runtime.on_nonfinite",
+    "start_from": "runtime.start_from",
+    "save_every_steps": "checkpoint.every_steps",
+    "save_every_seconds": "checkpoint.every_seconds",
+    "keep_last": "checkpoint.keep_last",
+    "keep_every": "checkpoint.keep_every",
+    "debug": "launch.debug",
+}
+
+# Fields of an order, and the keys that decide them: a resumed run keeps what nobody typed again.
+_DECIDED_BY = {
+    "style": ("launch.style",),
+    "nodes": ("job.nodes",),
+    "nproc": ("launch.nproc",),
+    "gpus": ("launch.nproc", "runtime.cpu", "job.gpus_per_node"),
+    "one_gpu_per_rank": ("launch.gpu_binding",),
+    "preload": ("launch.preload",),
+    "tee": ("launch.tee",),
+    "max_restarts": ("resume.max_attempts",),
+    "hang_timeout": ("resume.hang_timeout",),
+    "threads": ("launch.nproc", "job.nodes"),
+    "data": ("data.stage",),
+}
+
+
+def runtime_settings(job: Job) -> dict[str, Any]:
+    """What `paceline.session` goes by: only what was said."""
+    settings = {}
+    for name, key in RUNTIME_KEYS.items():
+        table, field = key.split(".")
+        value = getattr(getattr(job.tables, table), field)
+        if value is not None and value is not False:
+            settings[name] = value
+    return settings
+
+
+def data_wish(job: Job) -> dict[str, Any]:
+    """`[data]` as agents read it; empty where nothing is to be staged or collected."""
+    data = job.data
+    if not data.stage and not data.collect:
+        return {}
+    return {
+        "stage": list(data.stage), "collect": list(data.collect), "keep": data.keep or 0, "verify": data.verify,
+        "folder": data.folder or "",
+    }  # fmt: skip
+
+
+def tracking_wish(job: Job) -> dict[str, Any]:
+    """`[tracking]` as ranks read it: only what was said."""
+    said: dict[str, Any] = job.tracking.model_dump(mode="json", exclude_defaults=True)
+    return said
+
+
+def make_launch_spec(
+    job: Job,
+    *,
+    site: Site,
+    shape: Shape,
+    python: str,
+    style: str | None = None,
+    place_of: Callable[[Path], Path] = lambda path: path,
+    variables: dict[str, str] | None = None,
+    max_restarts: int = 0,
+) -> LaunchSpec:
+    """The order. `place_of` says where a path of the project lies when the ranks run (live, or in the copy)."""
+    script = job.cwd / job.program.name
+    is_module = job.program.is_module
+    return LaunchSpec(
+        run_id=site.run_id,
+        program=job.program.name if is_module else str(place_of(script)),
+        args=list(job.program.args),
+        is_module=is_module,
+        import_path=[str(place_of(job.cwd))] if is_module else [],
+        cwd=str(job.cwd),
+        python=python,
+        style=style or job.launch.style,
+        nodes=shape.nodes,
+        nproc=shape.nproc,
+        gpus=shape.gpus,
+        one_gpu_per_rank=job.launch.gpu_binding == "one",
+        preload=list(job.launch.preload),
+        variables=dict(job.environment.variables) if variables is None else variables,
+        threads=shape.threads,
+        tee=job.launch.tee,
+        project=site.project,
+        experiment=site.experiment,
+        scratch=str(site.scratch),
+        source=str(place_of(job.folder)),
+        params=job.params,
+        runtime=runtime_settings(job),
+        max_restarts=max_restarts,
+        hang_timeout=float(job.resume.hang_timeout or 0),
+        check=job.launch.check,
+        data=data_wish(job),
+        system_metrics=float(job.runtime.system_metrics),
+        tracking=tracking_wish(job),
+    )
+
+
+def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
+    """The order of a run that goes on: the old one, with what was typed this time."""
+    typed = {key for key, source in job.sources.items() if source.startswith("--")}
+    changes: dict[str, Any] = {
+        name: getattr(new, name) for name, keys in _DECIDED_BY.items() if typed.intersection(keys)
+    }
+    runtime = dict(old.runtime)
+    for name, key in RUNTIME_KEYS.items():
+        if key in typed:
+            runtime.pop(name, None)
+            if name in new.runtime:
+                runtime[name] = new.runtime[name]
+    tracking = dict(old.tracking)
+    for name in type(job.tracking).model_fields:
+        if f"tracking.{name}" in typed:
+            tracking[name] = getattr(job.tracking, name)
+    params = _deep(old.params, new.params) if any(key.startswith("params.") for key in typed) else old.params
+    variables = {**old.variables, **new.variables} if "environment.variables" in typed else old.variables
+    return replace(old, **changes, runtime=runtime, tracking=tracking, params=params, variables=variables)
+
+
+def _deep(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _deep(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+    return merged

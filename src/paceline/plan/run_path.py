@@ -1,0 +1,39 @@
+"""Where a run lives: `<scratch>/<project>/<experiment>/<run-id>`."""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.contract.run_folder import RunFolder
+
+STORE = ".snapshots"
+
+
+@dataclass(frozen=True)
+class Site:
+    scratch: Path
+    project: str
+    experiment: str
+    run_id: str
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.store.parent / self.experiment / self.run_id)
+
+    @property
+    def store(self) -> Path:
+        """What the runs of a project share: copies of its code, by content."""
+        return self.scratch / self.project / STORE
+
+    def renamed(self) -> Site:
+        """The same place under another run id."""
+        return replace(self, run_id=new_run_id())
+
+
+def new_run_id(now: datetime.datetime | None = None) -> str:
+    """Sorts by time, and differs from what others choose in the same second."""
+    moment = now or datetime.datetime.now()
+    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

@@ -1,0 +1,1 @@
+"""A Job as a Slurm batch script."""

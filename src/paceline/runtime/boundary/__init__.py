@@ -1,0 +1,1 @@
+"""What happens between two training steps: heartbeats, saves, stops, and checks on the run's health."""

@@ -1,0 +1,74 @@
+"""Which device a rank computes on, and the proof that no two ranks share a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from paceline.errors import DeviceError
+from paceline.runtime.distributed.identity import Identity
+
+
+def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
+    """cuda, xpu, mps or cpu. One visible GPU per task means index 0; several mean the local rank."""
+    if cpu:
+        return torch.device("cpu")
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is None or not module.is_available():
+            continue
+        device = torch.device(kind, _index(identity, module.device_count(), kind))
+        module.set_device(device)
+        return device
+    # Apple's GPU knows no process group: it serves a world of one.
+    if identity.is_alone and torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def _index(identity: Identity, visible: int, kind: str) -> int:
+    if visible == 1:
+        return 0  # bound by the scheduler; if it is not, `shared_gpus` finds two ranks on it
+    if identity.local_rank < visible:
+        return identity.local_rank
+    raise DeviceError(
+        f"rank {identity.rank} is local rank {identity.local_rank}, but only {visible} {kind} devices are visible "
+        f"({_visible_names()})",
+        hint=f"Start at most {visible} ranks on this node, ask for more GPUs, or use --cpu.",
+    )
+
+
+def _visible_names() -> str:
+    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+    told = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return ", ".join(told) or "CUDA_VISIBLE_DEVICES is not set"
+
+
+def hardware_id(device: torch.device) -> str:
+    """What tells this GPU from every other on its host; empty for a CPU."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return str(getattr(properties, "uuid", "") or f"{device} {properties.name}")
+    if device.type == "xpu":
+        return str(getattr(torch.xpu.get_device_properties(device), "uuid", "") or device)
+    return ""
+
+
+def shared_gpus(placed: Sequence[tuple[int, str, str]]) -> str | None:
+    """The complaint about two ranks on one GPU, from (rank, host, hardware id) of all; None when there are none."""
+    seen: dict[tuple[str, str], int] = {}
+    for rank, host, hardware in placed:
+        if not hardware:
+            continue
+        first = seen.setdefault((host, hardware), rank)
+        if first != rank:
+            return f"ranks {first} and {rank} are on the same GPU of {host} ({hardware})"
+    return None
+
+
+SHARED_HINT = (
+    "Each rank needs a GPU of its own: start as many ranks as there are GPUs, "
+    "and check CUDA_VISIBLE_DEVICES and --gpus-per-task. With --cpu no GPU is used."
+)

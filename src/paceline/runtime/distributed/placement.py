@@ -1,0 +1,94 @@
+"""Who runs where: gathered before the process group forms, checked, and printed by rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from paceline.errors import DeviceError, RunError
+from paceline.runtime.distributed.affinity import as_ranges, own_cpus
+from paceline.runtime.distributed.device import SHARED_HINT, hardware_id, shared_gpus
+from paceline.runtime.distributed.identity import Identity
+
+SHOWN = 64  # ranks printed one by one; a larger world is summed up
+
+
+@dataclass(frozen=True)
+class Post:
+    """One rank's place."""
+
+    rank: int
+    world: int
+    host: str
+    local_rank: int
+    device: str
+    hardware: str
+    pid: int
+    cpus: str
+
+    def line(self) -> str:
+        device = f"{self.device} ({self.hardware})" if self.hardware else self.device
+        words = (
+            f"rank {self.rank} of {self.world}", f"node {self.host}", f"local rank {self.local_rank}",
+            device, f"pid {self.pid}", f"cpus {self.cpus}",
+        )  # fmt: skip
+        return " · ".join(words)
+
+
+def own_post(identity: Identity, device: torch.device) -> Post:
+    return Post(
+        rank=identity.rank, world=identity.world, host=socket.gethostname(), local_rank=identity.local_rank,
+        device=str(device), hardware=hardware_id(device), pid=os.getpid(), cpus=as_ranges(own_cpus()),
+    )  # fmt: skip
+
+
+def take_posts(store: Any, post: Post) -> list[Post]:
+    """Tell rank 0 where this rank is, and hear its judgement. Rank 0 gets all posts; the others an empty list.
+
+    It goes through the store: two ranks on one GPU must be found before NCCL hangs on them.
+    """
+    if store is None:
+        return [post]
+    store.set(f"post/{post.rank}", json.dumps(asdict(post)))
+    if post.rank:
+        complaint = store.get("judgement").decode()
+        if complaint != "fit":
+            raise DeviceError(complaint, hint=SHARED_HINT)
+        return []
+    keys = [f"post/{rank}" for rank in range(post.world)]
+    store.wait(keys)
+    posts = [Post(**json.loads(text)) for text in store.multi_get(keys)]
+    complaint = shared_gpus([(each.rank, each.host, each.hardware) for each in posts])
+    store.set("judgement", complaint or "fit")
+    if complaint:
+        raise DeviceError(complaint, hint=SHARED_HINT)
+    return posts
+
+
+def check_world(identity: Identity, expected: int | None) -> None:
+    """A world of another size than was ordered is an error, not a slow run."""
+    if expected is not None and identity.world != expected:
+        raise RunError(
+            f"{expected} ranks were ordered, but this process sees a world of {identity.world} ({identity.source})",
+            hint="Something between agent and script changed WORLD_SIZE or RANK: look at the script's own start.",
+        )
+
+
+def print_posts(posts: list[Post]) -> None:
+    """One line per rank, columns aligned; on standard error, which is not the script's own output."""
+    rows = [post.line().split(" · ") for post in posts[:SHOWN]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    lines = [
+        " · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    if len(posts) > SHOWN:
+        hosts = len({post.host for post in posts})
+        lines.append(f"… and {len(posts) - SHOWN} more ranks, on {hosts} nodes in all")
+    print("\n".join(lines), file=sys.stderr, flush=True)

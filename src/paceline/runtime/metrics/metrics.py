@@ -1,0 +1,301 @@
+"""Numbers that a script logs: kept where they are, reduced across ranks later, written by rank 0.
+
+`log` costs a list append and, for a tensor on a device, one copy on that device; nothing waits for it. At each
+agreement of the ranks (a few times a second) a batch of what was logged moves one stage on:
+
+    logged  →  copying from the device  →  names agreed on  →  being reduced  →  written
+
+Ranks must have logged the same names for the same steps; where they have not (`if run.rank == 0: run.log(...)`)
+rank 0's own numbers are written. Who wants each rank's own numbers (`own`) gets them before they are reduced.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import UsageError
+from paceline.runtime.metrics.events import Lines
+
+# What one call of `log` leaves: step, epoch, samples of the step, weight of these values, time, the values.
+Entry = tuple[int, int, int, float, float, dict[str, Any]]
+PATIENCE = 2.0  # seconds that a rank which has failed waits for numbers of its device
+
+
+class Taker(Protocol):
+    """Takes whole lines of JSON: a file, or a tracker's feed."""
+
+    def append(self, text: str) -> None: ...
+
+
+class Deferred:
+    """Scalars of a device on their way to the host, without waiting for the device."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._event: Any = None
+        stacked = torch.stack([tensor.reshape(()).float() for tensor in tensors])
+        if stacked.device.type == "cuda":
+            self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+            self._host.copy_(stacked, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._host = stacked.cpu()
+
+    def values(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        found: list[float] = self._host.tolist()
+        return found
+
+    def arrives(self, *, within: float) -> bool:
+        """Whether `values` will not have to wait, now or in a moment: a device may hang in what peers never answer."""
+        deadline = time.monotonic() + within
+        while self._event is not None and not self._event.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+class _Row:
+    """What one step logged: sums of value x weight, and of weights; text as it is."""
+
+    __slots__ = ("epoch", "samples", "sums", "texts", "time", "weights")
+
+    def __init__(self, epoch: int, samples: int) -> None:
+        self.epoch, self.samples = epoch, samples
+        self.time = 0.0
+        self.sums: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
+        self.texts: dict[str, str] | None = None
+
+    def means(self) -> dict[str, float]:
+        weights = self.weights
+        for weight in weights.values():
+            if weight != 1:
+                break
+        else:  # the usual case, short
+            return self.sums
+        return {
+            name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()
+        }
+
+
+class _Batch:
+    """Rows that travel together."""
+
+    def __init__(self, entries: list[Entry], *, alone: bool) -> None:
+        self.entries = entries
+        tensors = [
+            value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)
+        ]
+        self._coming = Deferred(tensors) if tensors else None
+        self.rows: dict[int, _Row] = {}
+        self._reduced = torch.empty(0)
+        self.work: Any = None
+        # Which steps and names: what ranks must have in common for their numbers to be added up.
+        self.schema = 0
+        if not alone:
+            words = "\n".join([f"{entry[0]} {' '.join(entry[5])}" for entry in entries])
+            self.schema = zlib.crc32(words.encode()) * 65536 + len(entries) % 65536
+
+    def arrives(self, *, within: float) -> bool:
+        return self._coming is None or self._coming.arrives(within=within)
+
+    def fold(self) -> None:
+        """Rows from entries, once the device's numbers are here."""
+        arrived = iter(self._coming.values() if self._coming else ())
+        rows = self.rows
+        for step, epoch, samples, weight, when, values in self.entries:
+            row = rows.get(step)
+            if row is None:
+                row = rows[step] = _Row(epoch, samples)
+            row.time = when
+            sums, weights = row.sums, row.weights
+            for name, value in values.items():
+                kind = type(value)
+                if kind is str:
+                    row.texts = {**(row.texts or {}), name: value}
+                    continue
+                number = value if kind is float or kind is int else next(arrived)
+                # A slice that only keeps step weighs nothing, whatever its loss is.
+                share = number * weight if weight else 0.0
+                if name in sums:
+                    sums[name] += share
+                    weights[name] += weight
+                else:
+                    sums[name], weights[name] = share, weight
+        self.entries = []
+
+    def reduce(self, group: Any) -> None:
+        flat = [
+            number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())
+        ]
+        if flat:
+            self._reduced = torch.tensor(flat, dtype=torch.float64)
+            self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
+
+    def take(self) -> None:
+        """Put the reduced numbers into their rows."""
+        if self.work is None:
+            return
+        self.work.wait()
+        numbers = iter(self._reduced.tolist())
+        for row in self.rows.values():
+            row.sums = {name: next(numbers) for name in row.sums}
+            row.weights = {name: next(numbers) for name in row.weights}
+
+    def means(self) -> dict[int, dict[str, float]]:
+        """Of each step."""
+        return {step: row.means() for step, row in self.rows.items()}
+
+
+class Metrics:
+    """The log of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
+
+    def __init__(self, lines: Lines, *, group: Any, rank: int, own: Sequence[Taker] = ()) -> None:
+        self.latest: dict[str, float] = {}
+        self._text = _Text()
+        self._own = own
+        self._own_text = _Text()
+        self._lines = lines
+        self._group = group
+        self._rank = rank
+        self._entries: list[Entry] = []
+        self._offered: _Batch | None = None  # its schema is being agreed on
+        self._reducing: _Batch | None = None
+        self._told_apart = False
+
+    def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            kind = type(value)
+            if kind is torch.Tensor and value.is_cpu and value.dim() == 0:  # the usual case, short
+                values[name] = value.item()
+            elif kind is not float and kind is not int and kind is not str:
+                values[name] = _kept(name, value)
+        self._entries.append((step, epoch, samples, weight, time.time(), values))
+
+    # -- one stage on, at each agreement ---------------------------------------------------------------
+
+    def offer(self) -> float:
+        """Close the batch at hand, and name its schema for the agreement that is launched now."""
+        assert self._offered is None
+        self._offered = _Batch(self._entries, alone=self._group is None)
+        self._entries = []
+        return float(self._offered.schema)
+
+    def advance(self, same: bool) -> None:
+        """After an agreement: the batch before is written, the offered one begins to be reduced."""
+        if self._reducing is not None:
+            self._write(self._reducing)
+            self._reducing = None
+        batch, self._offered = self._offered, None
+        if batch is None or not batch.entries:
+            return
+        batch.fold()
+        self._give_own(batch)
+        if same and self._group is not None:
+            batch.reduce(self._group)
+            self._reducing = batch
+            return
+        if not same and not self._told_apart and self._rank == 0:
+            self._told_apart = True
+            text = "paceline: ranks log different names or steps; rank 0's own numbers are written"
+            print(text, file=sys.stderr, flush=True)
+        self._write(batch)
+
+    def finish_alone(self) -> None:
+        """After an error: what rank 0 has of its own, with no word from the others."""
+        reducing, offered, entries = self._reducing, self._offered, self._entries
+        self._reducing, self._offered, self._entries = None, None, []
+        if self._rank and not self._own:
+            return
+        try:
+            if reducing is not None:
+                reducing.work = None
+                self._write(reducing)
+            for batch in (offered, _Batch(entries, alone=True)):
+                if batch is not None and batch.entries and batch.arrives(within=PATIENCE):
+                    batch.fold()
+                    self._give_own(batch)
+                    self._write(batch)
+        except RuntimeError:
+            pass  # the device itself has failed: its numbers are lost, and the error that ends the run stays the first
+
+    def _write(self, batch: _Batch) -> None:
+        batch.take()
+        means = batch.means()
+        for values in means.values():
+            self.latest.update(values)
+        if self._rank == 0 and means:
+            self._lines.append(self._text.of(batch.rows, means))
+
+    def _give_own(self, batch: _Batch) -> None:
+        if self._own:
+            text = self._own_text.of(batch.rows, batch.means())
+            for each in self._own:
+                each.append(text)
+
+
+class _Text:
+    """Rows as lines of JSON; remembers the row before, for the pace."""
+
+    def __init__(self) -> None:
+        self._previous: tuple[int, float] | None = None
+
+    def of(self, rows: dict[int, _Row], means: dict[int, dict[str, float]]) -> str:
+        return "".join([self._line(step, row, means[step]) for step, row in rows.items()])
+
+    def _line(self, step: int, row: _Row, means: dict[str, float]) -> str:
+        """One line of JSON, put together by hand: at thousands of steps a second `json.dumps` would show."""
+        line = f'{{"step": {step}, "epoch": {row.epoch}, "time": {row.time:.6f}'
+        previous = self._previous
+        if previous is None or step > previous[0]:
+            self._previous = (step, row.time)
+            if previous is not None:
+                seconds = (row.time - previous[1]) / (step - previous[0])
+                line += f', "seconds": {seconds:.6f}'
+                if row.samples and seconds > 0:
+                    line += f', "samples_per_second": {row.samples / seconds:.1f}'
+        for name, value in means.items():
+            # NaN and infinities are not JSON: a reader must be able to trust every line.
+            line += f", {_quoted(name)}: {value}" if value - value == 0 else f', {_quoted(name)}: "{value}"'
+        for name, text in (row.texts or {}).items():
+            line += f", {_quoted(name)}: {json.dumps(text)}"
+        return line + "}\n"
+
+
+@functools.lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return json.dumps(name)
+
+
+def _kept(name: str, value: Any) -> Any:
+    """A value as it is now: later changes in place (a CUDA graph's output, a running sum) must not reach it."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UsageError(
+                f"log({name}=...) got a tensor of shape {tuple(value.shape)}",
+                hint="Log numbers: take the mean or the sum first.",
+            )
+        if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
+            value = value.full_tensor()
+        return value.item() if value.is_cpu else value.detach().clone()
+    if isinstance(value, bool):
+        return int(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise UsageError(
+        f"log({name}=...) got a {type(value).__name__}", hint="Log numbers, one-element tensors or text."
+    )

@@ -1,0 +1,54 @@
+"""Where things are, for the script: the folders and names that its agent told, or what can be said without one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.contract import env
+from paceline.contract.run_folder import RunFolder
+
+SCRATCH = (
+    "PACELINE_SCRATCH"  # what the launch half goes by; all that is known of scratch where it had no part
+)
+USUAL_EXPERIMENT = "default"
+
+
+@dataclass(frozen=True)
+class Places:
+    """What `PACELINE_*` variables say, as paths. None where no agent has made such a folder."""
+
+    source_dir: Path
+    project_name: str
+    exp_name: str
+    scratch_dir: Path | None = None
+    data_dir: Path | None = None
+    checkpoints_dir: Path | None = None
+    logs_dir: Path | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], folder: RunFolder | None) -> Places:
+        """`folder` is where a script that nobody launched keeps its own checkpoints."""
+
+        def path(name: str) -> Path | None:
+            return Path(environ[name]) if environ.get(name) else None
+
+        source = path(env.SOURCE_DIR) or _script_folder()
+        return cls(
+            source_dir=source,
+            project_name=environ.get(env.PROJECT) or source.name,
+            exp_name=environ.get(env.EXPERIMENT) or USUAL_EXPERIMENT,
+            scratch_dir=path(env.SCRATCH_DIR) or path(SCRATCH),
+            data_dir=path(env.DATA),
+            checkpoints_dir=path(env.CHECKPOINTS) or (folder.checkpoints if folder else None),
+            logs_dir=path(env.LOGS),
+        )
+
+
+def _script_folder() -> Path:
+    """The folder of the program that runs; in a notebook or a console, the current one."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(os.path.abspath(file)).parent if file else Path.cwd()

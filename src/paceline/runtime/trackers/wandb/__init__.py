@@ -1,0 +1,1 @@
+"""Weights & Biases, safe on every rank and without a network."""

@@ -1,0 +1,200 @@
+"""The pictures of a sweep, as SVG that takes its colours from the page: parallel axes, history, importances."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from html import escape
+
+from paceline.sweep.report.axes import Scale, linear, round_numbers, scale_of, shown
+from paceline.sweep.report.ranking import Row
+from paceline.sweep.results import Sweep
+
+LINES = 600  # in one picture: more would be a smear, and a heavy page
+POINTS = 3000
+
+# Best, middle, worst: each stands out on white and on black.
+RAMP = ((0xE8, 0x59, 0x0C), (0xA6, 0x4A, 0xC9), (0x5B, 0x82, 0xE0))
+
+
+def colour(share: float) -> str:
+    """0 is the best, 1 the worst."""
+    position = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
+    index = min(int(position), len(RAMP) - 2)
+    mixed = [
+        round(one + (two - one) * (position - index))
+        for one, two in zip(RAMP[index], RAMP[index + 1], strict=True)
+    ]
+    return f"#{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
+
+
+def thinned(ordered: Sequence[Row], most: int) -> list[tuple[int, Row]]:
+    """Rows with their ranks: the best of them, and every so many of the rest."""
+    if len(ordered) <= most:
+        return list(enumerate(ordered))
+    best = most // 8
+    step = (len(ordered) - best) / (most - best)
+    return [
+        *enumerate(ordered[:best]),
+        *((rank, ordered[rank]) for rank in (best + int(index * step) for index in range(most - best))),
+    ]
+
+
+def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
+    """One axis for each parameter and one for the value; a line for each row, the best on top."""
+    keys = [key for key in sweep.keys if any(key in row.point for row in ordered)]
+    top, bottom, gap, left = 46, 330, 26, 70
+    step = max(110, (900 - 2 * left) // max(1, len(keys)))
+    width = left * 2 + step * len(keys)
+    scales = [
+        scale_of([row.point[key] for row in ordered if key in row.point], log=sweep.is_log(key))
+        for key in keys
+    ]
+    scales.append(linear(*_in_view([row.value for row in ordered if row.value is not None], sweep.maximizes)))
+    partial = [any(key not in row.point for row in ordered) for key in keys] + [False]
+
+    def height(axis: int, row: Row) -> float:
+        if axis < len(keys) and keys[axis] not in row.point:
+            return bottom + gap
+        value = row.value if axis == len(keys) else row.point[keys[axis]]
+        return bottom - scales[axis].at(value) * (bottom - top)
+
+    drawn = thinned(ordered, LINES)
+    faint = 0.9 if len(drawn) < 40 else 0.55 if len(drawn) < 200 else 0.35
+    parts = []
+    for rank, row in reversed(drawn):
+        dots = [(left + axis * step, height(axis, row)) for axis in range(len(keys) + 1)]
+        path = f"M{dots[0][0]} {dots[0][1]:.1f}" + "".join(
+            f"C{x - step / 2:.0f} {y0:.1f} {x - step / 2:.0f} {y:.1f} {x} {y:.1f}"
+            for (_, y0), (x, y) in itertools.pairwise(dots)
+        )
+        strong = rank < min(12, max(1, len(ordered) // 20))
+        style = (
+            f'stroke="{colour(rank / max(1, len(ordered) - 1))}" stroke-opacity="{0.95 if strong else faint}"'
+        )
+        parts.append(
+            f'<path class="line" d="{path}" {style} stroke-width="{2.2 if strong else 1.2}">'
+            f"<title>{escape(told(sweep, row))}</title></path>"
+        )
+    for axis, name in enumerate([*keys, sweep.metric]):
+        parts.append(_axis(left + axis * step, top, bottom, name, scales[axis], last=axis == len(keys)))
+        if partial[axis]:
+            parts.append(_label(left + axis * step - 8, bottom + gap + 4, "unset", "end", "faint"))
+    return _svg(width, bottom + gap + 16, parts, f"parallel coordinates of {len(drawn)} points")
+
+
+def _axis(x: float, top: float, bottom: float, name: str, scale: Scale, *, last: bool) -> str:
+    side, anchor = (8, "start") if last else (-8, "end")
+    parts = [
+        f'<line class="axis" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>',
+        _label(x, top - 22, name, "middle", "name"),
+    ]
+    for position, text in scale.marks:
+        y = bottom - position * (bottom - top)
+        parts.append(f'<line class="axis" x1="{x - 3}" x2="{x + 3}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_label(x + side, y + 4, text, anchor, "mark"))
+    return "".join(parts)
+
+
+def history(sweep: Sweep, ended: Sequence[Row]) -> str:
+    """Each value as its trial's dot, and the best so far as a line."""
+    ordered = sorted(ended, key=lambda row: row.number)
+    left, right, top, bottom, width = 70, 20, 16, 250, 900
+    values = [row.value for row in ordered if row.value is not None]
+    low, high = _in_view(values, sweep.maximizes)
+    first, last = ordered[0].number, max(ordered[-1].number, ordered[0].number + 1)
+
+    def x(number: int) -> float:
+        return left + (number - first) / (last - first) * (width - left - right)
+
+    def y(value: float) -> float:
+        return bottom - (min(max(value, low), high) - low) / (high - low) * (bottom - top)
+
+    parts = []
+    for value in round_numbers(low, high):
+        parts.append(
+            f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        )
+        parts.append(_label(left - 8, y(value) + 4, shown(float(value)), "end", "mark"))
+    for value in round_numbers(first, last, 8):
+        if value == int(value):
+            parts.append(_label(x(int(value)), bottom + 20, str(int(value)), "middle", "mark"))
+    best, steps = None, []
+    dots = []
+    every = max(1, len(ordered) // POINTS)
+    for index, row in enumerate(ordered):
+        assert row.value is not None
+        better = best is None or (row.value > best if sweep.maximizes else row.value < best)
+        if better:
+            if best is not None:
+                steps.append(f"L{x(row.number):.1f} {y(best):.1f}")
+            best = row.value
+            steps.append(f"{'L' if steps else 'M'}{x(row.number):.1f} {y(best):.1f}")
+        if better or index % every == 0:
+            outside = not low <= row.value <= high
+            dots.append(
+                f'<circle class="dot{" outside" if outside else ""}" cx="{x(row.number):.1f}" cy="{y(row.value):.1f}" '
+                f'r="3"><title>{escape(told(sweep, row))}</title></circle>'
+            )
+    assert best is not None
+    steps.append(f"L{x(last):.1f} {y(best):.1f}")
+    parts += [*dots, f'<path class="best" d="{"".join(steps)}"/>']
+    parts.append(_label((left + width - right) / 2, bottom + 40, "trial", "middle", "name"))
+    return _svg(width, bottom + 50, parts, "values in the order of the trials")
+
+
+def _in_view(values: list[float], maximizes: bool) -> tuple[float, float]:
+    """The range to show: a few wild values at the bad end do not press the others together."""
+    ordered = sorted(values, reverse=maximizes)
+    usual = ordered[int(0.9 * (len(ordered) - 1))]
+    worst = ordered[-1]
+    if abs(worst - usual) > 3 * abs(usual - ordered[0]) > 0:
+        worst = usual + 0.3 * (usual - ordered[0])
+    low, high = min(ordered[0], worst), max(ordered[0], worst)
+    margin = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def bars(shares: dict[str, float]) -> str:
+    """Importances, largest first."""
+    left, width, height = 170, 900, 30
+    longest = max(shares.values())
+    parts = []
+    for index, (name, share) in enumerate(shares.items()):
+        y = 8 + index * height
+        length = max(1.0, share / longest * (width - left - 70))
+        parts.append(_label(left - 10, y + 15, _short(name, 22), "end", "name"))
+        parts.append(
+            f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="{height - 10}" rx="3"/>'
+        )
+        parts.append(_label(left + length + 8, y + 15, f"{share:.0%}", "start", "mark"))
+    return _svg(width, 16 + height * len(shares), parts, "importance of each parameter")
+
+
+def told(sweep: Sweep, row: Row) -> str:
+    """What hovering over a row's line or dot says."""
+    lines = [f"trial {row.number}: {sweep.metric} {value_text(row)}"]
+    return "\n".join([*lines, *(f"{key} = {shown(value)}" for key, value in row.point.items())])
+
+
+def value_text(row: Row, digits: int = 5) -> str:
+    """A row's value; of repeats the mean, the deviation, and how many."""
+    if row.value is None:
+        return ""
+    if len(row.trials) == 1:
+        return f"{row.value:.{digits}g}"
+    spread = f" ± {row.deviation:.2g}" if row.deviation is not None else ""
+    return f"{row.value:.{digits}g}{spread} (n={row.count})"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _label(x: float, y: float, text: str, anchor: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(_short(text, 24))}</text>'
+
+
+def _svg(width: float, height: float, parts: Sequence[str], about: str) -> str:
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="min-width:{0.7 * width:.0f}px"'
+    return f'<svg {size} role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'

@@ -1,0 +1,323 @@
+"""What agents write down about their node: the right numbers from the right files, and never at the run's cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.agent.health import node_metrics
+from paceline.agent.health.node_metrics import OwnProcesses, Sampler, memory_limit
+from paceline.agent.health.nvml import Gpus
+from paceline.contract.run_folder import RunFolder
+from paceline.watch.node_usage import read_nodes
+from tests.agent.conftest import Launch
+
+NET = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: {lo} 1 0 0 0 0 0 0 {lo} 1 0 0 0 0 0 0
+  eth0: {eth} 1 0 0 0 0 0 0 {eth2} 1 0 0 0 0 0 0
+ bond0: {eth} 1 0 0 0 0 0 0 {eth2} 1 0 0 0 0 0 0
+"""
+DISKS = """\
+ 259 0 nvme0n1 10 0 {read} 5 10 0 {written} 5 0 0 0 0 0 0 0
+ 259 1 nvme0n1p1 10 0 {read} 5 10 0 {written} 5 0 0 0 0 0 0 0
+"""
+
+
+class Machine:
+    """Folders that look like /proc and /sys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.sys = folder / "proc", folder / "sys"
+        for path in (
+            "class/net/eth0/device", "class/net/bond0", "block/nvme0n1/device", "block/loop0",
+            "class/infiniband/mlx5_0/ports/1/counters",
+        ):  # fmt: skip
+            (self.sys / path).mkdir(parents=True)
+        (self.proc / "net").mkdir(parents=True)
+        (self.proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
+        self.set(busy=100, idle=100, traffic=1000, blocks=10, fabric=5)
+
+    def set(self, *, busy: int, idle: int, traffic: int, blocks: int, fabric: int) -> None:
+        # user nice system idle iowait irq softirq steal, then what is counted in user already
+        (self.proc / "stat").write_text(
+            f"cpu  {busy} 0 0 {idle} 0 0 0 0 {busy} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+        )
+        (self.proc / "net/dev").write_text(NET.format(lo=10**9 + traffic, eth=traffic, eth2=2 * traffic))
+        (self.proc / "diskstats").write_text(DISKS.format(read=blocks, written=3 * blocks))
+        counters = self.sys / "class/infiniband/mlx5_0/ports/1/counters"
+        (counters / "port_rcv_data").write_text(f"{fabric}\n")
+        (counters / "port_xmit_data").write_text(f"{2 * fabric}\n")
+
+
+def test_rates_are_those_between_two_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    now = [50.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(node_metrics.time, "monotonic", lambda: now[0])
+        sampler = Sampler(lambda: (), proc=machine.proc, sys=machine.sys)
+        machine.set(busy=175, idle=125, traffic=5000, blocks=110, fabric=1005)
+        now[0] += 2.0
+        found = sampler.sample()
+    assert found == {
+        "cpu": 75.0, "own_cpu": 0.0, "memory": 600 * 1024, "own_memory": 0, "net_in": 2000, "net_out": 4000,
+        "disk_in": 100 * 512 // 2, "disk_out": 300 * 512 // 2, "fabric_in": 2000, "fabric_out": 4000,
+    }  # fmt: skip
+    assert sampler.facts()["memory_total"] == 1000 * 1024
+
+
+def test_without_network_cards_all_but_the_loopback_count(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    shutil.rmtree(machine.sys / "class")
+    sampler = Sampler(lambda: (), proc=machine.proc, sys=machine.sys)
+    assert sampler._network() == {"net_in": 2000, "net_out": 4000}, "eth0 and bond0"
+    assert "fabric_in" not in sampler.sample()
+
+
+def test_this_very_machine() -> None:
+    sampler = Sampler(lambda: {os.getpid()})
+    sum(range(10**6))
+    found, facts = sampler.sample(), sampler.facts()
+    assert 0 <= found["cpu"] <= 100
+    assert 2**20 < found["own_memory"] < facts["memory_total"]
+    assert 2**20 < found["memory"] <= facts["memory_total"]
+    assert facts["own_cores"] <= facts["cores"]
+
+
+FAMILY = """\
+import subprocess, sys
+inner = "import sys; held = bytearray(50_000_000); print('up', flush=True); sys.stdin.read()"
+subprocess.run([sys.executable, "-c", inner])
+"""
+
+
+def test_own_processes_are_the_roots_and_all_below_them() -> None:
+    roots: set[int] = set()
+    own = OwnProcesses(lambda: roots)
+    assert own.sample() == (0, 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as outer:
+        assert outer.stdin is not None
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "up\n"
+        assert own.sample() == (0, 0), "a stranger's"
+        roots.add(outer.pid)
+        assert own.sample()[1] > 50_000_000, "the grandchild's memory is there as soon as its root is known"
+        assert own.sample()[0] < 1000
+        outer.stdin.close()
+    assert own.sample() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/job/step\n", {"job/memory.max": "500\n", "job/step/memory.max": "max\n"}, 500),
+        ("0::/job/step\n", {"job/memory.max": "500\n", "job/step/memory.max": "400\n"}, 400),
+        ("0::/\n", {}, None),
+        (
+            "4:memory:/job\n0::/\n",
+            {
+                "memory/job/memory.limit_in_bytes": "700\n",
+                "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+            },
+            700,
+        ),
+        (
+            "9:name=systemd:/a:b\n4:cpu,memory:/\n",
+            {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"},
+            None,
+        ),
+    ],
+)
+def test_memory_limits_of_control_groups(
+    tmp_path: Path, groups: str, files: dict[str, str], limit: int | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory_limit(tmp_path / "proc", tmp_path / "sys") == limit
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------
+
+# A driver's library with three GPUs, the last of which tells as little as a part of a GPU does.
+DRIVER = r"""
+#include <string.h>
+typedef struct { unsigned int gpu, memory; } Rates;
+typedef struct { unsigned long long total, free, used; } Memory;
+static char gpus[3];
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **gpu) { if (i > 2) return 2; *gpu = gpus + i; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *id, void **gpu) {
+    if (strcmp(id, "GPU-two")) return 2;
+    *gpu = gpus + 1;
+    return 0;
+}
+static int number(void *gpu) { return (char *)gpu - gpus; }
+int nvmlDeviceGetName(void *gpu, char *name, unsigned int size) {
+    strncpy(name, "Test GPU", size); name[7] = '0' + number(gpu); return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *gpu, Rates *found) {
+    if (number(gpu) == 2) return 3;
+    found->gpu = 90 + number(gpu); found->memory = 5; return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *gpu, Memory *found) {
+    found->total = 80ULL << 30; found->used = (10ULL + number(gpu)) << 30; found->free = found->total - found->used;
+    return 0;
+}
+int nvmlDeviceGetPowerUsage(void *gpu, unsigned int *watts) { *watts = 312345; return number(gpu) == 2 ? 3 : 0; }
+int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned int *heat) { *heat = 60; return sensor; }
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make a stand-in of the driver with")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(folder / "driver.so"), str(folder / "driver.c")], check=True
+    )
+    return str(folder / "driver.so")
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["Test GP0", "Test GP1", "Test GP2"]), ("1", ["Test GP1"]), ("2,0", ["Test GP2", "Test GP0"]),
+        ("GPU-two, 0", ["Test GP1", "Test GP0"]), ("7,1", ["Test GP1"]), ("", None), ("-1", None), ("GPU-x", None),
+    ],
+)  # fmt: skip
+def test_the_gpus_that_are_visible_are_asked(
+    driver: str, visible: str | None, names: list[str] | None
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = Gpus.open(environ, library=driver)
+    assert (found.names if found else None) == names
+
+
+def test_gpus_tell_what_they_know(driver: str) -> None:
+    gpus = Gpus.open({"CUDA_VISIBLE_DEVICES": "1,2"}, library=driver)
+    assert gpus is not None
+    assert gpus.sample() == [
+        {"busy": 91, "memory": 11 << 30, "power": 312.3, "temperature": 60},
+        {"memory": 12 << 30, "temperature": 60},
+    ]
+    sampler = Sampler(lambda: (), gpus=gpus)
+    assert sampler.facts()["gpus"] == [
+        {"name": "Test GP1", "memory": 80 << 30},
+        {"name": "Test GP2", "memory": 80 << 30},
+    ]
+    assert len(sampler.sample()["gpus"]) == 2
+    sampler.close()
+
+
+def test_no_driver_is_no_problem(tmp_path: Path) -> None:
+    assert Gpus.open({}, library="libnot-there.so") is None
+    assert Gpus.open({}, library="libc.so.6") is None, "a library of that name with other things in it"
+
+
+# -- the agent ----------------------------------------------------------------------------------------
+
+# Ends when the agent has written two samples, or when nobody writes any.
+WAITING = """\
+import os, pathlib, time
+held = bytearray(40_000_000)
+path = pathlib.Path(os.environ["PACELINE_RUN"], "system", "node-0.jsonl")
+deadline = time.monotonic() + {patience}
+while time.monotonic() < deadline and not (path.is_file() and path.read_text().count("\\n") > 2):
+    time.sleep(0.1)
+"""
+
+
+def lines_of(run: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.node_metrics(0).read_text().splitlines()]
+
+
+def test_a_launcher_writes_them_down(launch: Launch) -> None:
+    done = launch(WAITING.format(patience=60), system_metrics=0.5)
+    assert done.wait() == 0, done.err()
+    first, *samples = lines_of(done.run)
+    assert {"time", "host", "job_start", "every", "cores", "own_cores", "memory_total"} <= first.keys()
+    assert (first["job_start"], first["every"]) == ("here", 0.5)
+    assert len(samples) >= 2
+    assert samples[-1]["own_memory"] > 80_000_000, "two ranks, and what each of them holds"
+    assert "gpus" not in first, "none were asked for"
+    (use,) = read_nodes(done.run)
+    assert (use.node, use.host) == (0, first["host"])
+    assert use.peak("own_memory") == max(sample["own_memory"] for sample in samples)
+    assert use.told().startswith(f"{first['host']} · CPU ")
+
+
+def test_zero_means_none(launch: Launch) -> None:
+    done = launch("import time; time.sleep(1.5)", system_metrics=0.0)
+    assert done.wait() == 0
+    assert not done.run.system.exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_no_run(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/system").write_text("in the way")
+    done = launch(WAITING.format(patience=3), system_metrics=0.5)
+    assert done.wait() == 0
+    assert "warning: system metrics end here" in done.err()
+    assert done.verdicts() == ("done", "done")
+
+
+def test_a_summary_of_what_was_written(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.system.mkdir()
+    facts = {"time": 1, "host": "gpu1", "cores": 64, "memory_total": 512 << 30,
+             "gpus": [{"name": "H200", "memory": 140 << 30}] * 2}  # fmt: skip
+    samples = [
+        {"time": 2, "cpu": 40.0, "own_cpu": 8.0, "memory": 100 << 30, "own_memory": 60 << 30,
+         "gpus": [{"busy": 90, "memory": 70 << 30, "power": 500.0}, {"busy": 80, "memory": 60 << 30, "power": 600.0}]},
+        {"time": 3, "cpu": 60.0, "own_cpu": 12.0, "memory": 90 << 30, "own_memory": 50 << 30, "gpus": [{}, {}]},
+    ]  # fmt: skip
+    lines = [json.dumps(each) for each in (facts, *samples)]
+    run.node_metrics(10).write_text("\n".join([*lines, '{"time": 4, "cpu": 9']))
+    run.node_metrics(2).write_text(json.dumps({"time": 1, "host": "gpu0"}) + "\n")
+    (run.system / "notes.jsonl").write_text("")
+    assert [use.node for use in read_nodes(run)] == [2, 10]
+    assert [use.node for use in read_nodes(run, most=1)] == [2]
+    quiet, busy = read_nodes(run)
+    assert quiet.told() == "gpu0"
+    assert busy.told() == (
+        "gpu1 · CPU 50 % of 64 cores (the run: 10.0 cores) · memory at most 100.0 of 512 GB (the run: 60.0 GB)"
+        " · 2 x H200, 85 % busy, memory at most 70.0 of 140 GB, 550 W"
+    )
+
+
+def test_long_files_are_read_from_their_end(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.system.mkdir()
+    line = json.dumps({"time": 2, "cpu": 1.0, "filler": "x" * 1000}) + "\n"
+    text = json.dumps({"host": "a", "cores": 2}) + "\n" + line * 3000 + json.dumps({"cpu": 3.0}) + "\n"
+    run.node_metrics(0).write_text(text)
+    (use,) = read_nodes(run)
+    assert (use.host, use.peak("cpu")) == ("a", 3.0)
+    assert 900 < len(use.samples) < 1100
+
+
+def test_show_tells_it(paceline: Callable[..., Any], tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING.format(patience=60))
+    (tmp_path / "paceline.toml").write_text('[runtime]\nsystem_metrics = "1s"\n')
+    paceline("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py", check=True)
+    assert "node 0" in paceline("show", check=True).stdout

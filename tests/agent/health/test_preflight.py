@@ -1,0 +1,228 @@
+"""Facts of a node, and the judgement of all nodes."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.agent.events import Events
+from paceline.agent.health import preflight
+from paceline.agent.placement import find_place
+from paceline.agent.rendezvous import network
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import JobStartFolder
+from paceline.errors import LaunchError
+
+
+def launch_spec(**more: Any) -> LaunchSpec:
+    return LaunchSpec(run_id="r", program="x", args=[], **{"nodes": 2, "nproc": 2, "gpus": 2, **more})
+
+
+def facts(host: str, **more: Any) -> dict[str, Any]:
+    """A node that is well, but for what is said."""
+    plenty = 1 << 40
+    return {
+        "host": host, "node": 0, "ranks": [0, 1], "addresses": ["10.0.0.1"], "visible_gpus": 2, "slurm_gpus": 2,
+        "gpu_devices": 0, "gpu_driver": None, "run_free": plenty, "tmp_free": plenty, "shm_free": plenty,
+        "memory_free": plenty, "cpus": 8, "python": "3.11.2", "torch": "2.13.0", "pid": 1, **more,
+    }  # fmt: skip
+
+
+# what is wrong with node b -> whether it is fatal, and the words
+TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
+    "Slurm granted fewer": ({"slurm_gpus": 1}, {}, True, "granted 1 of the 2"),
+    "fewer are visible": ({"visible_gpus": 0, "slurm_gpus": None}, {}, True, "it sees 0 of the 2 GPUs"),
+    "nothing is said and there are none": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "sees 0 of"),
+    "another torch": ({"torch": "2.6.0"}, {}, True, "torch is 2.6.0, on the other nodes it is 2.13.0"),
+    "no torch": ({"torch": None}, {}, True, "torch is absent"),
+    "another python": ({"python": "3.10.1"}, {}, False, "python is 3.10.1"),
+    "a full disk": ({"run_free": 3 << 20}, {}, False, "only 3 MB of disk is left in the run folder"),
+    "little memory": ({"memory_free": 1 << 20}, {}, False, "only 1 MB of memory"),
+    "a rank's agent sees fewer than those elsewhere": (
+        {"ranks": [1], "visible_gpus": 1},
+        {"style": "srun"},
+        True,
+        "sees 1 of the 2",
+    ),
+    "a rank's agent sees no GPU": (
+        {"ranks": [1], "visible_gpus": 0},
+        {"style": "srun"},
+        True,
+        "sees 0 of",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_a_bad_node_is_named(case: str, tmp_path: Path) -> None:
+    bad, asked, fatal, words = TABLE[case]
+    roster = [facts("a"), facts("b", **bad), facts("c")]
+    problems = preflight.judge(launch_spec(nodes=3, **asked), roster)
+    assert [(each.host, each.fatal) for each in problems] == [("b", fatal)]
+    assert words in problems[0].what
+    assert preflight.unfit_hosts(problems) == (["b"] if fatal else [])
+    lines = preflight.table(launch_spec(nodes=3, **asked), roster).splitlines()
+    assert lines[2].startswith("✗" if fatal else "✓")
+    assert lines[-1] == f"node b: {problems[0].what}"
+    job_start = JobStartFolder(tmp_path / "job_start")
+    preflight.mark_unfit(job_start, preflight.unfit_hosts(problems))
+    assert job_start.unfit.exists() is fatal
+
+
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [
+        ({}, {}),
+        ({"gpus": 0}, {"visible_gpus": 0, "slurm_gpus": None}),
+        ({"style": "srun"}, {"ranks": [1], "visible_gpus": 1}),  # one GPU bound to each rank
+        ({"style": "srun", "one_gpu_per_rank": True}, {"ranks": [0], "visible_gpus": 1}),
+        ({}, {"visible_gpus": None}),  # only Slurm says
+        ({}, {"visible_gpus": None, "slurm_gpus": None, "gpu_devices": 2}),  # only the device files say
+    ],
+)
+def test_nodes_that_are_well(asked: dict[str, Any], more: dict[str, Any]) -> None:
+    assert preflight.judge(launch_spec(**asked), [facts("a", **more), facts("b", **more)]) == []
+
+
+def test_devices_that_fell_off_the_bus() -> None:
+    roster = [facts("a", gpu_devices=2), facts("b", gpu_devices=1)]
+    assert [each.host for each in preflight.judge(launch_spec(), roster)] == ["b"]
+
+
+def test_one_node_is_marked_once_and_marks_add_up(tmp_path: Path) -> None:
+    job_start = JobStartFolder(tmp_path / "job_start")
+    preflight.mark_unfit(job_start, ["c"])
+    preflight.mark_unfit(job_start, ["b", "c"])
+    assert job_start.unfit.read_text() == "b\nc\n"
+    twice = [facts("b", slurm_gpus=0), facts("b", slurm_gpus=0), facts("a")]
+    assert len(preflight.judge(launch_spec(), twice)) == 1
+
+
+def test_the_facts_of_this_node(tmp_path: Path) -> None:
+    """Gathered in a process of its own: torch must not be imported for them."""
+    program = (
+        "import os, sys, json, pathlib\n"
+        "from paceline.contract.launch_spec import LaunchSpec\n"
+        "from paceline.agent import placement\n"
+        "from paceline.agent.health import preflight\n"
+        "here = placement.find_place(LaunchSpec(run_id='r', program='x', args=[], nproc=2), os.environ)\n"
+        "found = preflight.gather(here, folder=pathlib.Path(sys.argv[1]), environ=os.environ)\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    import json
+
+    found = json.loads(done.stdout)
+    assert found["torch"] == version("torch")
+    assert found["python"] == platform.python_version()
+    assert found["host"] == socket.gethostname()
+    assert found["ranks"] == [0, 1]
+    assert found["run_free"] > 0
+    assert found["memory_free"] > 0
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)],
+)
+def test_visible_gpus(said: str, count: int) -> None:
+    assert preflight.visible_gpus({"CUDA_VISIBLE_DEVICES": said}) == count
+    assert preflight.visible_gpus({}) is None
+
+
+def test_network_variables_are_for_several_nodes_and_the_users_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "interface_towards", lambda _: "ib0")
+    common: dict[str, Any] = {"peer": "10.0.0.2", "infiniband": False}
+    assert network.network_variables(nodes=1, environ={}, runtime={}, **common) == {}
+    both = network.network_variables(nodes=2, environ={}, runtime={}, **common)
+    assert both == {"NCCL_SOCKET_IFNAME": "=ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_DISABLE": "1"}
+    mine = network.network_variables(
+        nodes=2,
+        environ={"NCCL_SOCKET_IFNAME": "eth1"},
+        runtime={"debug": True},
+        peer="10.0.0.2",
+        infiniband=True,
+    )
+    assert mine == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def test_interfaces_of_this_machine() -> None:
+    assert network.interfaces()["lo"] == "127.0.0.1"
+    assert network.interface_towards("127.0.0.1") is None  # within one machine any will do
+    for name, address in network.interfaces().items():
+        if name != "lo":
+            assert network.interface_towards(address) in (name, None)
+
+
+def test_an_unknown_host_is_an_error_that_names_host_and_node() -> None:
+    with pytest.raises(LaunchError, match=r"node b cannot resolve .*'no-such-host.invalid'"):
+        network.resolve("no-such-host.invalid", asked_by="node b")
+    assert network.resolve("127.0.0.1", asked_by="node b") == "127.0.0.1"
+
+
+def test_events_outlive_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = Events(tmp_path / "events", "agent-0")
+    events.write("started", host="é", path=tmp_path)
+    events.write("done")
+    lines = (tmp_path / "events" / "agent-0.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    assert '"event": "started"' in lines[0]
+    blocked = Events(Path("/dev/null/events"), "agent-0")
+    blocked.write("started")
+    blocked.write("done")
+    assert capsys.readouterr().err.count("events are not recorded") == 1
+
+
+def test_a_place_travels_in_the_facts(tmp_path: Path) -> None:
+    place = find_place(launch_spec(), {"PACELINE_AGENT": "1/2"})
+    found = preflight.gather(place, folder=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "3"})
+    assert (found["node"], found["ranks"], found["visible_gpus"]) == (1, [2, 3], 1)
+
+
+def adapter(devices: Path, name: str, layer: str, entries: list[tuple[str, str]]) -> None:
+    """What the kernel shows of one network adapter."""
+    port = devices / name / "ports" / "1"
+    for folder in ("gids", "gid_attrs/types"):
+        (port / folder).mkdir(parents=True)
+    (port / "link_layer").write_text(layer + "\n")
+    for index, (kind, address) in enumerate(entries):
+        (port / "gids" / str(index)).write_text(address + "\n")
+        if kind:  # reading the type of an entry that is not in use is an error
+            (port / "gid_attrs" / "types" / str(index)).write_text(kind + "\n")
+
+
+def test_the_entry_of_roce_v2_is_found_where_all_adapters_agree(tmp_path: Path) -> None:
+    local, mapped = "fe80:0000:0000:0000:0000:0000:0000:0001", "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    table = [
+        ("IB/RoCE v1", local),
+        ("RoCE v2", local),
+        ("IB/RoCE v1", mapped),
+        ("RoCE v2", mapped),
+        ("", mapped),
+    ]
+    assert network.roce_gid_index(tmp_path / "none") is None
+    adapter(tmp_path / "same", "mlx5_0", "Ethernet", table)
+    adapter(tmp_path / "same", "mlx5_1", "Ethernet", table)
+    assert network.roce_gid_index(tmp_path / "same") == 3
+    adapter(tmp_path / "other", "mlx5_0", "Ethernet", table)
+    adapter(tmp_path / "other", "mlx5_1", "Ethernet", table[1:])
+    assert network.roce_gid_index(tmp_path / "other") is None
+    adapter(tmp_path / "infiniband", "mlx5_0", "InfiniBand", table)
+    assert network.roce_gid_index(tmp_path / "infiniband") is None

@@ -1,0 +1,225 @@
+"""Two agents on this machine, over loopback, with real ranks: what one node does concerns the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+
+WITHIN = 120.0  # seconds: two imports of torch on a busy machine
+
+MEET = """
+import os, sys, time, signal
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+total = torch.tensor([float(rank)])
+dist.all_reduce(total)
+print("sum", int(total), "of", world, "node", os.environ["GROUP_RANK"], "port", os.environ["MASTER_PORT"], flush=True)
+"""
+LEAVE = "\ndist.destroy_process_group()\n"
+
+
+class Pair:
+    """A run of two agents."""
+
+    def __init__(
+        self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), **more: Any
+    ) -> None:
+        self.gpus_seen = gpus_seen
+        self.run = RunFolder(folder)
+        self.job_start = self.run.job_start("job_start")
+        folder.mkdir()
+        program = folder / "train.py"
+        program.write_text(script)
+        launch_spec = LaunchSpec(
+            run_id="pair", program=str(program), args=[], python=sys.executable, cwd=str(folder),
+            **{"nodes": 2, "kill_after": 2.0, **more},
+        )  # fmt: skip
+        self.run.launch_spec.write_text(launch_spec.to_json())
+        self.processes = [self._start(index) for index in (0, 1)]
+
+    def _start(self, index: int) -> subprocess.Popen[str]:
+        environ = {
+            **os.environ,
+            "PACELINE_RUN": str(self.run.path),
+            "PACELINE_JOB_START": "job_start",
+            "PACELINE_TOKEN": "s3cret",
+            "PACELINE_AGENT": f"{index}/2",
+            "SLURMD_NODENAME": "ab"[index],
+            "CUDA_VISIBLE_DEVICES": self.gpus_seen[index],
+            "PACELINE_RENDEZVOUS": "127.0.0.1:0",  # the head takes a free port
+        }
+        with (self.run.path / f"console-{index}").open("w") as console:
+            return subprocess.Popen(
+                [sys.executable, "-m", "paceline.agent"],
+                env=environ,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def console(self, index: int = 0) -> str:
+        return (self.run.path / f"console-{index}").read_text()
+
+    def codes(self) -> list[int]:
+        """Both exit codes, once both have ended."""
+        return [process.wait(WITHIN) for process in self.processes]
+
+    def log(self, rank: int, attempt: int = 1) -> str:
+        path = self.run.attempt(attempt).log(rank)
+        return path.read_text() if path.exists() else ""
+
+    def await_that(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WITHIN
+        while not holds():
+            assert time.monotonic() < deadline, f"it never held\n{self.console(0)}\n{self.console(1)}"
+            assert self.processes[0].poll() is None, (
+                f"the head has ended\n{self.console(0)}\n{self.console(1)}"
+            )
+            time.sleep(0.05)
+
+    def await_line(self, word: str, ranks: int, attempt: int = 1) -> None:
+        self.await_that(lambda: all(word in self.log(rank, attempt) for rank in range(ranks)))
+
+    def failure(self, attempt: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run.attempt(attempt).failure.read_text())
+        return found
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    with ExitStack() as stack:
+        yield lambda script, **more: stack.enter_context(Pair(tmp_path / "run", script, **more))
+
+
+def test_one_world_over_two_agents(pair: Callable[..., Pair]) -> None:
+    run = pair(MEET + LEAVE, nproc=2)
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    for rank in range(4):
+        assert f"sum 6 of 4 node {rank // 2}" in run.log(rank)
+    assert read_verdict(run.run.attempt(1).verdict) == DONE
+    assert read_verdict(run.job_start.verdict) == DONE
+    assert "s3cret" not in run.console(0) + run.console(1)
+
+
+def test_one_launcher_per_rank(pair: Callable[..., Pair]) -> None:
+    """As a scheduler starts them: two agents on one node, each with one rank of it."""
+    ranks = "\nprint('local', os.environ['LOCAL_RANK'], 'of', os.environ['LOCAL_WORLD_SIZE'], flush=True)\n"
+    run = pair(MEET + ranks + LEAVE, style="srun", nodes=1, nproc=2)
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    for rank in range(2):
+        assert "sum 1 of 2 node 0" in run.log(rank)
+        assert f"local {rank} of 2" in run.log(rank)
+    assert read_verdict(run.job_start.verdict) == DONE
+
+
+def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[..., Pair]) -> None:
+    run = pair(MEET + "\nif rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n")
+    assert run.codes() == [1, 1], run.console(0) + run.console(1)
+    failure = run.failure()
+    assert (failure["rank"], failure["host"], failure["type"]) == (1, "b", "ValueError")
+    assert "rank 1 of 2 on host b failed" in run.console(0)
+    assert "no such luck" in run.console(0)
+    assert read_verdict(run.job_start.verdict) == FAILED
+
+
+def test_a_lost_node_is_named_and_the_rest_ended(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as inside:
+        inside.setenv("SLURM_JOB_ID", "1")  # nodes are left out only where a scheduler has others
+        run = pair(MEET + "\ntime.sleep(600)\n", max_restarts=3)
+    run.await_line("sum 1", 2)
+    run.processes[1].kill()
+    assert run.codes()[0] == 1
+    assert (run.failure()["cause"], run.failure()["host"]) == ("lost", "b")
+    assert "node b" in run.console(0)
+    assert not run.run.attempt(2).path.exists()  # there is no second node to relaunch on
+    assert run.job_start.unfit.read_text() == "b\n"
+
+
+def test_members_do_not_outlive_the_head(pair: Callable[..., Pair]) -> None:
+    run = pair(MEET + "\ntime.sleep(600)\n")
+    run.await_line("sum 1", 2)
+    run.processes[0].kill()
+    assert run.codes()[1] == 1
+    assert read_verdict(run.job_start.verdict) in (None, FAILED)
+
+
+def test_a_stop_reaches_the_ranks_of_all_nodes(pair: Callable[..., Pair]) -> None:
+    handle = "\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\nprint('ready', flush=True)\ntime.sleep(600)\n"
+    run = pair(MEET + handle)
+    run.await_line("ready", 2)
+    run.job_start.stop.touch()
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    assert read_verdict(run.job_start.verdict) == STOPPED
+
+
+def test_a_killed_rank_is_relaunched_on_both_nodes(pair: Callable[..., Pair]) -> None:
+    once = "\nif rank == 1 and os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+    run = pair(MEET + once + "dist.barrier()" + LEAVE, max_restarts=2)
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    assert [read_verdict(each.verdict) for each in run.run.attempts()] == [FAILED, DONE]
+    failure = run.failure()
+    assert (failure["rank"], failure["host"], failure["code"]) == (1, "b", -signal.SIGKILL)
+    ports = [run.log(0, attempt).partition("port ")[2].split()[0] for attempt in (1, 2)]
+    assert ports[0] != ports[1]
+    assert "sum 1 of 2" in run.log(1, 2)
+
+
+# Beats as the runtime would, without naming it: a script that names it has it imported ahead of its start.
+BEAT = f"""
+import mmap, struct
+slot = struct.Struct({SLOT.format!r})
+file = open(os.environ["PACELINE_HEARTBEAT"], "r+b")
+memory = mmap.mmap(file.fileno(), 0)
+for step in range(1, 10**9):
+    slot.pack_into(memory, {slot_offset(0)}, {RUNNING}, step, os.getpid(), time.time(), 0.1)
+    dist.all_reduce(total)
+    if rank == 1 and step == 20:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.05)
+"""
+
+
+def test_a_hang_names_the_rank_and_its_node(pair: Callable[..., Pair]) -> None:
+    run = pair(MEET + BEAT, hang_timeout=10.0)
+    assert run.codes() == [1, 1], run.console(0) + run.console(1)
+    failure = run.failure()
+    assert (failure["cause"], failure["rank"], failure["host"]) == ("hang", 1, "b")
+    assert "rank 1 on b lags" in run.console(0)
+    assert "all_reduce" in run.run.attempt(1).stacks(0).read_text()  # rank 0 waits for it
+
+
+def test_an_unfit_node_ends_both_before_any_rank_starts(pair: Callable[..., Pair]) -> None:
+    """Node b sees one GPU fewer than was asked for: it is named, marked, and no attempt is made."""
+    run = pair("print('never')", gpus=2, gpus_seen=("0,1", "0"))
+    assert run.codes() == [1, 1]
+    assert "node b: it sees 1 of the 2 GPUs" in run.console(0)
+    assert run.job_start.unfit.read_text() == "b\n"
+    assert read_verdict(run.job_start.verdict) == FAILED
+    assert not run.log(0)

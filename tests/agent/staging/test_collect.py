@@ -1,0 +1,202 @@
+"""Results come back whole and never over newer ones; what runs leave behind goes, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.agent.staging.cleanup import find_remains, live_jobs, sweep
+from paceline.agent.staging.collect import Collected, Collection
+from paceline.agent.staging.copy.transfer import Copying
+from paceline.agent.staging.folders import Owner, make_run_folder, private_folder, remove_tree, this_process
+from tests.agent.staging.trees import ODD, content
+
+
+def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (when, when))
+    return path
+
+
+def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = ()) -> Collected:
+    return Collection(data, back, patterns=patterns, staged=staged).carry_out(Copying())
+
+
+def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) -> None:
+    data, back = tmp_path / "data", tmp_path / "back"
+    write(data / "out" / "a" / ODD, "odd")
+    write(data / "out" / ".hidden", "hidden")
+    write(data / "table[1].csv", "1,2")
+    write(data / "plots" / "x.png", "x")
+    write(data / "plots" / "x.raw", "raw")
+    write(data / "images" / "0.png", "staged")
+    (data / "out" / "latest").symlink_to("a")
+    found = collect(data, back, "out", "table[1].csv", "**/*.png", "nothing/*", staged=("images",))
+    assert found.files == 5
+    assert not found.problems
+    assert content(back / "out") == content(data / "out")
+    kept = {str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir() or path.is_symlink()}
+    assert kept == {f"out/a/{ODD}", "out/.hidden", "out/latest", "table[1].csv", "plots/x.png"}
+    assert collect(data, back, "out", "plots/x.png").files == 0  # all of it is there
+
+
+def test_a_newer_result_stays_and_an_older_one_is_replaced(tmp_path: Path) -> None:
+    data, back = tmp_path / "data", tmp_path / "back"
+    write(data / "a", "of this run", when=2000)
+    write(data / "b", "of this run", when=2000)
+    write(back / "a", "newer", when=3000)
+    write(back / "b", "older", when=1000)
+    found = collect(data, back, "*")
+    assert (found.files, found.older) == (1, 1)
+    assert (back / "a").read_text() == "newer"
+    assert (back / "b").read_text() == "of this run"
+
+
+def test_a_result_is_whole_or_absent_and_one_problem_is_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, back = tmp_path / "data", tmp_path / "back"
+    write(data / "bad", "twelve bytes")
+    write(data / "good", "good")
+    real = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(target).name == "bad":
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    found = collect(data, back, "*")
+    assert found.problems == ["'bad': No space left on device"]
+    assert [path.name for path in back.iterdir()] == ["good"]
+
+
+ENDED = 4_194_305  # beyond the largest process id
+
+
+@pytest.fixture
+def squeue(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """An environment whose scheduler answers with some lines of bash."""
+
+    def answering(script: str) -> dict[str, str]:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / "squeue").write_text(f"#!/bin/bash\n{script}\n")
+        (folder / "squeue").chmod(0o755)
+        return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
+
+    return answering
+
+
+def test_what_somebody_else_has_put_there_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its markers would have files of theirs written to places of ours."""
+    destination = tmp_path / "home" / "mine"
+    destination.mkdir(parents=True)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    run = theirs / "run-x"
+    owner = Owner(run="r", job_start="l", node=0, host="n1", **{**this_process(), "pid": ENDED})
+    make_run_folder(run, replace(owner, collect=["*"], destination=str(destination)))
+    (run / "data" / "planted").write_text("not mine")
+    environ = {"SLURMD_NODENAME": "n1"}
+    link = tmp_path / "link"
+    link.symlink_to(theirs)
+    assert not sweep(link, environ, job_start="l")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
+        assert not sweep(theirs, environ, job_start="l")
+    assert not list(destination.iterdir())
+    assert sweep(theirs, environ, job_start="l") == [run]  # in a folder of one's own it is what it says
+    assert (destination / "planted").exists()
+
+
+def test_only_what_is_over_goes(tmp_path: Path, squeue: Callable[[str], dict[str, str]]) -> None:
+    private = private_folder(tmp_path)
+    mine = Owner(run="r", job_start="l", node=0, host="n1", **this_process())
+    owners = {
+        "live": mine,
+        "ended": replace(mine, pid=ENDED),
+        "reused": replace(mine, started="another boot 1"),
+        "elsewhere": replace(mine, pid=ENDED, host="n2"),
+        "container": replace(mine, pid=ENDED, namespace="pid:[1]"),
+        "job-11": replace(mine, job="11", pid=ENDED),
+        "job-12": replace(mine, job="12", pid=ENDED),
+        "job-13": replace(mine, job="13", pid=ENDED),
+        "other-cluster": replace(mine, job="14", cluster="b"),
+        "earlier": replace(mine, job="15", job_start="15-0"),
+    }
+    for name, owner in owners.items():
+        make_run_folder(private / f"run-{name}", owner)
+    (private / "run-unmarked").mkdir()
+    old = private / "run-unmarked-old"
+    old.mkdir()
+    os.utime(old, (1000, 1000))
+
+    def over(environ: dict[str, str]) -> set[str]:
+        mine = {**environ, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}
+        return {each.path.name.removeprefix("run-") for each in find_remains(private, mine, job_start="15-1")}
+
+    certain = {"ended", "reused", "unmarked-old", "earlier"}
+    assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
+    answering = squeue("printf '11 RUNNING\\n13 PENDING\\n15 RUNNING\\n'")
+    assert live_jobs(answering) == {"11", "15"}
+    assert over(answering) == certain | {"job-12", "job-13"}
+    removed = sweep(private, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1")
+    assert len(removed) == 6
+    assert (private / "run-job-11").is_dir()
+    assert (private / "run-live").is_dir()
+
+
+def test_a_sweep_brings_results_back_first(tmp_path: Path) -> None:
+    private = private_folder(tmp_path / "disk")
+    back = tmp_path / "run" / "collected"
+    back.parent.mkdir()
+    owner = Owner(
+        run="r",
+        job_start="l",
+        node=0,
+        host="n1",
+        destination=str(back),
+        collect=["out"],
+        **{**this_process(), "pid": ENDED},
+    )
+    make_run_folder(private / "run-a", owner)
+    write(private / "run-a" / "data" / "out" / "result", "42")
+    make_run_folder(private / "run-b", replace(owner, collected=True))
+    write(private / "run-b" / "data" / "out" / "had it", "43")
+    assert len(sweep(private, {"SLURMD_NODENAME": "n1"}, job_start="")) == 2
+    assert (back / "out" / "result").read_text() == "42"
+    assert not (back / "out" / "had it").exists()
+    assert not list(private.iterdir())
+
+
+def test_read_only_folders_go_too(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    write(tree / "a" / "b" / "file", "x")
+    for folder in (tree / "a" / "b", tree / "a"):
+        folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert remove_tree(tree)
+
+
+def test_clean_shows_first_and_removes_when_told(paceline: Callable[..., object], tmp_path: Path) -> None:
+    private = private_folder(tmp_path / "disk")
+    owner = Owner(
+        run="r", job_start="l", node=0, host=os.uname().nodename, **{**this_process(), "pid": ENDED}
+    )
+    make_run_folder(private / "run-a", owner)
+    make_run_folder(private / "run-b", replace(owner, pid=os.getpid()))
+    words = ("clean", "--folder", str(tmp_path / "disk"))
+    shown = paceline(*words, check=True)
+    assert "run-a" in shown.stdout  # type: ignore[attr-defined]
+    assert "run-b" not in shown.stdout  # type: ignore[attr-defined]
+    assert (private / "run-a").is_dir()
+    paceline(*words, "--yes", check=True)
+    assert [path.name for path in private.iterdir()] == ["run-b"]

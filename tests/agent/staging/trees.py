@@ -1,0 +1,76 @@
+"""Folders to stage, and whether a copy is like its source."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from paceline.agent.staging.folders import private_folder
+from paceline.agent.staging.manifest import SMALL
+from paceline.agent.staging.request import Wish, make_wish
+from paceline.agent.staging.stage import Stager, look
+
+ODD = "a name with spaces\nand a newline"
+
+
+def plant(root: Path, *, small: int = 100, large: int = 1) -> Path:
+    """Small files in several folders, large ones, an empty folder, odd names."""
+    chance = random.Random(7)
+    root.mkdir(parents=True)
+    for number in range(small):
+        folder = root / f"class {number % 5}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:04d}.bin").write_bytes(chance.randbytes(chance.randrange(3000)))
+    for number in range(large):
+        (root / f"large-{number}").write_bytes(chance.randbytes(SMALL + 4097 * (number + 1)))
+    (root / "empty").mkdir()
+    (root / ODD).write_bytes(b"odd")
+    (root / "script.sh").write_text("#!/bin/sh\n")
+    (root / "script.sh").chmod(0o755)
+    return root
+
+
+def content(root: Path) -> dict[str, object]:
+    """All that a folder holds: bytes, time and mode of files; what links say."""
+    found: dict[str, object] = {}
+    for folder, folders, files in os.walk(root):
+        for name in [*folders, *files]:
+            path = Path(folder, name)
+            key = str(path.relative_to(root))
+            if path.is_symlink():
+                found[key] = os.readlink(path)
+            elif path.is_dir():
+                found[key] = None
+            else:
+                about = path.stat()
+                found[key] = (path.read_bytes(), about.st_mtime_ns, about.st_mode)
+    return found
+
+
+def wish(base: Path, *stage: str, **more: object) -> Wish:
+    return make_wish({"stage": list(stage), **more}, base=base, environ={"HOME": "/home/ann"})
+
+
+class Node:
+    """A node's own disk, and one run after the other on it."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        self.private = private_folder(path)
+        self.runs = 0
+
+    def stager(self, asked: Wish, *, makes_packs: bool = True) -> Stager:
+        self.runs += 1
+        data = self.private / f"run-{self.runs}" / "data"
+        data.mkdir(parents=True)
+        return Stager(asked, private=self.private, data=data, host="here", makes_packs=makes_packs)
+
+    def stage(self, asked: Wish, *, makes_packs: bool = True) -> tuple[Path, Stager]:
+        stager = self.stager(asked, makes_packs=makes_packs)
+        stager.begin()
+        try:
+            stager.stage(look(asked, stager.packs))
+        finally:
+            stager.scouts.give_up()
+        return stager.data, stager

@@ -1,0 +1,236 @@
+"""A rank that fails is named; the others end; nothing stays behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.agent import restart_policy
+from paceline.agent.failures import Failure, first_failure
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import read_verdict
+from tests.agent.conftest import Launch, is_alive, until
+
+# Rank 1 does something; rank 0 would go on for ever.
+FAILING = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    {deed}
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("deed", "how", "seen"),
+    [
+        ("import no_such_module", "exit code 1", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise ValueError('ünïcode\\nsecond line')", "exit code 1", "ValueError: ünïcode"),
+        ("sys.exit(5)", "exit code 5", ""),
+        ("sys.exit('too bad')", "exit code 1", "too bad"),
+        ("os._exit(3)", "exit code 3", ""),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", ""),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "killed by SIGTERM", ""),
+        ("1 +", "exit code 1", "SyntaxError"),
+        ("import threading; threading.excepthook = None; raise BaseException('bare')", "exit code 1", "bare"),
+    ],
+)  # fmt: skip
+def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: str) -> None:
+    started = launch(FAILING.format(deed=deed))
+    assert started.wait() == 1
+    assert started.verdicts() == ("failed", "failed")
+    failure = started.failure()
+    if seen != "SyntaxError":  # which every rank meets
+        assert failure["rank"] == 1
+        assert f"rank 1 of 2 on host {failure['host']} failed: {how}" in started.err()
+    assert seen in started.err() + started.out()
+    assert seen in failure["traceback"]
+    assert failure["log"] == str(started.attempt().log(failure["rank"]))
+    # As Python itself would have told it: without our own frames.
+    assert "paceline/agent" not in failure["traceback"] or "Fatal" in seen
+    assert started.events() == ["started", "ranks", "failed"]
+
+
+def test_the_first_of_several_is_named(launch: Launch) -> None:
+    """Rank 2 fails, and the others because of it, though rank 0 is the first to be gone."""
+    script = """
+import os, sys, time
+from pathlib import Path
+mark = Path("failed")
+if os.environ["RANK"] == "2":
+    import atexit
+    atexit.register(lambda: [time.sleep(0.02) for _ in range(1500) if not Path("follower").exists()])
+    mark.touch()
+    raise RuntimeError("the cause")
+while not mark.exists():
+    time.sleep(0.01)
+if os.environ["RANK"] == "0":
+    import atexit
+    atexit.register(Path("follower").touch)
+raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+"""
+    started = launch(script, nproc=3, kill_after=60)
+    assert started.wait() == 1
+    assert started.failure()["rank"] == 2
+    assert started.failure()["message"] == "the cause"
+
+
+def test_a_lost_connection_is_never_the_cause() -> None:
+    early = Failure(
+        restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0
+    )
+    late = Failure(restart_policy.KILLED, "b", 1, -9, time=2.0)
+    assert first_failure([early, late]) is late
+    assert first_failure([early]) is early
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(launch: Launch) -> None:
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["RANK"] == "0":
+    Path("deaf").write_text(str(os.getpid()))
+while not Path("deaf").exists():
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+while True:
+    time.sleep(1)
+"""
+    started = launch(script, kill_after=0.5)
+    assert started.wait() == 1
+    assert started.failure()["rank"] == 1
+    assert not is_alive(int((started.run.path / "deaf").read_text()))
+
+
+CHILDREN = """
+import os, subprocess, sys, time
+from pathlib import Path
+if os.environ["RANK"] == "0":
+    # One in the rank's own group, one that has left it, one whose parent is gone.
+    plain = subprocess.Popen(["sleep", "3600"])
+    apart = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    shell = subprocess.run(
+        ["sh", "-c", "setsid sleep 3600 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE, text=True
+    )
+    Path("partial").write_text(f"{plain.pid} {apart.pid} {shell.stdout}")
+    os.rename("partial", "children")
+    DEED
+"""
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 1), ("raise ValueError", 1)]
+)
+@pytest.mark.parametrize("style", ["fork", "srun"])
+def test_what_ranks_started_ends_with_them(launch: Launch, deed: str, code: int, style: str) -> None:
+    started = launch(CHILDREN.replace("DEED", deed), nproc=1, style=style)
+    assert started.wait() == code, started.err()
+    pids = [int(word) for word in (started.run.path / "children").read_text().split()]
+    assert len(pids) == 3
+    until(lambda: not any(map(is_alive, pids)), "the end of what the rank had started")
+
+
+def test_the_launcher_killed_takes_all_along(launch: Launch) -> None:
+    script = """
+import os, subprocess, time
+from pathlib import Path
+child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+name = "pids-" + os.environ["RANK"]
+Path("." + name).write_text(f"{os.getpid()} {child.pid} {os.getppid()}")
+os.rename("." + name, name)
+time.sleep(3600)
+"""
+    started = launch(script)
+    pids = [int(word) for rank in (0, 1) for word in started.await_file(f"pids-{rank}").split()]
+    started.process.kill()
+    until(lambda: not any(map(is_alive, pids)), "the end of ranks, their children and the zygote")
+
+
+def test_the_zygote_killed_is_a_failure_and_another_serves_the_relaunch(launch: Launch) -> None:
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+if os.environ["PACELINE_ATTEMPT"] == "2":
+    sys.exit(0)
+Path("zygote-" + os.environ["RANK"]).write_text(str(os.getppid()))
+time.sleep(3600)
+"""
+    import os
+    import signal
+
+    started = launch(script, max_restarts=1)
+    zygotes = {started.await_file(f"zygote-{rank}") for rank in (0, 1)}
+    assert len(zygotes) == 1
+    os.kill(int(zygotes.pop()), signal.SIGKILL)
+    assert started.wait() == 0, started.err()
+    assert "killed by SIGKILL" in started.err()
+    assert started.verdicts() == ("failed", "done")
+
+
+def test_relaunch_on_the_same_zygote(launch: Launch) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+me = {name: os.environ[name] for name in ("MASTER_PORT", "PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")}
+print(me["PACELINE_ATTEMPT"], me["TORCHELASTIC_RESTART_COUNT"], os.getppid())
+sys.exit(0 if Path("mended").exists() else Path("mended").touch() or 9 if os.environ["RANK"] == "1" else 0)
+"""
+    started = launch(script, max_restarts=2)
+    assert started.wait() == 0, started.err()
+    assert [each.number for each in started.run.attempts()] == [1, 2]
+    assert started.verdicts() == ("failed", "done")
+    first, second = started.log(0, 1).split(), started.log(0, 2).split()
+    assert (first[0], second[0]) == ("1", "2")
+    assert (first[1], second[1]) == ("0", "1")
+    assert first[2] == second[2], "the same process forked both"
+    assert started.events() == ["started", "ranks", "failed", "relaunched", "ranks", "done"]
+
+
+def test_the_same_failure_again_and_again_ends_the_run(launch: Launch) -> None:
+    started = launch("import sys; print('paceline'); raise KeyError('always')", nproc=1, max_restarts=5)
+    assert started.wait() == 1
+    assert len(started.run.attempts()) == 1, "it failed before its first step"
+
+
+def test_a_node_that_was_lost_before_does_not_requeue_what_fails_by_itself(
+    launch: Launch, tmp_path: Path
+) -> None:
+    earlier = RunFolder(tmp_path / "run").attempt(1)
+    earlier.path.mkdir(parents=True)
+    restart_policy.remember(
+        earlier,
+        restart_policy.AttemptSummary(1, restart_policy.LOST, hosts=["n3"], job_start="an earlier one"),
+    )
+    started = launch("print('paceline'); raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
+    assert started.wait() == 1
+    assert [each.number for each in started.run.attempts()] == [1, 2]
+    assert read_verdict(started.job_start.verdict) == "failed"
+    assert not started.job_start.unfit.exists()
+
+
+def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:
+    script = """
+import os, time
+from paceline.contract import BEAT_SLOT, RUNNING, beat_offset
+def beat(step):
+    with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
+        file.seek(beat_offset(int(os.environ["LOCAL_RANK"])))
+        file.write(BEAT_SLOT.pack(RUNNING, step, os.getpid(), time.time(), 0.1))
+def stuck_here():
+    time.sleep(3600)
+beat(4 if os.environ["RANK"] == "1" else 5)
+stuck_here()
+"""
+    started = launch(script, hang_timeout=0.5)
+    began = time.monotonic()
+    assert started.wait() == 1
+    assert time.monotonic() - began < 90
+    assert started.failure()["cause"] == "hang"
+    assert started.failure()["rank"] == 1
+    assert "lags at step 4" in started.err()
+    for rank in (0, 1):
+        assert "stuck_here" in started.attempt().stacks(rank).read_text()

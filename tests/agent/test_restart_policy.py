@@ -1,0 +1,153 @@
+"""Whether to try again, as a table of stories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.agent.restart_policy import (
+    CRASH,
+    ERROR,
+    HANG,
+    KILLED,
+    LOST,
+    PREFLIGHT,
+    AttemptSummary,
+    decide,
+    recall,
+    remember,
+)
+from paceline.contract.run_folder import RunFolder
+
+
+def ended(cause: str, step: int | None = None, **more: Any) -> AttemptSummary:
+    return AttemptSummary(number=1, cause=cause, step=step, **more)
+
+
+def diverged(step: int | None, **more: Any) -> AttemptSummary:
+    return ended(ERROR, step, error="ValueError: diverged", **more)
+
+
+# what happened, max_restarts -> relaunch?, a word of the reason
+TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
+    "nobody asked": ([ended(KILLED, 5)], 0, False, "asked"),
+    "an error after some steps": ([diverged(5)], 1, True, "1 of 1"),
+    "the same error at the same step": ([diverged(5), diverged(5)], 9, False, "twice"),
+    "the same, with another story between": ([diverged(5), ended(KILLED, 3), diverged(5)], 9, False, "twice"),
+    "the same error at another step": ([diverged(5), diverged(8)], 9, True, "2 of 9"),
+    "another error at the same step": (
+        [diverged(5), ended(ERROR, 5, error="KeyError: x")],
+        9,
+        True,
+        "2 of 9",
+    ),
+    "the same, though the checkpoint advanced": (
+        [diverged(5, saved=4), diverged(5, resumed_from=4, saved=4)],
+        9,
+        False,
+        "twice",
+    ),
+    "before the first step": ([diverged(None)], 9, False, "first step"),
+    "a crash before the first step": ([ended(CRASH, None, error="SIGSEGV")], 9, False, "first step"),
+    "resumed, then failed before its first step": (
+        [diverged(None, resumed_from=40, saved=40)],
+        9,
+        False,
+        "first step",
+    ),
+    "killed from outside before the first step": ([ended(KILLED, None)], 9, True, "1 of 9"),
+    "again killed before the first step": ([ended(KILLED, None), ended(KILLED, None)], 9, False, "twice"),
+    "spent": ([ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3)], 2, False, "used up"),
+    "progress costs nothing": (
+        [ended(KILLED, 9 * n, resumed_from=9 * n - 9, saved=9 * n) for n in range(1, 20)],
+        1,
+        True,
+        "costs nothing",
+    ),
+    "progress, then none": (
+        [ended(KILLED, 5, saved=4), ended(HANG, 6, resumed_from=4, saved=4)],
+        1,
+        True,
+        "1 of 1",
+    ),
+    "no runtime in the script: only the count counts": ([diverged(None, beats=False)] * 2, 2, True, "2 of 2"),
+    "no runtime, spent": ([diverged(None, beats=False)] * 3, 2, False, "used up"),
+    "another job start's failures are not counted here": (
+        [
+            ended(KILLED, 1, job_start="7-0"),
+            ended(KILLED, 2, job_start="7-0"),
+            ended(KILLED, 3, job_start="7-1"),
+        ],
+        1,
+        True,
+        "1 of 1",
+    ),
+    "a lost node": ([ended(LOST, 5, hosts=["b"])], 9, False, "b cannot be used"),
+    "a host that killed twice": (
+        [ended(KILLED, 5, hosts=["b"]), ended(KILLED, 7, hosts=["b"])],
+        9,
+        False,
+        "b cannot be used",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_decision(case: str) -> None:
+    history, max_restarts, relaunch, word = TABLE[case]
+    decision = decide(history, max_restarts)
+    assert decision.relaunch is relaunch
+    assert word in decision.reason
+
+
+def test_the_first_relaunch_is_at_once_and_later_ones_wait() -> None:
+    waits = [
+        decide([ended(KILLED, step) for step in range(1, count + 1)], 99).wait_seconds
+        for count in range(1, 10)
+    ]
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    after_progress = [ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3, saved=3)]
+    assert decide(after_progress, 99).wait_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("history", "excluded"),
+    [
+        ([ended(PREFLIGHT, hosts=["b", "c"])], ["b", "c"]),
+        ([ended(LOST, 4, hosts=["b"])], ["b"]),
+        ([ended(KILLED, 4, hosts=["b"]), ended(KILLED, 5, hosts=["c"])], []),
+        ([ended(KILLED, 4, hosts=["b"]), ended(HANG, 5, hosts=["b"])], ["b"]),
+        (
+            [diverged(4, hosts=["b"]), diverged(5, hosts=["b"])],
+            [],
+        ),  # an exception is the program's, not the node's
+    ],
+)
+def test_excluded_hosts(history: list[AttemptSummary], excluded: list[str]) -> None:
+    decision = decide(history, 9)
+    assert decision.exclude == excluded
+    assert decision.requeue is bool(excluded)
+    assert decide(history, 0).exclude == excluded
+
+
+def test_a_run_that_gets_nowhere_is_not_requeued_for_ever() -> None:
+    job_starts = [
+        ended(LOST, 4, hosts=[f"n{job_start}"], job_start=f"7-{job_start}") for job_start in range(4)
+    ]
+    assert decide(job_starts[:3], 1).requeue
+    assert not decide(job_starts, 1).requeue
+
+
+def test_remembered_across_legs(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    told = []
+    for number in (1, 2, 10):
+        folder = run.attempt(number)
+        folder.path.mkdir()
+        told.append(AttemptSummary(number, ERROR, error="é", step=number, hosts=["a"], job_start="7-0"))
+        remember(folder, told[-1])
+    run.attempt(3).path.mkdir()  # it has not failed
+    (run.attempt(2).path / "summary.json").write_text("{torn")
+    assert recall(run) == [told[0], told[2]]

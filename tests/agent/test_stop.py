@@ -1,0 +1,197 @@
+"""Requests to stop: by the stop file, by signals, by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.agent import restart_policy
+from paceline.contract.verdict import read_verdict
+from tests.agent.conftest import WITHIN, Launch, Launched, until
+
+# A script without our runtime that saves when asked, as many do.
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+Path("listening-" + os.environ["RANK"]).write_text(str(os.getpid()))
+while not asked:
+    time.sleep(0.01)
+Path("saved-" + os.environ["RANK"]).touch()
+sys.exit(75)
+"""
+
+# As our runtime does it: says in its slot that it has saved, and ends with 0.
+RUNTIME = """
+import os, signal, sys, time
+from pathlib import Path
+from paceline.contract import BEAT_SLOT, RUNNING, SAVED_AND_STOPPED, beat_offset
+def beat(state):
+    with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
+        file.seek(beat_offset(int(os.environ["LOCAL_RANK"])))
+        file.write(BEAT_SLOT.pack(state, 3, os.getpid(), time.time(), 0.1))
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+beat(RUNNING)
+Path("listening-" + os.environ["RANK"]).write_text(str(os.getpid()))
+while not asked:
+    time.sleep(0.01)
+beat(SAVED_AND_STOPPED)
+"""
+
+SLEEPS = """
+import os, time
+from pathlib import Path
+Path("listening-" + os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(3600)
+"""
+
+
+def listening(started: Launched, ranks: int = 2) -> None:
+    for rank in range(ranks):
+        started.await_file(f"listening-{rank}")
+
+
+def touch_stop(started: Launched) -> None:
+    started.job_start.stop.touch()
+
+
+def send_term(started: Launched) -> None:
+    started.process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("script", "ask"),
+    [(SAVES, touch_stop), (RUNTIME, touch_stop), (RUNTIME, send_term), (SLEEPS, send_term)],
+    ids=["own-handler-file", "runtime-file", "runtime-term", "no-handler-term"],
+)
+@pytest.mark.parametrize("style", ["fork", "srun"])
+def test_stop(launch: Launch, script: str, ask: Callable[[Launched], None], style: str) -> None:
+    ranks = 2 if style == "fork" else 1
+    started = launch(script, style=style, nproc=ranks)
+    listening(started, ranks)
+    ask(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "stopped" in started.events()
+    if script == SAVES:
+        assert all((started.run.path / f"saved-{rank}").exists() for rank in range(ranks))
+
+
+def test_a_request_before_the_ranks_are_there_is_kept(launch: Launch) -> None:
+    header = """
+from paceline.contract import BEAT_HEADER
+def stop_asked():
+    with open(os.environ["PACELINE_HEARTBEAT"], "rb") as file:
+        return BEAT_HEADER.unpack(file.read(BEAT_HEADER.size))[2]
+while not stop_asked():
+    time.sleep(0.01)
+beat(SAVED_AND_STOPPED)
+"""
+    script = "import time; time.sleep(0.3)\n" + RUNTIME.partition("asked = []")[0] + header
+    started = launch(script)
+    started.job_start.path.mkdir(parents=True, exist_ok=True)
+    started.job_start.stop.touch()
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+
+
+def test_code_75_stops_without_being_asked(launch: Launch) -> None:
+    started = launch("import sys; sys.exit(75)")
+    assert started.wait() == 0
+    assert started.verdicts() == ("stopped", "stopped")
+
+
+def test_a_scheduler_that_ends_torchrun_itself(launch: Launch) -> None:
+    """It passes SIGTERM on, and fails though all ranks have stopped as they should."""
+    script = SAVES.replace("SIGUSR1", "SIGTERM").replace("os.getpid()", "os.getppid()")
+    started = launch(script, style="torchrun", light=False)
+    agents = {int(started.await_file(f"listening-{rank}")) for rank in (0, 1)}
+    assert len(agents) == 1
+    os.kill(agents.pop(), signal.SIGTERM)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+
+
+SAVING = """
+import os, sys
+from pathlib import Path
+folder = Path(os.environ["PACELINE_CHECKPOINTS"], "step-00000001")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "complete.json").touch()
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "verdict"),
+    [
+        ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1"}, "failed"),
+        (SAVING, {"SLURM_JOB_ID": "1"}, "stopped"),
+        ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1", "PACELINE_JOB_START": "pid-1"}, "stopped"),
+    ],
+    ids=["nothing was saved", "it had saved", "there is no queue"],
+)
+def test_stops_for_nothing_come_to_an_end(
+    launch: Launch, script: str, environ: dict[str, str], verdict: str, tmp_path: Path
+) -> None:
+    count = tmp_path / "run" / "stops-in-vain"
+    count.parent.mkdir()
+    count.write_text(f"{restart_policy.MOST_STOPS_IN_VAIN - 1}\n")
+    started = launch(script, env=environ)
+    assert started.wait() == 0, started.err()
+    assert read_verdict(started.attempt().verdict) == "stopped"
+    assert read_verdict(started.run.job_start(environ.get("PACELINE_JOB_START", "here")).verdict) == verdict
+    assert ("does not go back into the queue" in started.err()) is (verdict == "failed")
+    assert count.exists() is (verdict == "failed")
+
+
+def test_a_failure_while_stopping_is_a_failure(launch: Launch) -> None:
+    script = SAVES.replace("sys.exit(75)", "sys.exit(75 if os.environ['RANK'] == '0' else 4)")
+    started = launch(script)
+    listening(started)
+    started.job_start.stop.touch()
+    assert started.wait() == 1
+    assert started.verdicts() == ("failed", "failed")
+    assert started.failure()["rank"] == 1
+
+
+def test_ctrl_c(launch: Launch) -> None:
+    """One press: everything ends, and no rank takes the SIGTERM that ends it for a request to stop."""
+    started = launch(SLEEPS)
+    listening(started)
+    started.process.send_signal(signal.SIGINT)
+    assert started.wait() == 130
+    assert started.verdicts() == ("failed", "failed")
+    assert started.failure()["cause"] == "interrupted"
+    assert "Traceback" not in started.err()
+
+
+def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
+    """Before there are ranks."""
+    (tmp_path / "stand-in" / "slow_to_import.py").write_text(
+        "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(3600)\n"
+    )
+    started = launch("", preload=["slow_to_import"])
+    until((tmp_path / "importing").exists, "the import")
+    started.process.send_signal(signal.SIGINT)
+    assert started.wait() == 130
+    assert started.verdicts()[1] == "failed"
+
+
+def test_asked_twice_it_ends_at_once(launch: Launch) -> None:
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(1)"
+    started = launch(SLEEPS.replace("time.sleep(3600)", deaf), kill_after=0.2)
+    listening(started)
+    deadline = time.monotonic() + WITHIN
+    while started.process.poll() is None and time.monotonic() < deadline:
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(1.2)  # presses within a second count as one
+    assert started.wait() == 1
+    assert started.failure()["cause"] == "interrupted"

@@ -1,0 +1,274 @@
+"""A rank behaves as `python train.py` would, however it was started. Real torch."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cluster.runs.run_half import put_run_half
+from tests.agent.conftest import Launch, Launched
+
+ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]
+
+LIKE_PYTHON = """
+import atexit, json, multiprocessing, os, pickle, random, sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+class Squares:
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.tensor(float(index * index))
+
+def double(value):
+    return 2 * value
+
+class Thing:
+    pass
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawning) as pool:
+        spawned = pool.submit(double, 21).result()
+    told = {
+        "sum": total.item(), "argv": sys.argv, "path": sys.path[0], "input": sys.stdin.read(),
+        "main": sys.modules["__main__"].__dict__ is globals(), "file": __file__,
+        "pickled": type(pickle.loads(pickle.dumps(Thing()))).__name__, "spawned": spawned,
+        "batches": [sum(batch.tolist()) for batch in DataLoader(Squares(), batch_size=4, num_workers=2)],
+        "threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"],
+        "random": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
+        "variables": {name: os.environ.get(name) for name in (
+            "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "ASKED",
+            "PACELINE_TOKEN",
+        )},
+    }
+    name = f"told-{dist.get_rank()}"
+    def last_word():
+        Path(name + ".partial").write_text(json.dumps(told))
+        os.rename(name + ".partial", name)
+    atexit.register(last_word)
+    dist.destroy_process_group()
+    print("out", file=sys.stdout)
+    print("err", file=sys.stderr)
+    sys.exit(0)
+"""
+
+
+def told(started: Launched, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((started.run.path / f"told-{rank}").read_text())
+    return found
+
+
+def shadow_the_standard_library(folder: Path) -> None:
+    """Files that anybody may have in the folder where a command is typed."""
+    for name in ("json", "types", "socket", "signal", "random", "queue"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('this is the {name} of somebody else')\n")
+
+
+@pytest.mark.parametrize("way", ["command", "zip"])
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_files_where_it_is_typed_are_not_the_standard_library(
+    launch: Launch, way: str, safe_path: str, tmp_path: Path
+) -> None:
+    shadow_the_standard_library(tmp_path)
+    script = "import json, sys\nimport torch\nprint('torch' in sys.modules, json.dumps(1))\n"
+    if way == "command":
+        started = launch(script, env={"PYTHONSAFEPATH": safe_path})
+    else:
+        put_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
+        started = launch(
+            script, env={"PYTHONSAFEPATH": safe_path}, words=[str(tmp_path / "paceline.zip")], nproc=1
+        )
+    assert started.wait() == 0, started.err()
+    assert started.log(0).split() == ["True", "1"]
+
+
+@pytest.mark.parametrize("style", ["fork", "torchrun"])
+def test_like_python(launch: Launch, style: str, tmp_path: Path) -> None:
+    shadow_the_standard_library(tmp_path)
+    started = launch(
+        LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, variables={"ASKED": "for, 'this'"},
+        env={"PACELINE_TOKEN": "secret"},
+    )  # fmt: skip
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("done", "done")
+    each = [told(started, rank) for rank in (0, 1)]
+    for rank in (0, 1):
+        it = each[rank]
+        assert it["sum"] == 2.0
+        assert it["argv"] == [str(started.run.path / "train.py"), *ARGUMENTS]
+        assert it["path"] == str(started.run.path)
+        assert it["file"] == str(started.run.path / "train.py")
+        assert it["input"] == ""
+        assert it["main"]
+        assert it["pickled"] == "Thing"
+        assert it["spawned"] == 42
+        assert it["batches"] == [14.0, 126.0]
+        assert (it["threads"], it["omp"]) == (1, "1")
+        assert it["variables"] == {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": it["variables"]["TORCHELASTIC_RUN_ID"],
+            "ASKED": "for, 'this'", "PACELINE_TOKEN": None,
+        }  # fmt: skip
+        assert sorted(started.log(rank).split()) == ["err", "out"]
+    assert each[0]["variables"]["TORCHELASTIC_RUN_ID"] == "test" or style == "torchrun"
+    for first, second in zip(each[0]["random"], each[1]["random"], strict=True):
+        assert first != second, "no seed was set: ranks must differ, as processes do"
+    assert (started.out().split(), started.err().split()) == (["out"], ["err"]), "rank 0 alone is shown"
+
+
+GLOO = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(10**9):
+    dist.all_reduce(torch.ones(1))
+    if step == 3 and rank == 1:
+        DEED
+"""
+
+
+@pytest.mark.parametrize(
+    ("deed", "how"),
+    [
+        pytest.param("raise ValueError('in the loop')", "exit code 1", marks=pytest.mark.slow),
+        ("dist.destroy_process_group(); raise ValueError('after destroy')", "exit code 1"),
+        pytest.param("os._exit(3)", "exit code 3", marks=pytest.mark.slow),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+    ],
+)
+def test_the_cause_is_told_from_its_consequences(launch: Launch, deed: str, how: str) -> None:
+    """The peer loses its connection and fails as well, sometimes first; it is not to blame."""
+    started = launch(GLOO.replace("DEED", deed), light=False)
+    assert started.wait() == 1
+    assert f"rank 1 of 2 on host {started.failure()['host']} failed: {how}" in started.err()
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"),
+    [
+        ("os._exit(3)", 3),
+        pytest.param("raise ValueError('in the loop')", 1, marks=pytest.mark.slow),
+        ("time.sleep(3600)", None),
+    ],
+)
+def test_torchrun_style_failures_and_stops(launch: Launch, deed: str, code: int | None) -> None:
+    script = GLOO.replace("for step", "from pathlib import Path\nfor step")
+    script = script.replace(
+        "if step == 3 and rank == 1:",
+        "if step == 3: Path('there').write_text('x')\n    if step == 4 and rank == 1:",
+    )
+    started = launch(script.replace("DEED", deed), light=False, style="torchrun")
+    if code is None:
+        started.await_file("there")
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait() == 0, started.err()
+        assert started.verdicts() == ("stopped", "stopped")
+        return
+    assert started.wait() == 1
+    assert started.failure()["rank"] == 1
+    assert started.failure()["code"] == code
+    assert "rank 1 of 2" in started.err()
+
+
+def test_a_module(launch: Launch, tmp_path: Path) -> None:
+    package = tmp_path / "code" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "program.py").write_text(
+        "import pickle, sys\nclass Thing: pass\n"
+        "print(__name__, __package__, type(pickle.loads(pickle.dumps(Thing()))).__name__, sys.argv[1:])\n"
+    )
+    launch_spec = {"is_module": True, "args": ["x"], "nproc": 1, "import_path": [str(package.parent)]}
+    started = launch("", program="package.program", **launch_spec)
+    assert started.wait() == 0, started.err()
+    assert started.out() == "__main__ package Thing ['x']\n"
+    started = launch("", program="package.other", **launch_spec)
+    assert started.wait() == 1
+    assert "No module named package.other" in started.err()
+
+
+def test_spawn_style_gives_the_node_and_no_rank(launch: Launch) -> None:
+    script = """
+import os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(local):
+    nproc, node = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_RANK"])
+    dist.init_process_group("gloo", rank=node * nproc + local, world_size=nproc * int(os.environ["GROUP_WORLD_SIZE"]))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    if local == 0:
+        print("sum", total.item(), flush=True)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    assert "RANK" not in os.environ
+    mp.spawn(work, nprocs=int(os.environ["LOCAL_WORLD_SIZE"]))
+"""
+    started = launch(script, light=False, style="spawn")
+    assert started.wait() == 0, started.err()
+    assert started.out() == "sum 2.0\n"
+
+
+NUMBERS = 'import os\nos.environ["OMP_NUM_THREADS"] = "1"\nimport torch\nprint(os.getppid())\n'
+
+
+def test_a_script_that_sets_threads_first_is_not_forked(launch: Launch) -> None:
+    started = launch(NUMBERS, nproc=1)
+    assert started.wait() == 0, started.err()
+    assert (
+        "sets OMP_NUM_THREADS before it imports torch: ranks are started as fresh processes" in started.err()
+    )
+    assert int(started.out()) == started.process.pid
+
+
+def test_a_preload_that_starts_threads_is_named(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "stand-in" / "threading_thing.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
+    )
+    started = launch("import os; print(os.getppid())", nproc=1, preload=["threading_thing"])
+    assert started.wait() == 0, started.err()
+    assert "importing threading_thing started 1 thread: ranks are started as fresh processes" in started.err()
+    assert int(started.out()) == started.process.pid
+
+
+def test_a_preload_that_is_not_there_is_named(launch: Launch) -> None:
+    started = launch("", preload=["no_such_thing"])
+    assert started.wait() == 1
+    assert "cannot preload no_such_thing" in started.err()
+    assert started.verdicts()[1] == "failed"
+
+
+TOLD = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MKL_NUM_THREADS'])\n"
+
+# exported, asked for by name -> what a rank has, and whether something is said of it; its share is 2
+THREADS = [
+    ("3", None, "3 3", True), ("2", None, "2 2", False), ("5,2", None, "5,2 5", True), ("3", "4", "4 4", False),
+    ("x", None, "2 2", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ["fork", "srun"])
+@pytest.mark.parametrize("case", THREADS)
+def test_threads_that_are_exported_are_kept_and_told(
+    launch: Launch, style: str, case: tuple[str, str | None, str, bool]
+) -> None:
+    exported, asked, found, is_told = case
+    variables = {"OMP_NUM_THREADS": asked} if asked else {}
+    started = launch(
+        TOLD, nproc=1, style=style, threads=2, env={"OMP_NUM_THREADS": exported}, variables=variables
+    )
+    assert started.wait() == 0, started.err()
+    assert started.out().splitlines()[0] == found
+    assert (f"OMP_NUM_THREADS={exported}, as the environment says" in started.err()) is is_told

@@ -1,0 +1,120 @@
+"""The zygote that is started ahead of its agent."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from paceline.agent.workers.zygote.prestart import ALONE, ENDS, guess
+from paceline.agent.workers.zygote.start import Opening, open_zygote
+from paceline.cli.run import command
+from tests.agent.conftest import Launch, is_alive, until
+
+
+@pytest.mark.parametrize(
+    ("words", "threads", "preload"),
+    [
+        (["t.py"], 4, []),
+        (["--nproc", "4", "t.py", "--nproc", "1", "--dry-run"], 2, []),
+        (["--nproc=8", "--cpu", "--preload", "a", "--preload=b", "t.py"], 1, ["a", "b"]),
+        (["--nproc", "99", "--env", "A=1", "--style", "fork", "t.py"], 1, []),
+        (["--no-snapshot", "--nproc", "1", "t.py"], 8, []),
+        (["-m", "some.module"], 4, []),
+    ],
+)
+def test_a_guess(
+    words: list[str], threads: int, preload: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    opening = guess(words, cores=8, environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert opening is not None
+    assert (opening.threads, opening.preload) == (threads, preload)
+    assert Opening.read(opening.words()).words() == opening.words()
+
+
+def test_a_guess_knows_of_threads_that_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    opening = guess(["t.py"], cores=8, environ={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"})
+    assert opening is not None
+    assert opening.threads == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["--help"], ["--dry-run", "t.py"], ["--style", "torchrun", "t.py"], ["--style=spawn", "t.py"],
+        ["--nodes", "2", "t.py"], ["--resume", "last"], ["missing.py"], ["--nproc", "0", "t.py"],
+        ["--env", "OMP_NUM_THREADS=3", "t.py"], ["sets.py"], ["--nproc"],
+    ],
+)  # fmt: skip
+def test_no_guess(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    (tmp_path / "sets.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
+    assert guess(words, cores=8, environ={}) is None
+
+
+def test_options_that_stand_alone_are_known() -> None:
+    """The guess must not take the script for an option's value."""
+    hints = get_type_hints(command, include_extras=True)
+    kinds = {name: get_args(hints[name])[0] for name in inspect.signature(command).parameters}
+    flags = [name for name, kind in kinds.items() if kind is bool or bool in get_args(kind)]
+    options = [get_args(hints[name])[1] for name in flags]
+    words = [word for option in options for word in (option.default, *option.param_decls)]
+    alone = {part for word in words if isinstance(word, str) for part in word.split("/")}
+    assert {"--cpu", "--no-wandb"} <= alone
+    assert alone <= {*ALONE, *ENDS}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_is_adopted_only_when_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
+    launch("", nproc=1).wait()  # makes the stand-in for torch
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")}
+    opening = Opening("train.py", is_module=False, threads=threads, preload=[])
+    ours, pid = open_zygote(sys.executable, opening, environ)
+    with ours:
+        started = launch(
+            "import os; print(os.getppid())", nproc=1, threads=1, env={"PACELINE_ZYGOTE": str(ours.fileno())},
+            pass_fds=(ours.fileno(),),
+        )  # fmt: skip
+        assert started.wait() == 0, started.err()
+        assert (int(started.out()) == pid) is (threads == 1)
+        if threads != 1:
+            until(lambda: not is_alive(pid), "the end of the zygote that was sent away")
+    os.waitpid(pid, 0)
+
+
+STARTS_ONE = """
+import os, sys, time
+from paceline.agent.workers.zygote import prestart
+prestart.begin(["paceline", "run", "t.py"])
+assert prestart.descriptor() is not None
+print("begun", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_it_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """Also in the middle of an import."""
+    (tmp_path / "t.py").touch()
+    (tmp_path / "torch.py").write_text(
+        "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(3600)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS_ONE], cwd=tmp_path, env=environ, stdout=subprocess.PIPE
+    )
+    importing = tmp_path / "importing"
+    until(lambda: importing.exists() and importing.read_text(), "the import")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until(lambda: not is_alive(int(importing.read_text())), "the end of the zygote")

@@ -1,0 +1,363 @@
+"""Builds on this machine: content-keyed, one at a time, whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.environment.build_progress import Watch
+from paceline.cluster.environment.store import Built
+from paceline.cluster.slurm.states import JobState
+from paceline.errors import ClusterError
+from paceline.plan.environment.build import LOCK, MARKER, Build, BuildFolder, render_build
+from tests.cluster.environment.wheels import write_wheel
+from tests.slurm.runs import Type
+
+pytestmark = pytest.mark.timeout(900)
+PATIENCE = 400
+PROJECT = '[project]\nname = "p"\n'
+USES_IT = PROJECT + '[environment]\nkind = "venv"\nrequirements = "requirements.txt"\n'
+
+
+def project(folder: Path, requirements: str, *, config: str = USES_IT, script: str = "import tiny\n") -> Path:
+    folder.mkdir()
+    (folder / "paceline.toml").write_text(config)
+    (folder / "requirements.txt").write_text(requirements)
+    (folder / "train.py").write_text(script)
+    return folder
+
+
+def left_in(store: Path) -> list[str]:
+    return sorted(path.name for path in store.iterdir() if path.name != "cache")
+
+
+def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Type) -> None:
+    script = "import sys, tiny; print(f'tiny {tiny.VERSION} of {sys.prefix}')\n"
+    home = project(tmp_path / "my project", "--no-index\n./wheels/tiny-1.0-py3-none-any.whl\n", script=script)
+    write_wheel(home / "wheels", "tiny")
+    words = ("run", "--nproc", "1", "--cpu", "train.py")
+    early = paceline(*words, cwd=home)
+    assert early.returncode == 1
+    assert "the environment from requirements.txt is not built yet" in early.stderr
+    assert "paceline env build --local" in early.stderr
+
+    done = paceline(
+        "env",
+        "build",
+        "--local",
+        timeout=PATIENCE,
+        cwd=home,
+        check=True,
+        PIP_INDEX_URL="https://ann:hush@nowhere.invalid",
+    )
+    assert "Successfully installed tiny-1.0" in done.stdout
+    assert "runs that are submitted from now on use it" in done.stdout
+    store = scratch / "p" / ".environments"
+    (key,) = left_in(store)
+    assert json.loads((store / key / MARKER).read_text())["from"] == ["requirements.txt"]
+    assert "tiny" in (store / key / "packages.txt").read_text()
+    assert not any("hush" in path.read_text(errors="ignore") for path in store.rglob("*.json"))
+
+    again = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True)
+    assert again.stdout.startswith(f"up to date: {store / key}\n")
+    run = paceline(*words, cwd=home, check=True)
+    assert f"tiny 1.0 of {store / key}" in run.stdout
+    assert re.match(
+        rf"{key}  \d{{4}}-\d\d-\d\d .* requirements.txt  \(python 3", paceline("env", "list", cwd=home).stdout
+    )
+
+    write_wheel(home / "wheels", "tiny", needs="other")  # the same name, another content
+    changed = paceline(*words, cwd=home)
+    assert "or no longer what it was built from" in changed.stderr
+    kept = paceline("env", "remove", key, cwd=home, check=True)
+    assert "nothing was removed" in kept.stderr
+    paceline("env", "remove", key, "--yes", cwd=home, check=True)
+    assert left_in(store) == []
+
+
+def test_a_build_that_fails_leaves_nothing_and_shows_why(
+    tmp_path: Path, scratch: Path, paceline: Type
+) -> None:
+    home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
+    done = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home)
+    assert done.returncode == 1
+    assert "No matching distribution found for no-such-package-xyz" in done.stderr
+    assert "pip could not install the requirements" in done.stderr
+    (folder,) = left_in(scratch / "p" / ".environments")
+    assert ".build-" in folder, "the log of what failed is all that stays"
+    assert not (scratch / "p" / ".environments" / folder / "environment.sh").exists()
+
+
+def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline: Type) -> None:
+    home = project(tmp_path / "project", "rich\n", config=PROJECT)
+    subprocess.run(["git", "init", "--quiet", str(home)], check=True)
+    (home / "parts").mkdir()
+    (home / "parts" / "more.txt").write_text("psutil\n")
+    done = paceline("env", "build", "--dry-run", "more.txt", cwd=home / "parts", check=True)
+    assert " of p: parts/more.txt\n" in done.stdout
+    done = paceline("env", "build", "--dry-run", "../requirements.txt", cwd=home / "parts", check=True)
+    assert " of p: requirements.txt\n" in done.stdout
+
+
+def test_what_a_builder_that_was_killed_has_left_can_be_removed(
+    tmp_path: Path, scratch: Path, paceline: Type
+) -> None:
+    home = project(tmp_path / "project", "rich\n", config=PROJECT)
+    killed = subprocess.Popen(["sleep", "600"])
+    target = scratch / "p" / ".environments" / "0123456789abcdef"
+    target.mkdir(parents=True)
+    Path(f"{target}{LOCK}").mkdir()
+    (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
+    try:
+        assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
+        assert (
+            "is being built, by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
+        )
+    finally:
+        killed.kill()
+        killed.wait()
+    assert "not complete" in paceline("env", "list", cwd=home, check=True).stdout
+    paceline("env", "remove", "--yes", target.name, cwd=home, check=True)
+    assert not target.exists()
+
+
+def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Type) -> None:
+    config = PROJECT + '[environment]\nkind = "conda"\npath = "/opt/conda/envs/x"\n'
+    home = project(tmp_path / "project", "", config=config)
+    assert "conda env create" in paceline("env", "build", cwd=home).stderr
+    (home / "paceline.toml").write_text(PROJECT + '[environment]\nkind = "container"\nimage = "/x.sif"\n')
+    assert "write base instead of image" in paceline("env", "build", cwd=home).stderr
+    (home / "paceline.toml").write_text(PROJECT)
+    (home / "requirements.txt").unlink()
+    assert "there is nothing to build from" in paceline("env", "build", cwd=home).stderr
+    (home / "requirements.txt").write_text("rich\n")
+    shown = paceline("env", "build", "--dry-run", "--python", "/usr/bin/python3", cwd=home, check=True).stdout
+    assert "python=/usr/bin/python3" in shown
+    wrong = paceline("env", "build", "--python", "/nowhere/python", cwd=home)
+    assert "/nowhere/python, cannot be run here" in wrong.stderr
+
+
+# -- builders beside each other -------------------------------------------------------------------------
+
+
+class Bench:
+    """The script's own ways, with steps of ours in pip's place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder
+        self.target = Built(folder / "key")
+        self.count = folder / "builds"
+
+    def start(self, name: str, *steps: str, **environ: str) -> subprocess.Popen[str]:
+        folder = BuildFolder(self.store / f"key.build-{name}")
+        folder.path.mkdir()
+        folder.environment.write_text("export GREETING=hello\n")
+        folder.marker.write_text("{}\n")
+        usual = [
+            'mkdir "$target" || fail "no clean place"',
+            'echo x >"$target/half"',
+            f"echo {name} >>{self.count}",
+        ]
+        build = Build(
+            title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*usual, *steps]
+        )
+        folder.script.write_text(render_build(build))
+        return subprocess.Popen(
+            ["bash", str(folder.script)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+
+    def await_builder(self) -> None:
+        deadline = time.monotonic() + 60
+        while not (self.target.path / "half").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.store.iterdir() if ".build-" not in path.name)
+
+
+GO = "while [ ! -e go ]; do sleep 0.05; done"
+
+
+def test_builders_take_turns_and_share_the_result(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first = bench.start("a", GO)
+    bench.await_builder()
+    others = [bench.start(name, GO) for name in "bcd"]
+    for other in others:
+        assert other.stdout is not None
+        assert "builds it already: waiting" in other.stdout.readline()
+    assert not bench.target.is_complete
+    (tmp_path / "go").touch()
+    for each in [first, *others]:
+        told = each.communicate(timeout=120)[0]
+        assert each.returncode == 0, told
+    assert bench.count.read_text() == "a\n"
+    assert bench.left() == ["builds", "go", "key"]
+    assert not list(tmp_path.glob("*/environment.sh"))
+
+
+def test_a_builder_that_was_killed_is_succeeded(tmp_path: Path) -> None:
+    """By one of those who wait: its half-made folder and its lock do not count."""
+    bench = Bench(tmp_path)
+    first = bench.start("a", "exec sleep 600")
+    bench.await_builder()
+    others = [bench.start(name) for name in "bcd"]
+    for other in others:
+        assert other.stdout is not None
+        assert "waiting" in other.stdout.readline()
+    first.kill()
+    first.communicate()
+    for each in others:
+        told = each.communicate(timeout=120)[0]
+        assert each.returncode == 0, told
+    assert len(bench.count.read_text().split()) == 2, "the one that was killed, and one more"
+    assert bench.target.is_complete
+    assert bench.left() == ["builds", "key"]
+
+
+def test_lines_of_the_user_cannot_name_what_is_removed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "fail no")
+    told = one.communicate(timeout=60)[0]
+    assert (one.returncode, "readonly" in told) == (1, True), told
+    assert precious.exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_builder_that_is_ended_cleans_up(tmp_path: Path, how: signal.Signals) -> None:
+    bench = Bench(tmp_path)
+    one = bench.start("a", GO)
+    bench.await_builder()
+    one.send_signal(how)
+    assert one.wait(60) == 128 + how
+    one.communicate()
+    assert bench.left() == ["builds"]
+
+
+def test_a_builder_that_is_ended_while_it_waits_takes_its_variables_away(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first = bench.start("a", GO)
+    bench.await_builder()
+    other = bench.start("b", GO)
+    assert other.stdout is not None
+    assert "waiting" in other.stdout.readline()
+    other.terminate()
+    assert other.wait(60) == 128 + signal.SIGTERM
+    other.communicate()
+    assert not (tmp_path / "key.build-b" / "environment.sh").exists()
+    assert (bench.target.path / "half").exists(), "the first one's work is not its own"
+    (tmp_path / "go").touch()
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert bench.target.is_complete
+
+
+def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_not(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    lock = tmp_path / f"key{LOCK}"
+    lock.mkdir()
+    (lock / "job-77").touch()
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "squeue").write_text(
+        "#!/bin/bash\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    (commands / "squeue").chmod(0o755)
+    one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}")
+    assert one.stdout is not None
+    assert "job-77 builds it already" in one.stdout.readline()
+    (commands / "new").write_text(
+        "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
+    )
+    (commands / "new").chmod(0o755)
+    (commands / "new").rename(commands / "squeue")
+    assert one.wait(60) == 0
+    one.communicate()
+    assert not lock.exists()
+
+
+def test_a_scheduler_that_does_not_answer_for_a_moment_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(Built(tmp_path / "key"), BuildFolder(tmp_path), job="7")
+    answers: list[dict[str, JobState]] = [{"7": JobState("7", "COMPLETED")}]
+
+    def states(jobs: list[str]) -> dict[str, JobState]:
+        if not answers:
+            raise ClusterError("squeue: Unable to contact slurm controller")
+        return answers.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.cluster.environment.build_progress.ASK", 0.0)
+        patch.setattr("paceline.cluster.environment.build_progress.slurm.states", states)
+        held = answers.pop()
+        assert not watch.is_over()
+        answers.append(held)
+        assert watch.is_over()
+    assert watch.state == "done"
+
+
+# -- images ---------------------------------------------------------------------------------------------
+
+ENGINE = """\
+#!/bin/bash
+printf '%s\\n' "$0" "$@" >"$RECORD/argv"
+env >"$RECORD/environ"
+for each in "$@"; do case $each in *.sif) echo image >"$each" ;; *.def) cp "$each" "$RECORD/def" ;; esac; done
+"""
+
+
+@pytest.mark.parametrize("engine", ["apptainer", "singularity"])
+def test_images_are_built_or_fetched_with_caches_off_home(
+    tmp_path: Path, scratch: Path, paceline: Type, engine: str
+) -> None:
+    """The engine is an executable that records how it was called; a real one needs an image to begin with."""
+    record = tmp_path / "record"
+    record.mkdir()
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / engine).write_text(ENGINE)
+    (commands / engine).chmod(0o755)
+    config = PROJECT + '[environment]\nkind = "container"\nbase = "docker://python:3.12"\n'
+    home = project(tmp_path / "project", "rich\n", config=config + f'variables = {{ RECORD = "{record}" }}\n')
+    variables = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),
+        "HF_TOKEN": "hush",
+    }
+    (tmp_path / "home").mkdir()
+    pulled = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True, **variables)
+    argv = (record / "argv").read_text().splitlines()
+    image = Path(argv[2])
+    assert argv == [str(commands / engine), "pull", str(image), "docker://python:3.12"]
+    assert image.read_text() == "image\n"
+    assert image.is_relative_to(scratch / "p" / ".environments")
+    assert "runs that are submitted from now on use it" in pulled.stdout
+
+    text = (home / "paceline.toml").read_text()
+    (home / "paceline.toml").write_text(text + 'requirements = "requirements.txt"\n')
+    paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True, **variables)
+    argv = (record / "argv").read_text().splitlines()
+    assert argv[1] == "build"
+    assert argv[-2].endswith("/image.sif")
+    assert Path(argv[-2]) != image, "another content, another image"
+    assert "From: python:3.12" in (record / "def").read_text()
+    seen = dict(line.partition("=")[::2] for line in (record / "environ").read_text().splitlines())
+    for name in ("CACHEDIR", "TMPDIR"):
+        assert seen[f"APPTAINER_{name}"] == seen[f"SINGULARITY_{name}"]
+        assert Path(seen[f"APPTAINER_{name}"]).is_relative_to(scratch)
+    assert "HF_TOKEN" not in seen
+    assert list((tmp_path / "home").iterdir()) == []
+    again = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True, **variables)
+    assert again.stdout.startswith("up to date")

@@ -1,0 +1,118 @@
+"""What is found wrong with an environment before a job is queued; what of the submitter's travels along."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.checks.finding import PROBLEM, WARNING
+from paceline.cluster.checks.job import check_python_place
+from paceline.cluster.checks.program import check_program
+from paceline.cluster.environment.store import check_built
+from paceline.errors import SpecError
+from paceline.plan.run_record import HIDDEN, hide, hide_in_words
+from tests.cluster.environment.places import bare, job_in, plan_of
+
+PASSWORD = "http://ann:hush@proxy.example.org:3128"
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "hint"),
+    [
+        ({"environment__kind": "venv", "environment__path": "gone"}, "there is no venv in", "paceline env build"),
+        ({"environment__kind": "conda", "environment__path": "/gone"}, "/gone/bin/python cannot", "conda env list"),
+        ({"environment__python": "/gone/python3"}, "/gone/python3 cannot be run here", "mend the path"),
+        ({"environment__python": "/etc/passwd"}, "/etc/passwd cannot be run here: Permission denied", "mend the path"),
+    ],
+)  # fmt: skip
+def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: str, hint: str) -> None:
+    job = job_in(tmp_path / "p", **keys)
+    (problem,) = check_program(job, plan_of(job, bare()))
+    assert problem.level == PROBLEM
+    assert text in problem.text
+    assert "(--environment__p" in problem.text, "who said it"
+    assert hint in problem.hint
+
+
+def test_imports_by_a_path_that_the_script_adds_itself(tmp_path: Path) -> None:
+    lines = "import __main__\nimport sys\nsys.path.insert(0, 'lib')\nimport nowhere_to_be_seen\n"
+    for script, level in ((lines, WARNING), (lines.replace("sys.path", "sys.argv"), PROBLEM)):
+        job = job_in(tmp_path / "p", script)
+        *_, found = check_program(job, plan_of(job, bare()))
+        assert (found.about, found.level) == ("imports", level)
+        assert "imports nowhere_to_be_seen, which" in found.text, "and nothing else is missed"
+
+
+def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p", environment__kind="venv", environment__path=str(tmp_path / "venv"))
+    plan = plan_of(job, bare())
+    mounts = tmp_path / "mounts"
+    here, scratch = tmp_path.resolve(), (tmp_path / "p").resolve()
+    mounts.write_text(f"a {here} ext4 rw 0 0\nb {scratch} nfs4 rw 0 0\n")
+    (found,) = check_python_place(job, plan, mounts)
+    assert found.level == WARNING
+    assert "is on a disk of" in found.text
+    mounts.write_text(f"a {here} nfs4 rw 0 0\n")
+    assert check_python_place(job, plan, mounts) == []
+    mounts.write_text(f"a {here} ext4 rw 0 0\n")
+    assert check_python_place(job, plan, mounts) == [], "said of the scratch folder already"
+
+
+def test_proxies_travel_by_name_and_in_one_file(tmp_path: Path) -> None:
+    environ = bare(https_proxy=PASSWORD, NO_PROXY="localhost", OTHER_PROXY="x")
+    plan = plan_of(job_in(tmp_path / "p", environment__proxies=True, launch__style="mpirun"), environ)
+    assert f"export https_proxy={PASSWORD}\n" in plan.environment
+    assert "export NO_PROXY=localhost\n" in plan.environment
+    assert "OTHER_PROXY" not in plan.environment
+    assert "hush" not in plan.script + plan.show() + plan.launch_spec.to_json()
+    assert " https_proxy " in plan.script, "mpirun carries it to the other nodes, by name"
+    assert "proxy" not in plan_of(job_in(tmp_path / "p"), environ).environment.lower()
+
+
+def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
+    variables = {"HTTPS_PROXY": PASSWORD, "ADDRESS": "http://proxy:3128/a:b@c"}
+    plan = plan_of(job_in(tmp_path / "p", environment__variables=variables), bare())
+    assert plan.launch_spec.variables == {"ADDRESS": "http://proxy:3128/a:b@c"}
+    assert f"export HTTPS_PROXY={PASSWORD}\n" in plan.environment
+    assert hide("HTTPS_PROXY", PASSWORD) == HIDDEN
+    token = "mine @ git+https://hush@git.example.org/mine.git"
+    assert hide("", token) == HIDDEN
+    assert hide_in_words([token]) == ["mine @ git+https://***@git.example.org/mine.git"]
+    for open_to_all in (
+        "git+ssh://git@git.example.org/mine.git",
+        "https://example.org/?mail=a@b",
+        "user@host",
+    ):
+        assert hide("", open_to_all) == open_to_all
+
+
+def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path) -> None:
+    environ = bare(MODULEPATH="/m", LOADEDMODULES="gcc/13", _ModuleTable001_="eyJ", LMOD_SETTARG="no")
+    venv = {"environment__kind": "venv", "environment__path": "/v"}
+    nothing = plan_of(job_in(tmp_path / "p", **venv), environ).environment
+    assert "MODULE" not in nothing
+    purged = plan_of(job_in(tmp_path / "p", **venv, environment__modules=["a"]), environ).environment
+    for name in ("MODULEPATH=/m", "LOADEDMODULES=gcc/13", "_ModuleTable001_=eyJ"):
+        assert f"export {name}\n" in purged
+    kept = plan_of(
+        job_in(tmp_path / "p", **venv, environment__modules=["a"], environment__purge=False), environ
+    ).environment
+    assert "MODULEPATH=/m" in kept
+    assert "gcc/13" not in kept, "its variables stay behind, so it must not pass for loaded"
+
+
+def test_requirements_that_nothing_uses(tmp_path: Path) -> None:
+    (found,) = check_built(job_in(tmp_path / "p", environment__requirements="requirements.txt"))
+    assert (found.level, found.hint) == (WARNING, 'set kind = "venv" in [environment]')
+    assert check_built(job_in(tmp_path / "p")) == []
+
+
+def test_a_venv_needs_a_path_or_requirements(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="there is no path") as caught:
+        job_in(tmp_path / "p", environment__kind="venv")
+    assert "or requirements to what it is built from" in caught.value.hint
+    with pytest.raises(SpecError, match="there is no image"):
+        job_in(tmp_path / "p", environment__kind="container")
+    assert plan_of(job_in(tmp_path / "p"), bare()).launch_spec.python == sys.executable

@@ -1,0 +1,112 @@
+"""Modules of real module systems, as the batch script loads them and as the check before queueing sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING
+from paceline.cluster.checks.program import check_program
+from paceline.cluster.environment.rehearsal import available_names, try_lines
+from paceline.plan.environment.rehearsal import rehearsal
+from tests.cluster.environment.places import (
+    bare,
+    environment_modules,
+    in_login_shell,
+    job_in,
+    lmod,
+    plan_of,
+    write_modules,
+)
+
+IMPORTS_IT = "import hello_from_a_module\n"
+
+
+@pytest.fixture(scope="module", params=["lmod", pytest.param("environment-modules", marks=pytest.mark.slow)])
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables by which a batch shell finds the module system."""
+    return lmod() if request.param == "lmod" else environment_modules(tmp_path_factory.mktemp("modules"))
+
+
+def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str, str]) -> None:
+    files = write_modules(tmp_path)
+    asked = {"environment__modules": ["greet/2.0"], "environment__module_paths": [str(files)]}
+    job = job_in(tmp_path / "p", IMPORTS_IT, **asked)
+    found = check_program(job, plan_of(job, bare(**system)))
+    assert {each.level for each in found} == {GOOD}, found
+    assert [each.text for each in found if each.about == "modules"] == ["greet/2.0"]
+
+    without = job_in(tmp_path / "p", IMPORTS_IT, **asked | {"environment__modules": ["greet/1.0"]})
+    (problem,) = (
+        each for each in check_program(without, plan_of(without, bare(**system))) if each.level != GOOD
+    )
+    assert (problem.about, problem.level) == ("imports", PROBLEM), (
+        "setup has run: nothing is left to hope for"
+    )
+    assert "imports hello_from_a_module, which" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("greet/9.0", "there is greet/1.0, greet/2.0"), ("gret", "did you mean 'greet'?")]
+)
+def test_a_module_that_is_not_there(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
+    files = write_modules(tmp_path)
+    job = job_in(
+        tmp_path / "p", environment__modules=["other/1", name], environment__module_paths=[str(files)]
+    )
+    (problem,) = check_program(job, plan_of(job, bare(**system)))
+    assert (problem.level, problem.text) == (PROBLEM, f"module load {name} failed (--environment__modules)")
+    assert hint in problem.hint
+
+
+@pytest.mark.parametrize("purge", [None, False])
+def test_what_was_loaded_at_login_is_purged_unless_it_is_to_stay(
+    tmp_path: Path, system: dict[str, str], purge: bool | None
+) -> None:
+    files = write_modules(tmp_path)
+    login = in_login_shell(bare(**system), f"module use '{files}'; module load other")
+    assert f"{tmp_path}/other-bin" in login["PATH"]
+    keys = {"environment__modules": ["greet/1.0"]}
+    job = job_in(tmp_path / "p", **keys, **({} if purge is None else {"environment__purge": purge}))
+    plan = plan_of(job, login)
+    tried = try_lines(rehearsal(plan, 'echo "$GREETING:$OTHER:$PATH:$LOADEDMODULES"'), environ=plan.submitter)
+    greeting, _, rest = tried.out.strip().partition(":")
+    assert greeting == "one", tried
+    assert (f"{tmp_path}/other-bin" in rest) == (purge is False), tried
+    assert ("other/1" in rest) == (purge is False), tried
+
+
+def test_no_module_system_at_all(tmp_path: Path) -> None:
+    """Every place where one might be is hidden from the shell."""
+    job = job_in(tmp_path / "p", environment__modules=["greet"], environment__setup=[])
+    plan = plan_of(job, bare())
+    text = rehearsal(plan, "true").replace("/etc/profile.d/", "/nowhere/").replace("/usr/share/", "/nowhere/")
+    tried = try_lines(text, environ=plan.submitter)
+    assert tried.refusal is not None
+    assert "there is no 'module' command on" in tried.refusal
+
+
+def test_lines_of_setup_are_tried_and_may_know_it(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    write_modules(tmp_path)
+    brings = [
+        f"export PYTHONPATH={packages}",
+        '[ -n "$PACELINE_CHECK" ] || touch ran',
+        "sleep 60 &",
+        "echo '{}'",
+    ]
+    job = job_in(tmp_path / "p", IMPORTS_IT, environment__setup=brings)
+    assert {each.level for each in check_program(job, plan_of(job, bare()))} == {GOOD}
+
+    job = job_in(tmp_path / "p", IMPORTS_IT, environment__setup=["echo no GPU here >&2; exit 3"])
+    (doubt,) = check_program(job, plan_of(job, bare()))
+    assert doubt.level == WARNING
+    assert "no GPU here" in doubt.text
+
+
+def test_names_in_terse_listings() -> None:
+    lmods = "/apps/modules:\ncuda/\ncuda/11.8\ncuda/12.4(default)\ngcc/13 <L>\n"
+    theirs = "/apps/modules:\ncuda/11.8\ncuda/12.4(default)\n\n"
+    assert available_names(lmods) == ["cuda/11.8", "cuda/12.4", "gcc/13"]
+    assert available_names(theirs) == ["cuda/11.8", "cuda/12.4"]

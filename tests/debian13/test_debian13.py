@@ -1,0 +1,61 @@
+"""The tests of the real Slurm once more, with Slurm 24.11, OpenMPI 5, Python 3.13 and torch 2.6; then containers.
+
+They run inside another root (see `root`), each file as one test here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.debian13.root import CannotMake, Root, find_or_make
+
+pytestmark = [pytest.mark.slow, pytest.mark.newer, pytest.mark.timeout(3600)]
+
+ON_THE_NEWER_SLURM = {
+    "submit": ["tests/slurm/test_submit.py"],
+    "styles": ["tests/slurm/test_styles.py", "-k", "not one_node"],
+    "requeue": ["tests/slurm/test_requeue.py"],
+    "survive": [
+        "tests/slurm/test_survive.py",
+        "-k",
+        "test_time_limit or cancelled or array or test_preempted",
+    ],
+}
+IN_CONTAINERS = {
+    "styles": ["tests/newer/inside/test_containers.py"],
+    "stop": ["tests/newer/inside/test_stop.py"],
+    "image-build": ["tests/newer/inside/test_image_build.py"],
+}
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Root]:
+    try:
+        yield find_or_make()
+    except CannotMake as problem:
+        pytest.skip(f"no root with a newer Slurm: {problem}")
+
+
+def passes_inside(root: Root, *words: str) -> None:
+    """Run pytest in the root; every test that is chosen must have been run, and have passed."""
+    done = subprocess.run(
+        # Not below /tmp, which engines of containers show without being asked.
+        root.command("python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp=/mnt/work", *words),
+        text=True, capture_output=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    told = f"{done.stdout[-20000:]}\n{done.stderr[-5000:]}"
+    assert done.returncode == 0, told
+    assert "skipped" not in done.stdout, told
+
+
+@pytest.mark.parametrize("words", ON_THE_NEWER_SLURM.values(), ids=ON_THE_NEWER_SLURM)
+def test_newer_slurm(words: list[str], root: Root) -> None:
+    passes_inside(root, *words)
+
+
+@pytest.mark.parametrize("words", IN_CONTAINERS.values(), ids=IN_CONTAINERS)
+def test_in_containers(words: list[str], root: Root) -> None:
+    passes_inside(root, *words)

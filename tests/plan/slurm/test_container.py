@@ -1,0 +1,118 @@
+"""The way into a container, as bash carries it out; a stand-in for the engine tells how it was called.
+
+Real containers are entered by tests/newer, which needs more than every machine has.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import SpecError
+from paceline.plan.run_path import Site
+from tests.golden.cases import plan
+
+IMAGE = {"environment.kind": "container", "environment.image": "/shared/torch.sif"}
+
+
+def enter(
+    folder: Path, keys: dict[str, Any], *, engines: tuple[str, ...] = ("apptainer",), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Call `inside python3 "a b"` as a node would; the stand-in prints a word per line."""
+    programs = folder / "bin"
+    programs.mkdir(parents=True)
+    for name in engines:
+        (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
+        (programs / name).chmod(0o755)
+    script = plan({**IMAGE, **keys}, site=Site(folder / "scratch", "vision", "base", "one")).script
+    found = re.search(r"^inside\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    (folder / "inside.sh").write_text(found[0] + 'inside "$@"\n')
+    return subprocess.run(
+        ["/bin/bash", str(folder / "inside.sh"), "python3", "a b"],
+        env={"PATH": str(programs), "HOME": str(folder), "HOSTNAME": "node7", **variables},
+        text=True, capture_output=True,
+    )  # fmt: skip
+
+
+def words(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "taken"),
+    [
+        ("apptainer", ("apptainer", "singularity"), "apptainer"),
+        ("apptainer", ("singularity",), "singularity"),
+        ("singularity", ("apptainer", "singularity"), "singularity"),
+        ("singularity", ("apptainer",), "apptainer"),
+    ],
+)
+def test_the_engine_that_is_there(asked: str, there: tuple[str, ...], taken: str, tmp_path: Path) -> None:
+    told = words(enter(tmp_path, {"environment.engine": asked}, engines=there))
+    assert told[:2] == [str(tmp_path / "bin" / taken), "exec"]
+    assert told[-3:] == ["/shared/torch.sif", "python3", "a b"]
+
+
+def test_no_engine_is_said(tmp_path: Path) -> None:
+    done = enter(tmp_path, {}, engines=())
+    assert done.returncode == 127
+    assert "neither apptainer nor singularity on node7" in done.stderr
+
+
+def test_folders_that_are_there_are_shown(tmp_path: Path) -> None:
+    """Those of all nodes, those of this node, and of a folder that is yet to be made the one above it."""
+    (tmp_path / "scratch" / "vision").mkdir(parents=True)
+    (tmp_path / "disk of node7").mkdir()
+    (tmp_path / "job tmp").mkdir()
+    told = words(
+        enter(
+            tmp_path,
+            {"data.folder": f"{tmp_path}/disk of ${{NODE}}/not/yet", "data.stage": [f"{tmp_path}/gone"]},
+            NODE="node7", SLURM_TMPDIR=str(tmp_path / "job tmp"), TMPDIR="/no/such/folder",
+        )
+    )  # fmt: skip
+    shown = [told[at + 1] for at, word in enumerate(told) if word == "--bind"]
+    expected = [tmp_path / "scratch" / "vision", tmp_path / "disk of node7", tmp_path / "job tmp"]
+    assert shown == [f"{path}:{path}" for path in expected]
+
+
+def test_a_folder_that_no_node_knows_is_an_error(tmp_path: Path) -> None:
+    done = enter(tmp_path, {"data.folder": "/local/$NOBODY/x"})
+    assert done.returncode != 0
+    assert "NOBODY" in done.stderr
+
+
+def test_a_folder_of_data_is_text_to_bash(tmp_path: Path) -> None:
+    """Variables apart: what looks like a command is none."""
+    (tmp_path / 'a "b" $(touch c) `d`').mkdir()
+    told = words(enter(tmp_path, {"data.folder": f'{tmp_path}/a "b" $(touch c) `d`'}))
+    path = f'{tmp_path}/a "b" $(touch c) `d`'
+    assert f"{path}:{path}" in told
+    assert not list(tmp_path.glob("**/c"))
+
+
+def test_options_and_binds_of_the_user(tmp_path: Path) -> None:
+    keys = {"environment.engine_options": ["--no-home"], "environment.binds": ["/data sets", "/models:/m:ro"]}
+    told = words(enter(tmp_path, keys))
+    last = ["--no-home", "--bind", "/data sets:/data sets", "--bind", "/models:/m:ro", "/shared/torch.sif"]
+    assert told[-8:-2] == last
+
+
+def test_a_relative_image_is_the_projects(tmp_path: Path) -> None:
+    told = words(enter(tmp_path, {"environment.image": "images/torch.sif"}))
+    assert told[-3] == "/home/ann/vision/images/torch.sif"
+
+
+def test_pyxis_leaves_names_of_images_alone() -> None:
+    keys = {"environment.kind": "container", "environment.engine": "pyxis"}
+    assert "--container-image=ubuntu " in plan({**keys, "environment.image": "ubuntu"}).script
+    file = plan({**keys, "environment.image": "torch.sqsh"}).script
+    assert "--container-image=/home/ann/vision/torch.sqsh " in file
+    with pytest.raises(SpecError, match="pyxis"):
+        plan({**keys, "environment.image": "ubuntu", "launch.style": "mpirun"})

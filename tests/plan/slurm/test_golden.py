@@ -1,0 +1,55 @@
+"""Every script is as it was last approved, and shellcheck finds nothing to say about it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.golden.cases import ENVIRON, HERE, cases, plan
+
+AGAIN = "if the change is meant: python -m tests.golden.cases, then read the difference"
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_script_is_the_golden_one(name: str) -> None:
+    golden = HERE / f"{name}.sbatch"
+    assert golden.exists(), f"there is no {golden}; {AGAIN}"
+    assert plan(cases()[name]).script == golden.read_text(encoding="utf-8"), AGAIN
+
+
+def test_no_golden_script_is_left_over() -> None:
+    assert {path.stem for path in HERE.glob("*.sbatch")} == set(cases()), AGAIN
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_is_content() -> None:
+    done = subprocess.run(["shellcheck", *HERE.glob("*.sbatch")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_script_does_not_grow_with_the_nodes() -> None:
+    few, many = plan({"job.nodes": 2}).script, plan({"job.nodes": 4096}).script
+    assert len(few.splitlines()) == len(many.splitlines())
+
+
+def test_secrets_stand_in_environment_sh_alone() -> None:
+    secret = {
+        "environment.secrets": ["WANDB_API_KEY"],
+        "environment.variables": {"HF_TOKEN": "whisper", "A": "plain"},
+    }
+    made = plan(secret)
+    assert "export WANDB_API_KEY=hush\n" in made.environment
+    assert "export HF_TOKEN=whisper\n" in made.environment
+    for text in (made.script, made.show(), made.launch_spec.to_json(), " ".join(made.sbatch)):
+        assert "hush" not in text
+        assert "whisper" not in text
+    assert made.launch_spec.variables == {"A": "plain"}
+
+
+def test_how_the_shell_wants_wandb_goes_along() -> None:
+    made = plan({"launch.style": "mpirun"}, environ={**ENVIRON, "WANDB_MODE": "offline", "WANDB_TAGS": ""})
+    assert "export WANDB_MODE=offline\n" in made.environment
+    assert "WANDB_TAGS" not in made.environment
+    assert "WANDB_MODE" in made.script, "mpirun is told to carry it to the other nodes"

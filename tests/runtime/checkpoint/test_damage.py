@@ -1,0 +1,359 @@
+"""A checkpoint is complete or absent: damage, death, full disks and bad folders."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.contract.checkpoint import marker
+from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint import Checkpoints, Policy, writer
+from tests.forked import Ranks, free_port
+from tests.runtime.checkpoint.worlds import World, make
+
+
+def truncate(folder: Path) -> None:
+    share = next(folder.glob("*.safetensors"))
+    os.truncate(share, share.stat().st_size - 1)
+
+
+def flip_a_byte(folder: Path) -> None:
+    share = next(folder.glob("*.safetensors"))
+    with open(share, "r+b") as file:
+        file.seek(share.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def lose_a_file(folder: Path) -> None:
+    next(folder.glob("state-*.json")).unlink()
+
+
+def lose_the_marker(folder: Path) -> None:
+    (folder / "complete.json").unlink()
+
+
+def tear_the_marker(folder: Path) -> None:
+    os.truncate(folder / "complete.json", 20)
+
+
+def change_the_marker(folder: Path) -> None:
+    text = (folder / "complete.json").read_text()
+    (folder / "complete.json").write_text(text.replace('"step": 2', '"step": 3'))
+
+
+def misspell_the_marker(folder: Path) -> None:
+    text = (folder / "complete.json").read_text()
+    (folder / "complete.json").write_text(text.replace('"epoch"', '"epocg"'))
+
+
+DAMAGES = {
+    truncate: "instead of",
+    flip_a_byte: "has checksum",
+    lose_a_file: "cannot be read: No such file",
+    lose_the_marker: "was never completed",
+    tear_the_marker: "cannot be read",
+    change_the_marker: "complete.json of step-00000002 is damaged",
+    misspell_the_marker: "complete.json of step-00000002 is damaged",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_one_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
+    make(tmp_path, 1, 2)
+    damage(tmp_path / "step-00000002")
+    world = World(tmp_path, seed=5)
+    restored = world.checkpoints.restore()
+    assert restored is not None
+    assert restored.step == 1
+    assert len(world.warnings) == 1
+    assert "step-00000002 is skipped" in world.warnings[0]
+    assert DAMAGES[damage] in world.warnings[0]
+    # The step is reached again: the damaged one makes room, and the next resume finds it sound.
+    world.step(2)
+    world.checkpoints.save(2, wait=True)
+    world.close()
+    again = World(tmp_path, seed=6)
+    restored = again.checkpoints.restore()
+    assert restored is not None
+    assert (restored.step, again.warnings) == (2, [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def resume_two(folder: Path) -> tuple[int | None, list[str], str]:
+    world = World(folder, seed=3)
+    restored = world.checkpoints.restore()
+    told = (restored and restored.step, world.warnings, world.digest())
+    world.close()
+    return told
+
+
+def save_two(folder: Path, *steps: int) -> None:
+    world = World(folder, policy=Policy(keep_last=9))
+    for number in steps:
+        world.step(number)
+        world.checkpoints.save(number, wait=True)
+    world.close()
+
+
+def test_all_ranks_take_the_same_one(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank verifies a part only: damage in what one of them reads is heard by all."""
+    ranks(save_two, 2, tmp_path, 1, 2, 3)
+    for share in (tmp_path / "step-00000003").glob("share-00002-*"):
+        share.write_bytes(share.read_bytes()[:-1] + b"!")
+    (tmp_path / "step-00000002" / "state-00001-of-00002.json").write_text("{}")
+    found = ranks(resume_two, 2, tmp_path)
+    assert [step for step, _, _ in found] == [1, 1]
+    assert found[0][2] == found[1][2]
+    assert [warning.split(" is ")[0] for warning in found[0][1]] == [
+        "checkpoint step-00000003", "checkpoint step-00000002",
+    ]  # fmt: skip
+    assert found[1][1] == []
+
+
+def test_nothing_usable_is_an_error_and_not_another_beginning(tmp_path: Path) -> None:
+    make(tmp_path / "run", 1, 2)
+    make(tmp_path / "other", 7)
+    for step in (1, 2):
+        flip_a_byte(tmp_path / "run" / f"step-0000000{step}")
+    for start_from in (None, tmp_path / "other"):
+        world = World(tmp_path / "run")
+        with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .*") as caught:
+            world.checkpoints.restore(start_from)
+        assert [warning.split(" is ")[0] for warning in world.warnings] == [
+            "checkpoint step-00000002", "checkpoint step-00000001",
+        ]  # fmt: skip
+        assert f"rm -r {tmp_path}/run/step-*" in caught.value.hint
+        # Any rank may be the one whose error is shown: it says all by itself.
+        assert all(f"step-0000000{step}: share-" in caught.value.message for step in (1, 2))
+    with pytest.raises(CheckpointError, match="no complete checkpoint at"):
+        World(tmp_path / "new").checkpoints.restore(tmp_path / "run")
+    for step in (1, 2):  # as the hint says
+        shutil.rmtree(tmp_path / "run" / f"step-0000000{step}")
+    assert World(tmp_path / "run").checkpoints.restore() is None
+
+
+# -- failing to write ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of 9 MB; a checkpoint takes a bit more than 3."""
+    there = tmp_path / "small"
+    there.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "paceline-test", str(there)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    yield there
+    subprocess.run(["umount", "-l", str(there)], check=True)
+
+
+def fill_the_disk(folder: Path) -> list[Any]:
+    """Save one that fits, then two beside ballast that leaves no room, then one without it."""
+    world = World(folder)
+    world.checkpoints.restore()
+    ended = []
+    for number in (1, 2, 3, 4):
+        world.step(number)
+        if number == 2 and world.rank == 0:
+            (folder.parent / "ballast").write_bytes(bytes(5 << 20))
+        if number == 4 and world.rank == 0:
+            (folder.parent / "ballast").unlink()
+        if world.world > 1:
+            torch.distributed.barrier()
+        world.checkpoints.save(number, wait=True)
+        ended += [(saved.step, saved.complete) for saved in world.checkpoints.harvest()]
+        if world.world > 1:
+            torch.distributed.barrier()
+        if world.rank == 0 and number == 3:
+            ended.append(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    ended.append(world.warnings)
+    world.close()
+    return ended
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: Path, world: int) -> None:
+    """Training goes on, the last complete one stays, the partial one leaves, and space is used when it is back."""
+    told = ranks(fill_the_disk, world, small_disk / "checkpoints")
+    *ended, warnings = told[0]
+    assert ended == [(1, True), (2, False), (3, False), ["step-00000001"], (4, True)]
+    assert len(warnings) == 2
+    assert "step 2 could not be written" in warnings[0]
+    assert "No space left on device" in warnings[0]
+    for each in told[1:]:
+        assert each[:-1] == [(1, True), (2, False), (3, False), (4, True)]
+        assert each[-1] == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """Root writes everywhere, so a file stands where the folder should be."""
+    (tmp_path / "file").write_text("in the way")
+    world = World(tmp_path / "file" / "checkpoints")
+    assert world.checkpoints.restore() is None
+    world.step(1)
+    world.checkpoints.save(1, wait=True)
+    assert [saved.complete for saved in world.checkpoints.harvest()] == [False]
+    assert "Not a directory" in world.warnings[0]
+    world.step(2)
+    world.close()
+
+
+# -- ranks that die or lag -----------------------------------------------------------------------------
+
+
+def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -> None:
+    """Save step 1 wholly, then begin step 2, in which the victim is killed at a given moment of its writing."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    world = World(folder)
+    world.step(1)
+    world.checkpoints.save(1, wait=True)
+    if (victim, moment) == (1, "write_image"):
+        world.checkpoints.patience = 2  # the only case in which rank 0 waits in vain
+    if rank == victim:
+        inner = getattr(writer, moment)
+
+        def dying(*args: Any, **options: Any) -> Any:
+            if moment == "_commit":
+                os.kill(os.getpid(), signal.SIGKILL)
+            inner(*args, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(writer, moment, dying)
+    world.step(2)
+    world.checkpoints.save(2)
+    while world.checkpoints.in_flight:
+        time.sleep(0.01)
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [(0, "write_image"), (1, "write_image"), (0, "_commit"), (1, "_report"), (0, "_sync_folder")],
+)
+def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -> None:
+    """Whenever it happens, what is left is complete or absent, and the next attempt clears the rest away."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
+    port = free_port()
+    processes = [
+        context.Process(target=save_and_die, args=(tmp_path, port, rank, victim, moment)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert processes[victim].exitcode == -signal.SIGKILL
+    world = World(tmp_path, seed=4, attempt=2)
+    restored = world.checkpoints.restore()
+    assert restored is not None
+    complete = [path for path in marker.checkpoints(tmp_path) if marker.is_complete(path)]
+    assert restored.step == len(complete)
+    assert world.warnings == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in complete)
+    # Killed after everything of its own was reported: then the survivor commits it.
+    assert restored.step == (2 if (victim, moment) == (1, "_report") else 1)
+
+
+def hurry(folder: Path) -> list[tuple[int, bool]]:
+    """Rank 0's thread begins its first save only when rank 1 is in its second."""
+    world = World(folder)
+    world.checkpoints.restore()
+    if world.rank == 0:
+        inner = writer._await_copies
+
+        def late(job: writer.Job) -> None:
+            deadline = time.monotonic() + 60
+            while job.number == 1 and time.monotonic() < deadline:
+                if (folder / "step-00000002.tmp-1-2" / "report-1.json").exists():
+                    break
+                time.sleep(0.01)
+            inner(job)
+
+        writer._await_copies = late
+    ended = []
+    for number in (1, 2, 3):
+        world.checkpoints.save(number, wait=number == 3)
+        ended += world.checkpoints.harvest()
+    world.close()
+    return [(saved.step, saved.complete) for saved in ended]
+
+
+def test_a_rank_that_is_one_save_ahead(ranks: Ranks, tmp_path: Path) -> None:
+    """What it has written already is not swept away with the remains of earlier saves."""
+    assert ranks(hurry, 2, tmp_path) == [[(1, True), (2, True), (3, True)]] * 2
+    assert [path.name for path in marker.checkpoints(tmp_path)] == ["step-00000003", "step-00000002"]
+
+
+def disagree(folder: Path) -> list[tuple[bool, str | None]]:
+    world = World(folder)
+    if world.rank == 1:
+        world.model.register_buffer("extra", torch.zeros(3))
+    world.checkpoints.save(1, wait=True)
+    ended = [(saved.complete, saved.error) for saved in world.checkpoints.harvest()]
+    world.close()
+    return ended
+
+
+def test_ranks_that_hold_other_tensors(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(disagree, 2, tmp_path)
+    assert first[0][0] is second[0][0] is False
+    assert "rank 1 holds other tensors than rank 0" in str(first[0][1])
+    assert marker.checkpoints(tmp_path) == []
+
+
+# -- retention -----------------------------------------------------------------------------------------
+
+
+def save_all(folder: Path, policy: Policy, losses: list[float]) -> list[int]:
+    model = nn.Linear(2, 2)
+    checkpoints = Checkpoints(folder, policy=policy)
+    checkpoints.register(model=model)
+    for step, loss in enumerate(losses, 1):
+        checkpoints.save(step, meta={"metrics": {"loss": loss}}, wait=True)
+    checkpoints.close()
+    assert all("step-" in path.name and "." not in path.name for path in folder.iterdir())
+    return sorted(marker.read(path).step for path in marker.checkpoints(folder))
+
+
+def test_retention(tmp_path: Path) -> None:
+    losses = [5.0, 1.0, 3.0, 4.0, 1.0, 6.0, 7.0, float("nan"), 9.0]
+    cases = [
+        (Policy(keep_last=1), [9]),
+        (Policy(keep_last=2), [8, 9]),
+        (Policy(keep_last=1, keep_every=4), [4, 8, 9]),
+        (Policy(keep_last=1, best="loss"), [5, 9]),
+        (Policy(keep_last=1, best="loss", best_mode="max"), [9]),
+        (Policy(keep_last=2, keep_every=3, best="loss"), [3, 5, 6, 8, 9]),
+        (Policy(keep_last=1, best="accuracy"), [9]),
+    ]
+    for number, (policy, stay) in enumerate(cases):
+        assert save_all(tmp_path / str(number), policy, losses) == stay, policy
+
+
+def test_the_only_sound_one_is_never_removed(tmp_path: Path) -> None:
+    """Two damaged ones count for nothing: with keep_last=1 the sound older one stays until a new one stands."""
+    make(tmp_path, 1, 2, 3)
+    flip_a_byte(tmp_path / "step-00000003")
+    shutil.rmtree(tmp_path / "step-00000002")
+    world = World(tmp_path, policy=Policy(keep_last=1))
+    world.checkpoints.restore()
+    assert (tmp_path / "step-00000001").exists()
+    world.checkpoints.save(2, wait=True)
+    world.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002"]

@@ -1,0 +1,113 @@
+"""`paceline export`: plain weights, without torch where the state is replicated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.cluster.runs.weights import plain_names
+from paceline.runtime.checkpoint import Checkpoints
+from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
+from tests.forked import Ranks
+from tests.runtime.checkpoint import test_sharded
+from tests.runtime.checkpoint.worlds import World
+
+
+def read_plain(path: Path) -> dict[str, torch.Tensor]:
+    """A safetensors file, read as the format's description says."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    table = json.loads(raw[8 : 8 + length])
+    assert set(table.pop("__metadata__")) >= {"format"}
+    data = raw[8 + length :]
+    tensors = {}
+    for name, entry in table.items():
+        begin, end = entry["data_offsets"]
+        dtype = TORCH_DTYPES[entry["dtype"]]
+        flat = (
+            torch.frombuffer(bytearray(data[begin:end]), dtype=dtype)
+            if end > begin
+            else torch.empty(0, dtype=dtype)
+        )
+        tensors[name] = flat.reshape(entry["shape"])
+    return tensors
+
+
+def save_and_tell(folder: Path) -> dict[str, list[float]]:
+    world = World(folder)
+    world.step(1)
+    world.checkpoints.save(1, wait=True)
+    told = {key: value.double().flatten().tolist() for key, value in world.model.state_dict().items()}
+    world.close()
+    return told
+
+
+def test_weights_that_four_ranks_cut(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
+    """Put together from four files, tied weights under both names, and no torch imported on the way."""
+    expected = ranks(save_and_tell, 4, tmp_path / "run" / "checkpoints")[0]
+    blind = tmp_path / "blind" / "torch"
+    blind.mkdir(parents=True)
+    (blind / "__init__.py").write_text("raise ImportError('torch must not be imported')\n")
+    done = paceline("export", "run", "-o", "model.safetensors", cwd=tmp_path, PYTHONPATH=str(blind.parent))
+    assert done.returncode == 0, done.stderr
+    found = {
+        key: value.double().flatten().tolist()
+        for key, value in read_plain(tmp_path / "model.safetensors").items()
+    }
+    assert found == expected
+    assert {"embed.weight", "head.weight"} <= set(found)
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_the_newest_sound_one_or_an_error(paceline: Callable[..., Any], tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.register(net=model, other=nn.Linear(1, 1))
+    for step in (1, 2):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        checkpoints.save(step, wait=True)
+    chosen = paceline("export", ".", "-o", "two.safetensors", "--object", "net", cwd=tmp_path)
+    assert chosen.returncode == 0, chosen.stderr
+    assert read_plain(tmp_path / "two.safetensors")["weight"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    share = next((tmp_path / "checkpoints/step-00000002").glob("share-*"))
+    share.write_bytes(share.read_bytes()[:-1] + b"?")
+    older = paceline("export", ".", "-o", "one.safetensors", "--object", "net", cwd=tmp_path)
+    assert "step-00000002 is skipped" in older.stderr
+    assert read_plain(tmp_path / "one.safetensors")["weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    several = paceline("export", ".", "-o", "x.safetensors", cwd=tmp_path)
+    assert several.returncode == 2
+    assert "2 modules: net, other" in several.stderr
+    absent = paceline("export", ".", "--step", "7", "--object", "net", cwd=tmp_path)
+    assert absent.returncode == 1
+    assert "no complete checkpoint of step 7" in absent.stderr
+
+
+def test_sharded_weights_are_put_together(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
+    left = ranks(test_sharded.train, 2, tmp_path / "checkpoints", 2, True, 1)[0]["left"]
+    done = paceline("export", str(tmp_path), "-o", str(tmp_path / "whole.safetensors"))
+    assert done.returncode == 0, done.stderr
+    found = read_plain(tmp_path / "whole.safetensors")
+    assert {key: value.double().flatten().tolist() for key, value in found.items()} == {
+        key: value for key, value in left.items() if "/" not in key
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "plain"),
+    [
+        (["module.a.weight", "module.b"], ["a.weight", "b"]),
+        (["_orig_mod.module.a", "_orig_mod.module.b"], ["a", "b"]),
+        (["a._orig_mod.weight", "b"], ["a.weight", "b"]),
+        (["n_averaged", "module.a"], ["n_averaged", "a"]),
+        (["module.a", "head"], ["module.a", "head"]),  # a submodule that the user called so
+    ],
+)
+def test_prefixes_of_wrappers(keys: list[str], plain: list[str]) -> None:
+    assert list(plain_names(keys).values()) == plain

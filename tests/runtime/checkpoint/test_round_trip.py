@@ -1,0 +1,291 @@
+"""What is saved is what is loaded, bit by bit, with any number of ranks."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.contract.checkpoint.marker import read
+from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.checkpoint import Checkpoints, Policy, state_tree
+from tests.forked import Ranks
+from tests.runtime.checkpoint.worlds import World, draws, make
+
+
+def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, Any]:
+    """Resume, train some steps, save at the end without waiting in between."""
+    world = World(folder, seed=attempt, attempt=attempt)
+    restored = world.checkpoints.restore()
+    found = world.digest()
+    loader = (world.loader.position, world.loader.rank, int(world.loader.noise[0]))
+    next_draws = draws()
+    for number in range(first, last + 1):
+        world.step(number)
+        world.checkpoints.save(number, epoch=1, meta={"tracker": "abc"}, wait=number == last)
+        world.checkpoints.harvest()
+    expected_draws = draws() if restored is None else None
+    told = {
+        "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world),
+        "found": found, "digest": world.digest(), "warnings": world.warnings, "loader": loader,
+        "draws": next_draws, "expected": expected_draws,
+    }  # fmt: skip
+    world.close()
+    return told
+
+
+def test_four_ranks_then_two_then_four(ranks: Ranks, tmp_path: Path) -> None:
+    """Every job start finds what the one before it left, and ends where a run without interruption ends."""
+    straight = ranks(job_start, 1, tmp_path / "straight", 1, 6, 1)[0]
+    four = ranks(job_start, 4, tmp_path / "run", 1, 2, 1)
+    sizes = {
+        name: whole.size
+        for name, whole in read(tmp_path / "run/step-00000002").files.items()
+        if name.endswith(".safetensors")
+    }
+    two = ranks(job_start, 2, tmp_path / "run", 3, 4, 2)
+    again = ranks(job_start, 4, tmp_path / "run", 5, 6, 3)
+
+    assert len({each["digest"] for each in four}) == 1
+    for before, after, step, saved_by in ((four, two, 2, 4), (two, again, 4, 2)):
+        for rank, each in enumerate(after):
+            assert each["restored"] == (step, 1, {"tracker": "abc"}, saved_by)
+            assert each["found"] == before[0]["digest"], rank
+            assert each["loader"][0] == step
+            assert not each["warnings"]
+    assert {each["digest"] for each in again} == {straight["digest"]}
+    # Each byte once: the shares of four ranks together are not larger than the state, and about equal.
+    state = sum(path.stat().st_size for path in (tmp_path / "straight/step-00000006").glob("*.safetensors"))
+    assert len(sizes) == 4
+    assert sum(sizes.values()) < state * 1.05
+    assert max(sizes.values()) < state / 4 + 10_000
+    # Other ranks, other randomness: but each rank its own, and not what it was seeded with.
+    assert len({each["draws"] for each in [*two, *again]}) == 6
+
+
+def test_every_rank_gets_its_own_state_back(ranks: Ranks, tmp_path: Path) -> None:
+    """With the same number of ranks: generators and loaders go on where each of them was."""
+    before = ranks(job_start, 2, tmp_path, 1, 2, 1)
+    after = ranks(job_start, 2, tmp_path, 3, 3, 2)
+    for rank, (first, second) in enumerate(zip(before, after, strict=True)):
+        assert second["loader"] == (2, rank, 2 * (rank + 1))
+        assert second["draws"] == first["expected"]
+
+
+class Holder:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state["state"]
+
+
+ODD_STATE = {
+    "nothing": None, "flag": True, "many": 10**30, "small": 1e-308, "not finite": [float("inf"), -0.0],
+    "pair": (1, ("a", 2.5)), "set": {1, 2}, "bytes": b"\x00\xff", "complex": 1 + 2j, 7: "int key", "7": "str key",
+    (1, 2): "tuple key", "$odd": {"$tensor": 1}, "counter": collections.Counter([3, 3, 4]), "empty": {}, "": "",
+    "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cpu"), "list": [[], [1]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("with_tensor", [True, False])
+def test_python_values_come_back_as_they_were(tmp_path: Path, with_tensor: bool) -> None:
+    """Both ways: beside tensors (in objects.json) and without (each rank's own file)."""
+    numpy = pytest.importorskip("numpy")
+    state = {**ODD_STATE, "float": numpy.float32(0.1), "array": numpy.arange(6).reshape(2, 3)}
+    if with_tensor:
+        state["tensor"] = torch.arange(3.0)
+    saving = Checkpoints(tmp_path)
+    saving.register(it=Holder(state))
+    saving.save(1, wait=True)
+    found = Holder(None)
+    loading = Checkpoints(tmp_path)
+    loading.register(it=found)
+    assert loading.restore() is not None
+    array, tensor = found.state.pop("array"), found.state.pop("tensor", None)
+    assert (array == state.pop("array")).all()
+    assert tensor is None or torch.equal(tensor, state.pop("tensor"))
+    assert found.state == state
+    assert repr(found.state["not finite"]) == "[inf, -0.0]"
+    assert type(found.state["float"]) is numpy.float32
+    assert type(found.state["counter"]) is collections.Counter
+
+
+def test_a_state_that_no_file_holds_is_named_at_once(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match=r"it/state/1/deep is a builtins.object"):
+        checkpoints.register(it=Holder([1, {"deep": object()}]))
+    with pytest.raises(CheckpointError, match="sparse"):
+        checkpoints.register(it=Holder(torch.eye(3).to_sparse()))
+    with pytest.raises(UsageError, match="has no state_dict"):
+        checkpoints.register(it=3)
+
+
+def test_every_dtype_and_stride(tmp_path: Path) -> None:
+    tensors = {
+        short: torch.arange(6).reshape(2, 3).to(dtype) for short, dtype in state_tree.TORCH_DTYPES.items()
+    }
+    tensors |= {"transposed": torch.randn(5, 7).t(), "number": torch.tensor(3.5), "step": torch.randn(9)[::2]}
+    saving = Checkpoints(tmp_path)
+    saving.register(it=Holder(tensors))
+    saving.save(1, wait=True)
+    assert saving.harvest()[0].error is None
+    found = Holder(None)
+    loading = Checkpoints(tmp_path)
+    loading.register(it=found)
+    loading.restore()
+    for name, tensor in tensors.items():
+        assert found.state[name].dtype == tensor.dtype
+        assert torch.equal(found.state[name].to(torch.complex128), tensor.to(torch.complex128)), name
+
+
+def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.ParameterList([nn.Parameter(torch.randn(7, 3)) for _ in range(2000)])
+        model.append(model[0])
+        return model, torch.optim.Adam(model.parameters())
+
+    model, optimizer = build()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    saving = Checkpoints(tmp_path)
+    saving.register(model=model, opt=optimizer)
+    saving.save(1, wait=True)
+    names = list(json.loads((tmp_path / "step-00000001/objects.json").read_text())["model"])
+    assert len(names) == 2001
+    other, other_optimizer = build()
+    loading = Checkpoints(tmp_path)
+    loading.register(model=other, opt=other_optimizer)
+    loading.restore()
+    assert other[0] is other[2000]
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for key, value in optimizer.state[mine].items():
+            assert torch.equal(value, other_optimizer.state[theirs][key])
+
+
+def test_the_copy_is_taken_when_save_returns(tmp_path: Path) -> None:
+    """What training does to the tensors afterwards does not reach the file, at the second save neither."""
+    model = nn.Linear(400, 400)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.register(model=model)
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        checkpoints.save(step)
+        with torch.no_grad():
+            model.weight.fill_(-1)
+        assert checkpoints.save(step, wait=True) >= 0
+        checkpoints.restore()
+        assert model.weight.unique().tolist() == [step]
+
+
+def test_state_that_grows_gets_new_memory(tmp_path: Path) -> None:
+    holder = Holder([torch.ones(3)])
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.register(it=holder)
+    for step, state in enumerate(
+        ([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1
+    ):
+        holder.state = state
+        checkpoints.harvest()
+        checkpoints.save(step, wait=True)
+        checkpoints.restore()
+        assert [each.tolist() for each in holder.state] == [each.tolist() for each in state]
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    saving = Checkpoints(tmp_path)
+    saving.register(model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    saving.save(1, wait=True)
+    cases = {
+        "missing in the checkpoint: 2.weight, 2.bias": nn.Sequential(
+            nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)
+        ),
+        "unexpected in the checkpoint: 1.weight, 1.bias": nn.Sequential(nn.Linear(3, 4)),
+        r"0.weight \(4, 3\) instead of \(4, 5\)": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)),
+    }
+    for told, model in cases.items():
+        before = model[0].weight.clone()
+        loading = Checkpoints(tmp_path)
+        loading.register(model=model)
+        with pytest.raises(CheckpointError, match=told):
+            loading.restore()
+        assert torch.equal(before, model[0].weight)
+    loading = Checkpoints(tmp_path)
+    loading.register(model=nn.Linear(3, 4), ema=nn.Linear(3, 4))
+    with pytest.raises(CheckpointError, match="holds nothing for 'ema'; it has model"):
+        loading.restore()
+
+
+def test_starting_from_another_run(tmp_path: Path) -> None:
+    """A run folder, its checkpoints, or one of them; but the run's own newest goes first."""
+    other = tmp_path / "other"
+    make(other / "checkpoints", 1, 2)
+    for given, step in ((other, 2), (other / "checkpoints", 2), (other / "checkpoints/step-00000001", 1)):
+        world = World(tmp_path / f"new-{step}-{given.name}", seed=9)
+        restored = world.checkpoints.restore(given)
+        assert restored is not None
+        assert (restored.step, restored.own) == (step, False)
+        # It is not here yet, so it is saved here even at the step at which it was found.
+        world.checkpoints.save(step, wait=True)
+        restored = world.checkpoints.restore(given)
+        assert restored is not None
+        assert restored.own
+        world.close()
+    with pytest.raises(CheckpointError, match="no complete checkpoint at"):
+        World(tmp_path / "fresh").checkpoints.restore(tmp_path / "nowhere")
+
+
+def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
+    """Parsed here from the format's own description: a length, a header, bytes without holes."""
+    model = nn.Linear(4, 3)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.register(model=model)
+    checkpoints.save(1, wait=True)
+    raw = (tmp_path / "step-00000001/share-00001-of-00001.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    assert header.pop("__metadata__")["format"] == "pt"
+    ends = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    assert [begin for begin, _ in ends] == [0, *(end for _, end in ends[:-1])]
+    assert 8 + length + ends[-1][1] == len(raw)
+    begin, end = header["model/weight"]["data_offsets"]
+    found = torch.frombuffer(bytearray(raw[8 + length + begin : 8 + length + end]), dtype=torch.float32)
+    assert torch.equal(found.reshape(3, 4), model.weight)
+
+
+def test_a_model_in_another_memory_layout_comes_back_in_it(tmp_path: Path) -> None:
+    def built(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 64, 3))
+        model = layers.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        return model, optimizer
+
+    saved, restored = built(1), built(2)
+    for (model, optimizer), attempt in ((saved, 1), (restored, 2)):
+        checkpoints = Checkpoints(tmp_path, rank=0, world=1, group=None, attempt=attempt, policy=Policy())
+        checkpoints.register(model=model, optimizer=optimizer)
+        if attempt == 1:
+            checkpoints.save(1, epoch=0, meta={}, wait=True)
+        else:
+            assert checkpoints.restore() is not None
+        checkpoints.close()
+    for mine, its in zip(saved[0].parameters(), restored[0].parameters(), strict=True):
+        assert mine.equal(its)
+        assert mine.stride() == its.stride()
+        for name, value in saved[1].state[mine].items():
+            assert value.equal(restored[1].state[its][name]), name

@@ -1,0 +1,94 @@
+"""State cut over a device mesh: saved by two ranks, loaded by one, two and four, sharded or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.contract.checkpoint import marker
+from paceline.runtime.checkpoint import Checkpoints
+from tests.forked import Ranks
+
+
+def build(world: int, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    # 7 and 5 rows: no number of ranks divides them all.
+    model = nn.Sequential(nn.Linear(16, 7), nn.BatchNorm1d(7), nn.Linear(7, 5))
+    if sharded:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (world,))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def whole(tensor: Any) -> list[float]:
+    value = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return value.detach().double().flatten().tolist()  # type: ignore[no-any-return]
+
+
+def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[float]]:
+    told = {key: whole(value) for key, value in model.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        told |= {f"{index}/{key}": whole(value) for key, value in state.items()}
+    return told
+
+
+def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, Any]:
+    """Resume, tell what was found, train, save twice (the second without new memory), tell what is left."""
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, optimizer = build(world, sharded=sharded)
+    group = dist.group.WORLD if world > 1 else None
+    warnings: list[str] = []
+    checkpoints = Checkpoints(
+        folder, rank=rank, world=world, group=group, attempt=attempt, warn=warnings.append
+    )
+    checkpoints.register(model=model, opt=optimizer)
+    restored = checkpoints.restore()
+    found = held(model, optimizer)
+    step = restored.step if restored else 0
+    for _ in range(steps):
+        step += 1
+        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+        model(data).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        checkpoints.save(step, wait=step % 2 == 0)
+    ended = [saved.error for saved in checkpoints.harvest()]
+    left = held(model, optimizer)
+    checkpoints.close()
+    dist.destroy_process_group()
+    return {"found": found, "left": left, "restored": step - steps, "ended": ended, "warnings": warnings}
+
+
+def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
+    saved = ranks(train, 2, tmp_path, 2, True, 1)
+    assert saved[0]["ended"] == [None, None]
+    files = marker.read(tmp_path / "step-00000002").files
+    assert {"sharded/.metadata", "sharded/__0_0.distcp", "sharded/__1_0.distcp"} <= set(files)
+    for world, sharded in ((2, True), (4, True), (1, True), (1, False)):
+        for each in ranks(train, world, tmp_path, 0, sharded, 2):
+            assert each["restored"] == 2
+            assert each["found"] == saved[0]["left"], (world, sharded)
+    # And the other way: what one plain rank saved, four sharded ones load.
+    plain = ranks(train, 1, tmp_path, 2, False, 3)
+    for each in ranks(train, 4, tmp_path, 0, True, 4):
+        assert (each["restored"], each["found"]) == (4, plain[0]["left"])
+
+
+def test_a_flipped_byte_in_a_shard_is_found(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(train, 2, tmp_path, 2, True, 1)
+    shard = tmp_path / "step-00000002/sharded/__1_0.distcp"
+    raw = bytearray(shard.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    shard.write_bytes(raw)
+    found = ranks(train, 2, tmp_path, 0, True, 2)
+    assert [each["restored"] for each in found] == [1, 1]
+    assert "step-00000002 is skipped: sharded/__1_0.distcp has checksum" in found[0]["warnings"][0]

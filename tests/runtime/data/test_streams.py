@@ -1,0 +1,193 @@
+"""Iterables: every item goes to one shard, ranks end together, positions are kept or counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.data.batches import At
+from paceline.runtime.data.evaluation import evaluating
+from paceline.runtime.data.sharded_iterable import ShardedIterable
+from paceline.runtime.data.streams import StreamLoader
+from paceline.runtime.distributed.identity import read_identity
+from tests.forked import Ranks
+from tests.runtime.data.sets import Counting, Positioned
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])
+def test_a_plain_dataloader_over_shards_has_every_item_once(world: int, workers: int) -> None:
+    seen: list[int] = []
+    for rank in range(world):
+        shard = ShardedIterable(Counting(40), identity=At(rank, world), seed=4)
+        shard.set_epoch(2)
+        seen += [
+            item for batch in DataLoader(shard, batch_size=4, num_workers=workers) for item in batch.tolist()
+        ]
+    assert sorted(seen) == list(range(40))
+
+
+def test_workers_do_not_change_the_batches_of_a_stream() -> None:
+    def batches(workers: int, first: int = 0) -> list[list[int]]:
+        loader = StreamLoader(
+            Counting(50),
+            batch_size=8,
+            accumulate=2,
+            seed=4,
+            num_workers=workers,
+            identity=At(),
+            say=lambda text: None,
+        )
+        got = [micro.data.tolist() for micro in loader.micro_batches(1, first)]
+        loader.close()
+        return got
+
+    reference = batches(0)
+    assert len(reference) == 12
+    assert batches(2) == reference
+    assert batches(2, first=3) == reference[6:]
+
+
+def stream_rank(dataset_size: int, batch_size: int, drop_last: bool) -> list[list[Any]]:
+    dist.init_process_group("gloo")
+    loader = StreamLoader(
+        Counting(dataset_size), batch_size=batch_size, drop_last=drop_last, seed=1, identity=read_identity()
+    )
+    got = [
+        [micro.step, micro.data.tolist() if micro.count else [], micro.global_count]
+        for micro in loader.micro_batches(0)
+    ]
+    dist.destroy_process_group()
+    return got
+
+
+def test_the_samples_of_a_stream_are_the_same_at_every_world_size(ranks: Ranks) -> None:
+    for drop_last, steps in ((True, 5), (False, 6)):
+        alone = ranks(stream_rank, 1, 41, 8, drop_last)[0]
+        pair = ranks(stream_rank, 2, 41, 8, drop_last)
+        assert len(alone) == len(pair[0]) == len(pair[1]) == steps
+        for step, whole in enumerate(alone):
+            together = pair[0][step][1] + pair[1][step][1]
+            assert sorted(together) == sorted(whole[1])
+            assert pair[0][step][2] == pair[1][step][2] == len(whole[1])
+
+
+class Uneven(IterableDataset[int]):
+    """Cuts itself, unevenly: rank r holds 4 items more than the rank before it."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(6 + 4 * read_identity().rank)
+
+
+def uneven_rank(drop_last: bool) -> tuple[list[int], int]:
+    dist.init_process_group("gloo")
+    loader = StreamLoader(Uneven(), batch_size=4, sharded=True, drop_last=drop_last)
+    counts = []
+    for micro in loader.micro_batches(0):
+        counts.append(micro.count)
+        dist.all_reduce(torch.ones(1))  # what a forward of DDP may do: hangs unless all ranks do it
+    seen = sum(len(batch) for batch in evaluating(loader, group=None, batch_size=4))
+    dist.destroy_process_group()
+    return counts, seen
+
+
+def test_ranks_with_uneven_streams_end_together(ranks: Ranks) -> None:
+    short, longer = ranks(uneven_rank, 2, True)
+    assert short[0] == longer[0] == [2, 2, 2]
+    short, longer = ranks(uneven_rank, 2, False)
+    assert short[0] == [2, 2, 2, 0, 0]
+    assert longer[0] == [2, 2, 2, 2, 2]
+
+
+def test_a_stream_with_a_state_goes_on_from_it_without_reading_again() -> None:
+    for workers in (0, 2):
+        whole = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=At())
+        expected = [micro.data.tolist() for micro in whole.micro_batches(0)]
+        whole.close()
+        interrupted = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=At())
+        batches = interrupted.micro_batches(0)
+        for _ in range(3):
+            next(batches)
+        state = interrupted.state_dict()
+        interrupted.close()
+        said: list[str] = []
+        data = Positioned(60)
+        resumed = StreamLoader(data, batch_size=6, num_workers=workers, identity=At(), say=said.append)
+        resumed.load_state_dict(state)
+        assert [micro.data.tolist() for micro in resumed.micro_batches(0)] == expected[3:]
+        resumed.close()
+        assert not said
+        assert workers or data.read_from == [18]
+
+
+def test_a_stream_without_a_state_skips_and_says_so() -> None:
+    said: list[str] = []
+    first = StreamLoader(Counting(60), batch_size=6, identity=At(), seed=2)
+    expected = [micro.data.tolist() for micro in first.micro_batches(1)]
+    state = {**first.state_dict(), "step": 4}
+    resumed = StreamLoader(Counting(60), batch_size=6, num_workers=2, identity=At(), seed=0, say=said.append)
+    resumed.load_state_dict(state)
+    assert [micro.data.tolist() for micro in resumed.micro_batches(1)] == expected[4:]
+    resumed.close()
+    assert said == ["the data set keeps no position: skipping 24 items to step 4 of epoch 1"]
+    with pytest.raises(CheckpointError, match="batch_size=6; now it is 12"):
+        StreamLoader(Counting(60), batch_size=12, identity=At()).load_state_dict(state)
+
+
+class OwnLanes(IterableDataset[int]):
+    """Cuts itself by worker: each has items of its own."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        yield from range(100 * info.id, 100 * info.id + self.each)
+
+
+def own_lanes(each: int, state: dict[str, Any] | None = None, *, workers: int = 2) -> StreamLoader:
+    loader = StreamLoader(
+        OwnLanes(each), batch_size=4, sharded=True, num_workers=workers, drop_last=False, identity=At(),
+        say=lambda text: None,
+    )  # fmt: skip
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def after(loader: StreamLoader, steps: int) -> dict[str, Any]:
+    """Its state once it has given so many steps."""
+    batches = loader.micro_batches(0)
+    for _ in range(steps):
+        next(batches)
+    loader.close()
+    return loader.state_dict()
+
+
+def rest_of(loader: StreamLoader) -> list[list[int]]:
+    found = [micro.data.tolist() for micro in loader.micro_batches(0)]
+    loader.close()
+    return found
+
+
+def test_lanes_that_are_shorter_than_a_batch_go_on_exactly() -> None:
+    expected = rest_of(own_lanes(3))
+    assert expected == [[0, 1, 2, 100], [101, 102]]
+    assert rest_of(own_lanes(3, after(own_lanes(3), 1))) == expected[1:]
+
+
+def test_a_second_resume_goes_on_exactly_after_one_with_other_workers() -> None:
+    first = after(own_lanes(40, workers=1), 4)
+    expected = rest_of(own_lanes(40, first))
+    assert rest_of(own_lanes(40, after(own_lanes(40, first), 1))) == expected[1:]
+
+
+def test_ranks_that_cannot_agree_are_told() -> None:
+    with pytest.raises(UsageError, match="no process group"):
+        next(StreamLoader(Counting(60), batch_size=6, identity=At(0, 2)).micro_batches(0))

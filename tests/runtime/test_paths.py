@@ -1,0 +1,97 @@
+"""Folders and names that a script reads off its run, with a agent and without."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.contract.run_folder import RunFolder
+from paceline.runtime.paths import Places
+
+Type = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TELL = """\
+import json, os, sys
+import paceline
+
+NAMES = {
+    "source_dir": "PACELINE_SOURCE_DIR", "project_name": "PACELINE_PROJECT", "exp_name": "PACELINE_EXPERIMENT",
+    "scratch_dir": "PACELINE_SCRATCH_DIR", "data_dir": "PACELINE_DATA", "checkpoints_dir": "PACELINE_CHECKPOINTS",
+    "logs_dir": "PACELINE_LOGS",
+}
+
+def work():
+    with paceline.session(cpu=True, report=False) as run:
+        told = {name: str(getattr(run, name)) for name in NAMES}
+        told["variables"] = {name: os.environ.get(variable, "None") for name, variable in NAMES.items()}
+        told["there"] = [name for name in NAMES if name.endswith("_dir") and os.path.isdir(told[name])]
+        with open(f"told-{run.rank}.json", "w") as file:
+            json.dump(told, file)
+
+if __name__ == "__main__":
+    paceline.spawn(work) if sys.argv[1:] == ["spawn"] else work()
+"""
+
+
+def test_without_a_agent(tmp_path: Path) -> None:
+    (tmp_path / "my project").mkdir()
+    script = tmp_path / "my project" / "train.py"
+    script.write_text(TELL)
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
+    told = json.loads((tmp_path / "told-0.json").read_text())
+    assert told.pop("variables") == dict.fromkeys(told.keys() - {"there"}, "None")
+    assert told == {
+        "source_dir": str(script.parent), "project_name": "my project", "exp_name": "default", "scratch_dir": "None",
+        "data_dir": "None", "checkpoints_dir": "None", "logs_dir": "None", "there": ["source_dir"],
+    }  # fmt: skip
+
+
+def test_what_is_known_without_a_agent(tmp_path: Path) -> None:
+    found = Places.read({"PACELINE_SCRATCH": "/s", "PACELINE_DATA": "/d"}, RunFolder(tmp_path))
+    assert (found.scratch_dir, found.data_dir) == (Path("/s"), Path("/d"))
+    assert (found.checkpoints_dir, found.logs_dir) == (tmp_path / "checkpoints", None)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)]
+)
+def test_with_a_launcher_they_are_what_the_variables_say(
+    style: str, paceline: Type, tmp_path: Path, scratch: Path
+) -> None:
+    (tmp_path / "data.txt").write_text("x")
+    (tmp_path / "paceline.toml").write_text('[project]\nname = "vision"\n')
+    (tmp_path / "train.py").write_text(TELL)
+    done = paceline(
+        "run", "--nproc", "2", "--cpu", "--style", style, "--experiment", "tiny", "--data",
+        str(tmp_path / "data.txt"), "train.py", style,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (run_json,) = scratch.glob("*/*/*/run.json")
+    folder = RunFolder(run_json.parent)
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        there = told.pop("there")
+        assert told.pop("variables") == told
+        # The node's own folder has a name that nobody can know ahead.
+        data = told.pop("data_dir")
+        assert data != "None"
+        assert there == ["source_dir", "scratch_dir", "data_dir", "checkpoints_dir", "logs_dir"]
+        assert told == {
+            "source_dir": str(tmp_path), "project_name": "vision", "exp_name": "tiny", "scratch_dir": str(scratch),
+            "checkpoints_dir": str(folder.checkpoints), "logs_dir": str(folder.attempt(1).path),
+        }  # fmt: skip
+
+
+def test_a_session_knows_its_own_checkpoints(tmp_path: Path) -> None:
+    with paceline.session(cpu=True, report=False, progress=False, folder=tmp_path) as run:
+        assert run.checkpoints_dir == tmp_path / "checkpoints"
+        assert run.logs_dir is None

@@ -1,0 +1,71 @@
+"""`paceline sync`: what offline runs kept arrives whole, in order, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.forked import Ranks
+from tests.runtime.test_metrics import lines_of
+from tests.runtime.trackers.test_wandb import fail_then_go_on, in_a_run
+from tests.runtime.trackers.wandb_server import KEY, wandb_service
+from tests.runtime.trackers.worlds import away, reachable
+
+
+def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
+    ranks: Ranks, tmp_path: Path, scratch: Path, paceline: Callable[..., object]
+) -> None:
+    folder = tmp_path / "run"
+    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
+    ranks(fail_then_go_on, 1, "same", env=environ)
+    told = paceline("sync", str(folder), "--dry-run", check=True, **away(tmp_path))
+    assert told.stdout.count("would send") == 2
+    with wandb_service() as service:
+        variables = {**reachable(service, tmp_path), "WANDB_MODE": "offline"}  # it is asked for all the same
+        done = paceline("sync", str(folder), check=True, **variables)
+        assert done.stdout.count("sent offline-run-") == 2
+        assert f"{service.url}/somebody/digits/runs/20260102-030405-abcd" in done.stdout
+        (name,) = service.runs
+        rows = [
+            {key: value for key, value in row.items() if not key.startswith("_")}
+            for row in service.runs[name].history()
+            if "by hand" not in row
+        ]
+        assert rows == lines_of(folder)
+        assert service.runs[name].exit_code == 0
+        operations = len(service.operations)
+        again = paceline("sync", str(folder), check=True, **variables)
+        assert again.stdout == "run: all that was kept for W&B has been sent\n"
+        assert len(service.operations) == operations
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [({}, "there is no API key for 127.0.0.1:9"), ({"WANDB_API_KEY": KEY}, "127.0.0.1:9 cannot be reached")],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, paceline: Callable[..., object], variables: dict[str, str], problem: str
+) -> None:
+    folder = tmp_path / "run"
+    in_a_run(folder)
+    assert "has kept nothing for W&B" in paceline("sync", str(folder), check=True, **away(tmp_path)).stdout
+    kept = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"x" * 100)
+    done = paceline("sync", str(folder), **{**away(tmp_path), **variables})
+    assert done.returncode == 1
+    assert f"paceline: W&B: {problem}" in done.stderr
+
+
+def test_what_wandb_refuses_is_told_in_its_words(tmp_path: Path, paceline: Callable[..., object]) -> None:
+    folder = tmp_path / "run"
+    in_a_run(folder)
+    kept = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"this is no file of wandb's" * 10)
+    with wandb_service() as service:
+        done = paceline("sync", str(folder), **reachable(service, tmp_path))
+    assert done.returncode == 1
+    assert "wandb did not send offline-run-20260101_000000-abcd" in done.stderr

@@ -1,0 +1,101 @@
+"""What the tests of trackers share: an environment that is away from home and from the internet, and readers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.runtime.trackers.wandb_server import KEY, Service
+
+
+def away(folder: Path) -> dict[str, str]:
+    """No home, no key, and no service: wandb is left with this folder."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    return {
+        "HOME": str(home), "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "NETRC": str(home / "netrc"),
+        "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_CACHE_DIR": str(home / "cache"),
+    }  # fmt: skip
+
+
+def reachable(service: Service, folder: Path) -> dict[str, str]:
+    """The stand-in, and a key for it."""
+    return {**away(folder), "WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY, "WANDB_DIR": str(folder)}
+
+
+def impatient_agent() -> None:
+    """wandb's agent asks every five seconds; a test has no time for that."""
+    from wandb.agents.pyagent import Agent
+
+    Agent.HEARTBEAT_SLEEP_SECONDS = 0.1
+
+
+@dataclass
+class Kept:
+    """One W&B run as its file in the run folder tells it."""
+
+    id: str = ""
+    project: str = ""
+    group: str = ""
+    name: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The history without what wandb itself adds."""
+        return [{key: value for key, value in row.items() if not key.startswith("_")} for row in self.history]
+
+
+def kept_runs(trackers: Path) -> list[Kept]:
+    """All runs that wandb has written below a folder, oldest first; those that were set aside are not among them."""
+    places = [*trackers.glob("wandb/offline-run-*"), *trackers.glob("wandb/run-*")]
+    files = [path for place in sorted(places) for path in place.glob("run-*.wandb")]
+    return [read_run(path) for path in files]
+
+
+def read_run(path: Path) -> Kept:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    kept = Kept()
+    for data in _records(path.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            kept.id, kept.project = record.run.run_id, record.run.project
+            kept.group, kept.name = record.run.run_group, record.run.display_name
+            kept.config.update({each.key: json.loads(each.value_json) for each in record.run.config.update})
+        elif kind == "config":
+            kept.config.update({each.key: json.loads(each.value_json) for each in record.config.update})
+        elif kind == "history":
+            items = record.history.item
+            row = {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}
+            kept.history.append(row)
+        elif kind == "summary":
+            for each in record.summary.update:
+                kept.summary[each.key or "/".join(each.nested_key)] = json.loads(each.value_json)
+        elif kind == "exit":
+            kept.exit_code = record.exit.exit_code
+    return kept
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of wandb's file: LevelDB's log format, blocks of 32 KiB after a header of seven bytes."""
+    block, position, whole = 32768, 7, b""
+    while position + 7 <= len(data):
+        left = block - position % block
+        if left < 7:  # what is left of a block is padding
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        piece = data[position + 7 : position + 7 + length]
+        position += 7 + length
+        whole = whole + piece if kind in (3, 4) else piece  # full 1, first 2, middle 3, last 4
+        if kind in (1, 4):
+            yield whole

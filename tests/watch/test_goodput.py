@@ -1,0 +1,112 @@
+"""The shares of wall time, on timelines that can be added up by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.watch.goodput import SHARES, goodput, read_events
+
+
+def at(time: float, event: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "event": event, **fields}
+
+
+def test_an_undisturbed_run_trains_all_the_time_but_its_start() -> None:
+    result = goodput(
+        [
+            at(0, "queued"),
+            at(10, "started"),
+            at(11, "ranks"),
+            at(15, "training", step=0),
+            at(50, "saving", step=100, blocked=2.0),
+            at(100, "done"),
+        ]
+    )
+    assert result.seconds == {"queued": 10, "starting": 5, "training": 83, "saving": 2, "lost": 0, "idle": 0}
+    assert result.total == 100
+    assert result.share("training") == pytest.approx(0.83)
+
+
+def test_what_a_crash_undid_is_lost_and_the_wait_is_idle() -> None:
+    result = goodput(
+        [
+            at(0, "started"),
+            at(1, "ranks"),
+            at(5, "training", step=0),
+            at(25, "saving", step=20, blocked=1.0),
+            at(40, "failed"),  # 15 s after the save: done again
+            at(43, "ranks"),
+            at(45, "training", step=20),
+            at(60, "done"),
+        ]
+    )
+    assert result.seconds == {"queued": 0, "starting": 7, "training": 34, "saving": 1, "lost": 15, "idle": 3}
+    assert result.attempts == 2
+
+
+def test_without_any_save_everything_is_lost() -> None:
+    events = [at(0, "ranks"), at(2, "training", step=0), at(20, "failed")]
+    result = goodput([*events, at(21, "ranks"), at(22, "training", step=0), at(40, "done")])
+    assert result.seconds["lost"] == 18
+    assert result.seconds["training"] == 18
+
+
+def test_a_clean_stop_loses_nothing_and_the_queue_counts_again() -> None:
+    result = goodput(
+        [
+            at(0, "started"),
+            at(0, "ranks"),
+            at(1, "training", step=0),
+            at(30, "saving", step=30, blocked=0.5),
+            at(31, "stopped"),
+            at(31, "queued"),
+            at(91, "started"),
+            at(92, "ranks"),
+            at(93, "training", step=30),
+            at(100, "done"),
+        ]
+    )
+    assert result.seconds["queued"] == 60
+    assert result.seconds["lost"] == pytest.approx(1.0)  # from the save to the end of the attempt
+    assert result.total == 100
+
+
+def test_a_job_that_slurm_requeued_was_queued_since_its_last_word() -> None:
+    result = goodput(
+        [
+            at(0, "started", job_start="7-0"),
+            at(0, "ranks"),
+            at(1, "training", step=0),
+            at(30, "saving", step=30, blocked=0),
+            at(31, "saved", step=30),  # then the node is gone, without a word
+            at(91, "started", job_start="7-1"),
+            at(92, "ranks"),
+            at(93, "training", step=30),
+            at(100, "stopped"),
+            at(160, "started", job_start="7-2"),
+            at(160, "started", job_start="7-2"),  # another agent
+            at(161, "ranks"),
+            at(162, "training", step=40),
+            at(170, "done"),
+        ]
+    )
+    assert result.seconds["queued"] == 120
+    assert result.total == 170
+
+
+def test_a_run_that_still_trains_is_counted_until_now() -> None:
+    result = goodput([at(0, "started"), at(2, "training", step=0)], now=12)
+    assert result.seconds["training"] == 10
+    assert set(result.seconds) == set(SHARES)
+
+
+def test_events_of_several_writers_are_put_in_order_and_torn_lines_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.jsonl").write_text(json.dumps(at(5, "training", step=0)) + '\n{"time": 6, "ev')
+    (tmp_path / "agent-0.jsonl").write_text(
+        json.dumps(at(1, "started")) + "\n" + json.dumps(at(9, "done")) + "\n"
+    )
+    assert [event["event"] for event in read_events(tmp_path)] == ["started", "training", "done"]
