@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.contract.hostlist import compress, expand, rank_table
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.sandbox import PLAIN, Sandbox, Settings, missing
 from paceline.spec import Flag, Program, load_job
@@ -77,8 +77,8 @@ def make_plan(nodes: int, ranks: int) -> SlurmPlan:
         Flag("--time", "job.time", "2h"),
     ]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/"))
-    site = Site(Path("/scratch"), "project", "default", "20260101-000000-abcd")
-    return plan_slurm(job, site=site, environ={"PATH": "/usr/bin:/bin"}, python="/usr/bin/python3")
+    run_path = RunPath(Path("/scratch"), "project", "default", "20260101-000000-abcd")
+    return plan_slurm(job, run_path=run_path, environ={"PATH": "/usr/bin:/bin"}, python="/usr/bin/python3")
 
 
 def timed(work: Callable[[], object], repeats: int = 5) -> float:

@@ -215,11 +215,11 @@ def test_a_node_that_was_lost_before_does_not_requeue_what_fails_by_itself(
 def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:
     script = """
 import os, time
-from paceline.contract import BEAT_SLOT, RUNNING, beat_offset
+from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 def beat(step):
     with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
-        file.seek(beat_offset(int(os.environ["LOCAL_RANK"])))
-        file.write(BEAT_SLOT.pack(RUNNING, step, os.getpid(), time.time(), 0.1))
+        file.seek(slot_offset(int(os.environ["LOCAL_RANK"])))
+        file.write(SLOT.pack(RUNNING, step, os.getpid(), time.time(), 0.1))
 def stuck_here():
     time.sleep(3600)
 beat(4 if os.environ["RANK"] == "1" else 5)

@@ -31,11 +31,11 @@ sys.exit(75)
 RUNTIME = """
 import os, signal, sys, time
 from pathlib import Path
-from paceline.contract import BEAT_SLOT, RUNNING, SAVED_AND_STOPPED, beat_offset
+from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, SLOT, slot_offset
 def beat(state):
     with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
-        file.seek(beat_offset(int(os.environ["LOCAL_RANK"])))
-        file.write(BEAT_SLOT.pack(state, 3, os.getpid(), time.time(), 0.1))
+        file.seek(slot_offset(int(os.environ["LOCAL_RANK"])))
+        file.write(SLOT.pack(state, 3, os.getpid(), time.time(), 0.1))
 asked = []
 signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
 beat(RUNNING)
@@ -86,10 +86,10 @@ def test_stop(launch: Launch, script: str, ask: Callable[[Launched], None], styl
 
 def test_a_request_before_the_ranks_are_there_is_kept(launch: Launch) -> None:
     header = """
-from paceline.contract import BEAT_HEADER
+from paceline.contract.heartbeat_file import HEADER
 def stop_asked():
     with open(os.environ["PACELINE_HEARTBEAT"], "rb") as file:
-        return BEAT_HEADER.unpack(file.read(BEAT_HEADER.size))[2]
+        return HEADER.unpack(file.read(HEADER.size))[2]
 while not stop_asked():
     time.sleep(0.01)
 beat(SAVED_AND_STOPPED)

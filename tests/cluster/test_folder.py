@@ -15,7 +15,7 @@ from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import keep_code, place_in_copy
 from paceline.cluster.runs.run_half import put_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.plan.run_path import Site, new_run_id
+from paceline.plan.run_path import RunPath, new_run_id
 from paceline.spec import Job, Program, load_job
 
 
@@ -39,18 +39,18 @@ def test_scratch_by_the_environment_then_the_file_then_beside_it(tmp_path: Path)
 
 
 def test_a_taken_run_id_is_chosen_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, "p", "e", new_run_id())
-    with folders.new_folder(site) as first, folders.new_folder(site) as second:
-        assert first.run_id == site.run_id != second.run_id
+    run_path = RunPath(tmp_path, "p", "e", new_run_id())
+    with folders.new_folder(run_path) as first, folders.new_folder(run_path) as second:
+        assert first.run_id == run_path.run_id != second.run_id
     assert len(list((tmp_path / "p" / "e").iterdir())) == 2
 
 
 def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: Path) -> None:
     scratch = tmp_path / "deep" / "scratch"
-    site = Site(scratch, "p", "e", new_run_id())
+    run_path = RunPath(scratch, "p", "e", new_run_id())
 
     def fail() -> None:
-        with folders.new_folder(site) as made:
+        with folders.new_folder(run_path) as made:
             made.store.mkdir()
             (made.folder.path / "half").write_text("x")
             raise SpecError("no")
@@ -58,7 +58,7 @@ def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: P
     with pytest.raises(SpecError):
         fail()
     assert list(tmp_path.iterdir()) == []
-    with folders.new_folder(site) as kept:
+    with folders.new_folder(run_path) as kept:
         pass
     with pytest.raises(SpecError):
         fail()
@@ -84,8 +84,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
-        with folders.new_folder(Site(small_disk, "p", "e", new_run_id())) as site:
-            (site.folder.path / "big").write_bytes(b"0" * 2**20)
+        with folders.new_folder(RunPath(small_disk, "p", "e", new_run_id())) as run_path:
+            (run_path.folder.path / "big").write_bytes(b"0" * 2**20)
     assert "PACELINE_SCRATCH" in caught.value.hint
     assert list(small_disk.iterdir()) == []
 
@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "scratch").write_text("")
     with pytest.raises(EnvironmentProblem, match="cannot make the run folder"):
-        with folders.new_folder(Site(tmp_path / "scratch", "p", "e", new_run_id())):
+        with folders.new_folder(RunPath(tmp_path / "scratch", "p", "e", new_run_id())):
             pass
 
 
@@ -106,7 +106,7 @@ def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
     assert folders.find_run("aaaa", tmp_path).path.name == "20300101-000000-aaaa"
     assert folders.find_run("last", tmp_path).path == newest
     assert folders.find_run(str(newest), tmp_path / "elsewhere").path == newest
-    assert folders.site_of(folders.find_run("cbbb", tmp_path)) == Site(tmp_path, "p", "e", newest.name)
+    assert folders.run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(tmp_path, "p", "e", newest.name)
     with pytest.raises(UsageError, match="names 2 runs"):
         folders.find_run("bbb", tmp_path)
     with pytest.raises(UsageError, match="no run 'zzz'"):
@@ -117,21 +117,24 @@ def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
 def test_runs_are_kept_out_of_the_copy_wherever_they_lie(scratch: str, tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     (tmp_path / "p" / "train.py").touch()
-    site = Site((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
+    run_path = RunPath((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
     for _ in range(2):  # the second time, the first one's files are there too
-        site = site.renamed()
-        with folders.new_folder(site):
-            (site.folder.path / "log").touch()
-            kept = keep_code(job, site)
+        run_path = run_path.renamed()
+        with folders.new_folder(run_path):
+            (run_path.folder.path / "log").touch()
+            kept = keep_code(job, run_path)
         assert {path.name for path in kept.path.iterdir()} == {"paceline.toml", "train.py"}
-        assert (site.folder.code / "train.py").is_file()
+        assert (run_path.folder.code / "train.py").is_file()
 
 
 def test_a_path_in_the_copy_of_the_code(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
-    site = Site(tmp_path / "s", "p", "e", "id")
-    assert place_in_copy(Path("a/train.py"), job=job, site=site) == site.folder.code / "a" / "train.py"
-    assert place_in_copy(Path("../other.py"), job=job, site=site) == tmp_path / "other.py"
+    run_path = RunPath(tmp_path / "s", "p", "e", "id")
+    assert (
+        place_in_copy(Path("a/train.py"), job=job, run_path=run_path)
+        == run_path.folder.code / "a" / "train.py"
+    )
+    assert place_in_copy(Path("../other.py"), job=job, run_path=run_path) == tmp_path / "other.py"
 
 
 @pytest.mark.parametrize("compiled", [False, True])

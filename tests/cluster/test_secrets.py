@@ -253,7 +253,7 @@ def test_what_is_set_in_the_shell_wins(project: Path, home: Path) -> None:
 
 def test_names_that_a_batch_script_cannot_carry_are_refused(project: Path) -> None:
     filed = Secrets({"job_start": "x"}, {"job_start": ".env"})
-    with pytest.raises(SpecError, match=r"\.env sets job start, which a batch script cannot carry"):
+    with pytest.raises(SpecError, match=r"\.env sets job_start, which a batch script cannot carry"):
         choose_secrets(job_in(project), environ={}, filed=filed)
     assert choose_secrets(job_in(project), environ={}, filed=filed, in_a_job=False).values == {
         "job_start": "x"

@@ -16,7 +16,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.plan import SlurmPlan
 from tests.golden.cases import plan
 
@@ -30,15 +30,15 @@ def put_command(folder: Path, name: str, text: str) -> None:
 @pytest.fixture
 def submission(tmp_path: Path) -> SlurmPlan:
     """A plan whose sbatch is found in `tmp_path`."""
-    site = Site(tmp_path / "scratch", "p", "e", "id")
-    site.folder.events.mkdir(parents=True)
-    return replace(plan({}, site=site), submitter={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    run_path = RunPath(tmp_path / "scratch", "p", "e", "id")
+    run_path.folder.events.mkdir(parents=True)
+    return replace(plan({}, run_path=run_path), submitter={"PATH": f"{tmp_path}:/usr/bin:/bin"})
 
 
 def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_path: Path) -> None:
     put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
     assert slurm.submit(submission) == "123"
-    assert slurm.job_of(submission.site.folder) == "123"
+    assert slurm.job_of(submission.run_path.folder) == "123"
     put_command(tmp_path, "sbatch", "echo")
     with pytest.raises(ClusterError, match="named no job"):
         slurm.submit(submission)
@@ -47,7 +47,7 @@ def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_
 def test_a_job_that_cannot_be_noted_is_not_left_in_the_queue(submission: SlurmPlan, tmp_path: Path) -> None:
     put_command(tmp_path, "sbatch", "echo 123")
     put_command(tmp_path, "scancel", f'echo "$*" >{tmp_path}/cancelled')
-    submission.site.folder.events.rmdir()
+    submission.run_path.folder.events.rmdir()
     with pytest.raises(OSError, match=r"launch\.jsonl"):
         slurm.submit(submission)
     assert (tmp_path / "cancelled").read_text() == "123\n"

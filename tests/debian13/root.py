@@ -1,6 +1,6 @@
 """Another machine in a folder: Debian 13 with Slurm 24.11, OpenMPI 5, Apptainer and Python 3.13, made once and kept.
 
-`python -m tests.newer.root` makes it, and says where it is; `rm -r` of that folder is all that removing it takes.
+`python -m tests.debian13.root` makes it, and says where it is; `rm -r` of that folder is all that removing it takes.
 Beside it is a container's image, as a folder: the same Debian with torch, and with nothing of Slurm or Paceline.
 """
 
@@ -119,10 +119,10 @@ def _let_torchrun_work(image: Path) -> None:
 def _mirror() -> str:
     """Where this machine's own packages come from."""
     told = _call("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main")
-    sites = [line for line in told.splitlines() if line.rstrip("/").endswith("/debian")]
-    if not sites:
+    run_paths = [line for line in told.splitlines() if line.rstrip("/").endswith("/debian")]
+    if not run_paths:
         raise CannotMake("apt knows no mirror of Debian")
-    return sites[0]
+    return run_paths[0]
 
 
 def _install(folder: Path, packages: list[str]) -> None:

@@ -25,9 +25,9 @@ ON_THE_NEWER_SLURM = {
     ],
 }
 IN_CONTAINERS = {
-    "styles": ["tests/newer/inside/test_containers.py"],
-    "stop": ["tests/newer/inside/test_stop.py"],
-    "image-build": ["tests/newer/inside/test_image_build.py"],
+    "styles": ["tests/debian13/inside/test_containers.py"],
+    "stop": ["tests/debian13/inside/test_stop.py"],
+    "image-build": ["tests/debian13/inside/test_image_build.py"],
 }
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
 
 HERE = Path(__file__).parent
-SITE = Site(Path("/scratch/ann"), "vision", "base", "20260102-030405-abcd")
+SITE = RunPath(Path("/scratch/ann"), "vision", "base", "20260102-030405-abcd")
 ENVIRON = {"HOME": "/home/ann", "USER": "ann", "PATH": "/usr/bin:/bin", "WANDB_API_KEY": "hush"}
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -96,11 +96,11 @@ def plan(keys: dict[str, Any], **more: Any) -> SlurmPlan:
     asked = {key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")}
     if "sweep.pack" in keys:
         sweep = replace(SITE, run_id="digits").folder.path
-        site = replace(SITE, experiment="base/digits/submissions", run_id="1")
-        more = {"site": site, "trials": Trials(sweep, keys["sweep.pack"]), **more}
+        run_path = replace(SITE, experiment="base/digits/submissions", run_id="1")
+        more = {"run_path": run_path, "trials": Trials(sweep, keys["sweep.pack"]), **more}
     flags = [Flag(f"--{key}", key, value) for key, value in asked.items()]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/home/ann/vision"))
-    return plan_slurm(job, **{"site": SITE, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
+    return plan_slurm(job, **{"run_path": SITE, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import SpecError, UsageError
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.quote import command_line, quote
-from paceline.plan.run_path import Site, new_run_id
+from paceline.plan.run_path import RunPath, new_run_id
 from paceline.plan.run_record import hide_in_words
 from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job
 
 LAPTOP = Machine(cores=8, gpus=0)
 SERVER = Machine(cores=64, gpus=4)
-SITE = Site(Path("/scratch"), "project", "default", "20300101-000000-abcd")
+SITE = RunPath(Path("/scratch"), "project", "default", "20300101-000000-abcd")
 
 
 def plan(
@@ -38,7 +38,7 @@ def plan(
     job = load_job(
         Program("train.py", ("--lr", "0.1")), flags=[Flag(*flag) for flag in flags], cwd=folder, **more
     )
-    return plan_local(job, site=SITE, machine=machine, python="/usr/bin/python3", old=old)
+    return plan_local(job, run_path=SITE, machine=machine, python="/usr/bin/python3", old=old)
 
 
 NPROC = "--nproc", "launch.nproc"

@@ -48,7 +48,7 @@ def test_built_by_a_job_and_used_by_the_next(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     lmod()
-    modules = write_modules(tmp_path / "site")
+    modules = write_modules(tmp_path / "run_path")
     home = project(tmp_path / "project", SCRIPT, config=config(modules))
     wheel = write_wheel(tmp_path / "wheels", "tiny")
     (home / "requirements.txt").write_text(f"--no-index\n{wheel}\n")
@@ -93,7 +93,7 @@ def test_a_build_that_fails_and_a_module_that_is_gone(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     lmod()
-    modules = write_modules(tmp_path / "site")
+    modules = write_modules(tmp_path / "run_path")
     home = project(tmp_path / "project", SCRIPT, config=config(modules))
     (home / "requirements.txt").write_text("--no-index\nno-such-package-xyz\n")
     done = slurm_paceline("env", "build", cwd=home, timeout=PATIENCE)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 
@@ -62,10 +62,10 @@ class Trial:
     def __init__(self, cluster: Cluster, scratch: Path, name: str, *, abandoned: threading.Event) -> None:
         self.cluster = cluster
         self.abandoned = abandoned
-        self.site = Site(scratch, "trials", "requeue", name)
-        self.folder = self.site.folder.path
+        self.run_path = RunPath(scratch, "trials", "requeue", name)
+        self.folder = self.run_path.folder.path
         self.folder.mkdir(parents=True)
-        with zipfile.ZipFile(self.site.folder.run_half, "w") as run_half:
+        with zipfile.ZipFile(self.run_path.folder.run_half, "w") as run_half:
             run_half.writestr("__main__.py", LAUNCHER)
         self.job = ""
 
@@ -74,10 +74,10 @@ class Trial:
         asked = {
             "job.nodes": 1, "job.gpus_per_node": 0, "job.cpus_per_gpu": 1, "launch.nproc": 1, "job.time": "20m",
         } | {key.replace("__", "."): value for key, value in keys.items()}  # fmt: skip
-        made = plan(asked, site=self.site, python=sys.executable)
-        self.site.folder.script.write_text(edit(made.script))
-        self.site.folder.environment.write_text(made.environment)
-        words = ["sbatch", "--parsable", *options, str(self.site.folder.script)]
+        made = plan(asked, run_path=self.run_path, python=sys.executable)
+        self.run_path.folder.script.write_text(edit(made.script))
+        self.run_path.folder.environment.write_text(made.environment)
+        words = ["sbatch", "--parsable", *options, str(self.run_path.folder.script)]
         self.job = self.cluster.run(words).stdout.strip()
 
     def tell(self, word: str, text: str = "") -> None:
@@ -97,7 +97,7 @@ class Trial:
     def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            log = self.site.folder.slurm_log
+            log = self.run_path.folder.slurm_log
             told = log.read_text() if log.exists() else ""
             assert not self.abandoned.is_set(), "the tests were interrupted"
             assert time.monotonic() < deadline, (
@@ -109,7 +109,7 @@ class Trial:
         """A final state is final: a script that requeues does so before it ends."""
         job = job or self.job
         self.until(lambda: self.cluster.state(job) in ENDED, f"job {job} does not end")
-        log = self.site.folder.slurm_log.read_text()
+        log = self.run_path.folder.slurm_log.read_text()
         assert (self.cluster.state(job), self.cluster.restarts(job)) == (state, restarts), log
 
     def interrupt(self, job: str = "") -> None:
@@ -125,7 +125,7 @@ def stopped_goes_on(trial: Trial) -> None:
     assert trial.verdict(0) == "stopped"
     trial.tell("done")
     trial.ends("COMPLETED", restarts=1)
-    log = trial.site.folder.slurm_log.read_text()
+    log = trial.run_path.folder.slurm_log.read_text()
     assert "stopped" in log, "the first job start's lines were overwritten"
     assert "done" in log
 
@@ -154,7 +154,7 @@ def cancelled_run_is_not_resurrected(trial: Trial) -> None:
     trial.interrupt()
     trial.ends("FAILED", restarts=0)
     assert trial.verdict(0) == "stopped"
-    again = trial.cluster.run(["sbatch", "--parsable", str(trial.site.folder.script)]).stdout.strip()
+    again = trial.cluster.run(["sbatch", "--parsable", str(trial.run_path.folder.script)]).stdout.strip()
     trial.ends("FAILED", restarts=0, job=again)
 
 
@@ -200,7 +200,7 @@ def last_task_of_an_array_goes_alone(trial: Trial) -> None:
     # Each task of an array has a run folder of its own, below the array's.
     for task in "01":
         (trial.folder / task).mkdir()
-        shutil.copy(trial.site.folder.run_half, trial.folder / task)
+        shutil.copy(trial.run_path.folder.run_half, trial.folder / task)
         (trial.folder / task / "environment.sh").touch()
     folder = str(trial.folder)
     trial.submit(
@@ -267,7 +267,7 @@ def a_controller_that_is_away_is_asked_again(trial: Trial) -> None:
     trial.interrupt()
     trial.started(1)
     assert (trial.folder / "refused-twice").exists()
-    assert trial.site.folder.slurm_log.read_text().count("Unable to contact") == 2
+    assert trial.run_path.folder.slurm_log.read_text().count("Unable to contact") == 2
     trial.tell("done")
     trial.ends("COMPLETED", restarts=1)
 

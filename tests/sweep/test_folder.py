@@ -11,7 +11,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import SpecError, UsageError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.sweep.folder import Ledger
 from paceline.sweep.submission import Submission, plan_chunks
 from tests.sweep.folders import grid, make_sweep
@@ -21,7 +21,7 @@ SITE_OF = ("project", "base", "digits")
 
 def ledger_of(tmp_path: Path, points: list[Point], **search: object) -> Ledger:
     make_sweep(tmp_path.joinpath(*SITE_OF), points, **search)
-    return Ledger(Site(tmp_path, *SITE_OF))
+    return Ledger(RunPath(tmp_path, *SITE_OF))
 
 
 def ended(ledger: Ledger, number: int, state: str) -> None:
@@ -81,9 +81,9 @@ def test_a_sweep_goes_on_only_as_itself(tmp_path: Path) -> None:
     run.mkdir()
     (run / "run.json").touch()
     with pytest.raises(UsageError, match="is a run, not a sweep"):
-        Ledger(Site(tmp_path, "project", "base", "a-run")).refuse_another(same)
-    assert Ledger(Site(tmp_path, *SITE_OF)).kit_site().folder.path == ledger.folder.submission(1)
-    assert ledger.trial_site(3).folder.path == ledger.folder.trial(3).path
+        Ledger(RunPath(tmp_path, "project", "base", "a-run")).refuse_another(same)
+    assert Ledger(RunPath(tmp_path, *SITE_OF)).kit_path().folder.path == ledger.folder.submission(1)
+    assert ledger.trial_path(3).folder.path == ledger.folder.trial(3).path
 
 
 def test_throttling_counts_trials_also_where_they_share_jobs() -> None:

@@ -15,7 +15,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.sweep.folder import STARTER, Ledger, at_work
 from paceline.sweep.report.ranking import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
@@ -79,7 +79,7 @@ def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     note_jobs(folder, "7", {"1": [1]})  # and the queue took no more
     kit = folder.submission(1)
     kit.mkdir(parents=True)
-    ledger = Ledger(Site(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
+    ledger = Ledger(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
     monkeypatch.setattr(slurm, "states", Scheduler(j7_1="PENDING"))
 
     def look() -> tuple[dict[int, str], list[int]]:

@@ -117,19 +117,21 @@ def command(
 
 def _start(job: Job, *, dry_run: bool) -> int:
     machine, python = this_machine(os.environ), interpreter(job)
-    site = folders.choose_site(job, os.environ)
+    run_path = folders.choose_run_path(job, os.environ)
     filed = read_secrets(job, os.environ)
-    plan = plan_local(job, site=site, machine=machine, python=python, environ=os.environ, filed=filed)
+    plan = plan_local(job, run_path=run_path, machine=machine, python=python, environ=os.environ, filed=filed)
     if dry_run:
         return _show(plan, job)
     if plan.launch_spec.data:
         from paceline.cluster.checks.data import refuse_missing
 
-        refuse_missing(job, site, os.environ)
-    with folders.new_folder(site) as site:
-        plan = plan_local(job, site=site, machine=machine, python=python, environ=os.environ, filed=filed)
+        refuse_missing(job, run_path, os.environ)
+    with folders.new_folder(run_path) as run_path:
+        plan = plan_local(
+            job, run_path=run_path, machine=machine, python=python, environ=os.environ, filed=filed
+        )
         prepared = prepare(
-            job, site=site, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
+            job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
             backend="local", code_is_needed=False,
         )  # fmt: skip
     for note in (*plan.notes, *prepared.notes):
@@ -155,7 +157,7 @@ def _go_on(
         old = replace(old, program=script, args=list(program.args), is_module=program.is_module,
                       import_path=paths, cwd=str(cwd))  # fmt: skip
     plan = plan_local(
-        job, site=folders.site_of(folder), machine=this_machine(os.environ), python=interpreter(job), old=old,
+        job, run_path=folders.run_path_of(folder), machine=this_machine(os.environ), python=interpreter(job), old=old,
         environ=os.environ, filed=read_secrets(job, os.environ),
     )  # fmt: skip
     if dry_run:
@@ -192,14 +194,14 @@ def _show(plan: LocalPlan, job: Job) -> int:
 def _carry_out(plan: LocalPlan) -> int:
     """Launch, wait, and say how it ended and where everything is."""
     began = time.monotonic()
-    folder = plan.site.folder
+    folder = plan.run_path.folder
     code = run_agents(plan, zygote_socket=_zygote_socket())
     verdict = read_verdict(folder.job_start(job_start_name()).verdict) or FAILED
     word = "interrupted" if code == INTERRUPTED_EXIT else verdict
     took = show_seconds(time.monotonic() - began)
     console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS.get(word, console.GREY))
     if word in ("interrupted", STOPPED):
-        console.say_note(f"go on with it: paceline run --resume {plan.site.run_id}")
+        console.say_note(f"go on with it: paceline run --resume {plan.run_path.run_id}")
     return code or int(verdict == FAILED)
 
 

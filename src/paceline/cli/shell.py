@@ -50,12 +50,14 @@ def command(
         flags = options.flags_of(nodes=nodes, gpus=gpus, time=time, partition=partition)
         job = load_job(Program("shell"), flags=flags, config=config, profile=cluster_profile)
         draft = Draft(job)
-        plan = draft.plan(draft.site)
+        plan = draft.plan(draft.run_path)
         # There is no run folder: the variables themselves stand where the script would read them from a file.
         source = next(line for line in plan.script.splitlines() if line.startswith("source "))
         script = plan.script.replace(source, plan.environment)
-        half = "" if dry_run else kept_run_half(draft.site.store, compiled=job.environment.kind == "current")
-        setup = setup_lines(script, plan.launch_spec, run=str(draft.site.folder.path), run_half=str(half))
+        half = (
+            "" if dry_run else kept_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
+        )
+        setup = setup_lines(script, plan.launch_spec, run=str(draft.run_path.folder.path), run_half=str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:
         print(command_line(argv))

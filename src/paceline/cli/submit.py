@@ -23,7 +23,7 @@ from paceline.cluster.slurm.partitions import Partition, chosen, fair_cpus, surv
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Job, load_job
@@ -140,7 +140,7 @@ def command(
     job = load_job(program, flags=flags, params=param or (), config=config, profile=cluster_profile, cwd=cwd)
     draft = Draft(job, after=after or ())
     if dry_run:
-        print(draft.plan(draft.site).show(), end="")
+        print(draft.plan(draft.run_path).show(), end="")
         return 0
     draft.check()
     folder, number = draft.submit(script_only=script_only)
@@ -157,12 +157,12 @@ class Draft:
     def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
         self.trials = trials  # of a sweep, where it is one
         self.job = job = settle(job, os.environ)
-        self.site = folders.choose_site(job, os.environ)
+        self.run_path = folders.choose_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = survey_if_possible()
         self.after = [self._job_id(word) for word in after]
 
-    def plan(self, site: Site) -> SlurmPlan:
+    def plan(self, run_path: RunPath) -> SlurmPlan:
         job = self.job
         gpus = job.resources.gpus_per_node or 0
         names = job.resources.partition or os.environ.get("SBATCH_PARTITION")
@@ -171,15 +171,15 @@ class Draft:
         )  # fmt: skip
 
         def place_of(path: Path) -> Path:
-            return place_in_copy(path, job=job, site=site) if job.project.snapshot else path
+            return place_in_copy(path, job=job, run_path=run_path) if job.project.snapshot else path
 
         return plan_slurm(
-            job, site=site, environ=os.environ, python=sys.executable, fair_cpus=fair,
+            job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
             after=self.after, filed=self.secrets, place_of=place_of, trials=self.trials,
         )  # fmt: skip
 
     def findings(self) -> list[Finding]:
-        return check_job(self.job, self.plan(self.site), self.partitions)
+        return check_job(self.job, self.plan(self.run_path), self.partitions)
 
     def check(self) -> None:
         """Say what is doubtful; refuse what cannot work."""
@@ -203,12 +203,18 @@ class Draft:
     def submit(self, *, script_only: Path | None = None) -> tuple[RunFolder, str | None]:
         """Make the run folder and give it to Slurm; a refusal leaves nothing behind."""
         job, number = self.job, None
-        with folders.new_folder(self.site) as site:
-            plan = self.plan(site)
+        with folders.new_folder(self.run_path) as run_path:
+            plan = self.plan(run_path)
             prepared = prepare(
-                job, site=site, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
-                backend="slurm", code_is_needed=True, compiled=job.environment.kind == "current",
-            )  # fmt: skip
+                job,
+                run_path=run_path,
+                shape=plan.shape,
+                launch_spec=plan.launch_spec,
+                command=["paceline", *sys.argv[1:]],
+                backend="slurm",
+                code_is_needed=True,
+                compiled=job.environment.kind == "current",
+            )
             slurm.write_files(plan)
             if script_only is not None:
                 write_atomically(script_only.absolute(), plan.script)
@@ -217,7 +223,7 @@ class Draft:
         for note in (*plan.notes, *prepared.notes):
             console.say_note(note)
         self._tell(plan, number, script_only)
-        return site.folder, number
+        return run_path.folder, number
 
     def _give(self, plan: SlurmPlan) -> str:
         try:
@@ -229,12 +235,12 @@ class Draft:
             raise explain_refusal(self.job, plan, self.partitions, words) from None
 
     def _tell(self, plan: SlurmPlan, number: str | None, script_only: Path | None) -> None:
-        run = plan.site.run_id
+        run = plan.run_path.run_id
         if number is None:
             print(f"prepared {run}; submit it: sbatch {script_only}")
         else:
             print(f"submitted {run} as job {number}: {plan.layout.nodes} nodes x {plan.layout.nproc} ranks")
-        print(f"  folder  {plan.site.folder.path}")
+        print(f"  folder  {plan.run_path.folder.path}")
         if number is not None:
             print(f"  logs    paceline logs -f {run}")
             print("  state   paceline ps")
@@ -243,7 +249,7 @@ class Draft:
     def _job_id(self, word: str) -> str:
         """`--after`: a run, or a job's id."""
         try:
-            found = slurm.job_of(folders.find_run(word, self.site.scratch))
+            found = slurm.job_of(folders.find_run(word, self.run_path.scratch))
         except UsageError:
             if word.replace("_", "").isdigit():
                 return word

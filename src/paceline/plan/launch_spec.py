@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Job
 
@@ -78,7 +78,7 @@ def tracking_wish(job: Job) -> dict[str, Any]:
 def make_launch_spec(
     job: Job,
     *,
-    site: Site,
+    run_path: RunPath,
     shape: Shape,
     python: str,
     style: str | None = None,
@@ -90,7 +90,7 @@ def make_launch_spec(
     script = job.cwd / job.program.name
     is_module = job.program.is_module
     return LaunchSpec(
-        run_id=site.run_id,
+        run_id=run_path.run_id,
         program=job.program.name if is_module else str(place_of(script)),
         args=list(job.program.args),
         is_module=is_module,
@@ -106,9 +106,9 @@ def make_launch_spec(
         variables=dict(job.environment.variables) if variables is None else variables,
         threads=shape.threads,
         tee=job.launch.tee,
-        project=site.project,
-        experiment=site.experiment,
-        scratch=str(site.scratch),
+        project=run_path.project,
+        experiment=run_path.experiment,
+        scratch=str(run_path.scratch),
         source=str(place_of(job.folder)),
         params=job.params,
         runtime=runtime_settings(job),

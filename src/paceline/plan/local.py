@@ -13,7 +13,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.launch_spec import carry_over, make_launch_spec
 from paceline.plan.quote import command_line, quote
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.run_record import hide, hide_in_values, hide_in_words
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
@@ -39,7 +39,7 @@ class Starter:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    site: Site
+    run_path: RunPath
     shape: Shape
     launch_spec: LaunchSpec
     agents: tuple[Starter, ...]
@@ -50,7 +50,7 @@ class LocalPlan:
     def show(self, *, copies: str) -> str:
         """The plan as text: what a dry run prints."""
         lines = [
-            f"run folder  {self.site.folder.path}",
+            f"run folder  {self.run_path.folder.path}",
             f"code        {copies}",
             f"ranks       {self.shape} ({self.launch_spec.style} style)",
             *(f"note        {note}" for note in self.notes),
@@ -60,7 +60,7 @@ class LocalPlan:
             name = f"agent {number}" if len(self.agents) > 1 else "agent"
             settings = " ".join(f"{key}={quote(value)}" for key, value in starter.variables.items())
             lines.append(f"{name:<11} {settings} {command_line(starter.argv)}")
-        lines.append(f"order       {RunFolder(self.site.folder.path).launch_spec.name}:")
+        lines.append(f"order       {RunFolder(self.run_path.folder.path).launch_spec.name}:")
         told = asdict(self.launch_spec)
         told["variables"] = {name: hide(name, value) for name, value in self.launch_spec.variables.items()}
         told["args"], told["params"] = (
@@ -95,7 +95,7 @@ def local_restarts(job: Job) -> int:
 def plan_local(
     job: Job,
     *,
-    site: Site,
+    run_path: RunPath,
     machine: Machine,
     python: str,
     old: LaunchSpec | None = None,
@@ -114,26 +114,28 @@ def plan_local(
     if job.runtime.cpu and machine.gpus:
         variables.setdefault(VISIBLE, "")  # for scripts that do not ask the runtime for their device
     launch_spec = make_launch_spec(
-        job, site=site, shape=shape, python=python, style=style, variables=variables,
+        job, run_path=run_path, shape=shape, python=python, style=style, variables=variables,
         max_restarts=local_restarts(job),
     )  # fmt: skip
     if old is not None:
         launch_spec = replace(carry_over(old, launch_spec, job), python=python)
         shape = Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
     return LocalPlan(
-        site, shape, launch_spec, _starters(site, launch_spec, machine=machine, python=python), tuple(notes),
+        run_path, shape, launch_spec, _starters(run_path, launch_spec, machine=machine, python=python), tuple(notes),
         secrets={**secrets.values, **hidden_variables(job)}, secrets_told=secrets.told(),
     )  # fmt: skip
 
 
-def _starters(site: Site, launch_spec: LaunchSpec, *, machine: Machine, python: str) -> tuple[Starter, ...]:
+def _starters(
+    run_path: RunPath, launch_spec: LaunchSpec, *, machine: Machine, python: str
+) -> tuple[Starter, ...]:
     argv: tuple[str, ...] = (python, "-c", START)
     # The place is said even to a agent that is alone: an allocation's variables may stand around it.
-    common = {env.RUN: str(site.folder.path)}
+    common = {env.RUN: str(run_path.folder.path)}
     if python != sys.executable:
         # Another interpreter finds the run half in the run folder.
-        argv = (python, str(site.folder.run_half))
-        common["PYTHONPATH"] = str(site.folder.run_half)
+        argv = (python, str(run_path.folder.run_half))
+        common["PYTHONPATH"] = str(run_path.folder.run_half)
     starters = []
     for number in range(launch_spec.nodes):
         variables = {**common, env.AGENT: f"{number}/{launch_spec.nodes}"}

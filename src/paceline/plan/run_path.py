@@ -13,7 +13,7 @@ STORE = ".snapshots"
 
 
 @dataclass(frozen=True)
-class Site:
+class RunPath:
     scratch: Path
     project: str
     experiment: str
@@ -28,7 +28,7 @@ class Site:
         """What the runs of a project share: copies of its code, by content."""
         return self.scratch / self.project / STORE
 
-    def renamed(self) -> Site:
+    def renamed(self) -> RunPath:
         """The same place under another run id."""
         return replace(self, run_id=new_run_id())
 

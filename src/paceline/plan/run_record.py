@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Job
 
@@ -71,7 +71,7 @@ def _is_secret_option(name: str) -> bool:
 def run_json(
     job: Job,
     *,
-    site: Site,
+    run_path: RunPath,
     shape: Shape,
     command: Sequence[str],
     created: float,
@@ -85,9 +85,9 @@ def run_json(
     }
     spec["params"] = hide_in_values(job.params)
     value = {
-        "run_id": site.run_id,
-        "project": site.project,
-        "experiment": site.experiment,
+        "run_id": run_path.run_id,
+        "project": run_path.project,
+        "experiment": run_path.experiment,
         "name": job.resources.name or "",
         "created": created,
         "program": job.program.name,

@@ -17,7 +17,7 @@ from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 
 STARTER = "starter"  # in a submission's folder: the pid and host of the command that brings its trials
 
@@ -25,9 +25,9 @@ STARTER = "starter"  # in a submission's folder: the pid and host of the command
 class Ledger:
     """One sweep, new or known."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site  # the sweep's folder stands where a run's would
-        self.folder = SweepFolder(site.folder.path)
+    def __init__(self, run_path: RunPath) -> None:
+        self.run_path = run_path  # the sweep's folder stands where a run's would
+        self.folder = SweepFolder(run_path.folder.path)
         self.known: list[Point] = self.folder.read_points()
 
     @property
@@ -37,7 +37,7 @@ class Ledger:
     def refuse_another(self, search: Search) -> None:
         """A sweep goes on only as the sweep that it is."""
         if self.is_new:
-            if self.site.folder.run_json.is_file():
+            if self.run_path.folder.run_json.is_file():
                 raise UsageError(
                     f"{self.folder.path} is a run, not a sweep", hint="give the sweep another name: --name"
                 )
@@ -52,17 +52,21 @@ class Ledger:
                     hint="give this one another name: --name, or name in [sweep]",
                 )
 
-    def kit_site(self) -> Site:
+    def kit_path(self) -> RunPath:
         """Where the next submission puts what it brings along."""
         taken = [int(path.name) for path in self.folder.path.glob("submissions/*") if path.name.isdigit()]
         number = max(taken, default=0) + 1
         return replace(
-            self.site, experiment=f"{self.site.experiment}/{self.folder.name}/submissions", run_id=str(number)
+            self.run_path,
+            experiment=f"{self.run_path.experiment}/{self.folder.name}/submissions",
+            run_id=str(number),
         )
 
-    def trial_site(self, number: int) -> Site:
+    def trial_path(self, number: int) -> RunPath:
         return replace(
-            self.site, experiment=f"{self.site.experiment}/{self.folder.name}/trials", run_id=str(number)
+            self.run_path,
+            experiment=f"{self.run_path.experiment}/{self.folder.name}/trials",
+            run_id=str(number),
         )
 
     @contextmanager

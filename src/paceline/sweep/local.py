@@ -79,7 +79,7 @@ class LocalTrials:
             self.ended[number] = close_trial(folder, number, FAILED, error=problem.message)
             return None
         plan = plan_local(
-            self.job, site=self.ledger.trial_site(number), machine=self.room[slot], python=self.python,
+            self.job, run_path=self.ledger.trial_path(number), machine=self.room[slot], python=self.python,
             environ=os.environ, filed=self.filed,
         )  # fmt: skip
         devices = self.room[slot].devices

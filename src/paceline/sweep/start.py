@@ -27,7 +27,7 @@ from paceline.contract.verdict import INTERRUPTED_EXIT, STOPPED_EXIT
 from paceline.errors import ClusterError, EnvironmentProblem, UsageError
 from paceline.plan.local import plan_local
 from paceline.plan.quote import command_line
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.plan.slurm.array import Trials
 from paceline.spec import Job
@@ -46,8 +46,10 @@ class Start:
     def __init__(self, setting: Setting, *, local: bool) -> None:
         self.setting, self.local = setting, local
         self.search = setting.search
-        site = folders.choose_site(setting.job, os.environ)
-        self.ledger = Ledger(Site(site.scratch, site.project, site.experiment, self.search.name))
+        run_path = folders.choose_run_path(setting.job, os.environ)
+        self.ledger = Ledger(
+            RunPath(run_path.scratch, run_path.project, run_path.experiment, self.search.name)
+        )
         self.ledger.refuse_another(self.search)
 
     @property
@@ -107,37 +109,45 @@ class Start:
     # -- the submission's folder -----------------------------------------------------------------------
 
     @contextmanager
-    def kit(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[Site]:
+    def kit(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[RunPath]:
         """A folder for what comes along, and the trials written down; all of it taken back where the body fails."""
-        with folders.new_folder(self.ledger.kit_site()) as site:
+        with folders.new_folder(self.ledger.kit_path()) as run_path:
             with self.ledger.written(self.search, new), self.ledger.reopened(numbers if not new else ()):
-                yield site
+                yield run_path
 
     def fill(
-        self, site: Site, launch_spec: LaunchSpec, *, job: Job, backend: str, code_is_needed: bool
+        self, run_path: RunPath, launch_spec: LaunchSpec, *, job: Job, backend: str, code_is_needed: bool
     ) -> tuple[str, ...]:
         """The code, the run half, and what all trials have in common."""
-        launch_spec = replace(launch_spec, experiment=self.ledger.site.experiment)
+        launch_spec = replace(launch_spec, experiment=self.ledger.run_path.experiment)
         shape = Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
         prepared = prepare(
-            job, site=site, shape=shape, launch_spec=launch_spec, command=["paceline", *sys.argv[1:]], backend=backend,
-            code_is_needed=code_is_needed, compiled=job.environment.kind == "current",
-        )  # fmt: skip
+            job,
+            run_path=run_path,
+            shape=shape,
+            launch_spec=launch_spec,
+            command=["paceline", *sys.argv[1:]],
+            backend=backend,
+            code_is_needed=code_is_needed,
+            compiled=job.environment.kind == "current",
+        )
         if self.search.sampler == "list":
             before = (
                 point.program for point in self.ledger.known if point.program
             )  # lines may be gone since
             programs = {
-                name: self._place(name, job, site, copied=code_is_needed)
+                name: self._place(name, job, run_path, copied=code_is_needed)
                 for name in dict.fromkeys((*self.setting.scripts, *before))
             }
-            write_atomically(site.folder.path / "programs.json", json.dumps(programs) + "\n")
+            write_atomically(run_path.folder.path / "programs.json", json.dumps(programs) + "\n")
         return prepared.notes
 
     @staticmethod
-    def _place(name: str, job: Job, site: Site, *, copied: bool) -> str:
+    def _place(name: str, job: Job, run_path: RunPath, *, copied: bool) -> str:
         path = job.cwd / name
-        return str(place_in_copy(path, job=job, site=site) if copied and job.project.snapshot else path)
+        return str(
+            place_in_copy(path, job=job, run_path=run_path) if copied and job.project.snapshot else path
+        )
 
     def tell(self, lines: Sequence[str]) -> None:
         name = self.search.name
@@ -157,10 +167,10 @@ class _Queue:
     def __post_init__(self) -> None:
         start, setting = self.start, self.start.setting
         self.draft = Draft(setting.job, trials=Trials(start.ledger.folder.path, setting.pack))
-        self.draft.site = start.ledger.kit_site()
+        self.draft.run_path = start.ledger.kit_path()
 
     def show(self, numbers: Sequence[int]) -> str:
-        plan = self.draft.plan(self.draft.site)
+        plan = self.draft.plan(self.draft.run_path)
         job, pack = self.draft.job, self.start.setting.pack
         known = slurm.available()
         allowed = most_jobs(job.resources.account, wanted=len(numbers)) if known else None
@@ -181,12 +191,12 @@ class _Queue:
         self.draft.check()
         start, job = self.start, self.draft.job
         refusal: ClusterError | None = None
-        with start.kit(new, numbers) as site, at_work(site.folder.path):
-            self.draft.site = site
-            plan = self.draft.plan(site)
-            notes = start.fill(site, plan.launch_spec, job=job, backend="slurm", code_is_needed=True)
+        with start.kit(new, numbers) as run_path, at_work(run_path.folder.path):
+            self.draft.run_path = run_path
+            plan = self.draft.plan(run_path)
+            notes = start.fill(run_path, plan.launch_spec, job=job, backend="slurm", code_is_needed=True)
             slurm.write_files(plan)
-            (site.folder.path / "logs").mkdir()
+            (run_path.folder.path / "logs").mkdir()
             setting = start.setting
             submission = Submission(
                 start.ledger, plan, pack=setting.pack, parallel=start.parallel, tasks=setting.tasks
@@ -227,18 +237,24 @@ class _Here:
     def carry_out(self, new: Sequence[Point], numbers: list[int]) -> int:
         start, job = self.start, self.job
         python, filed = interpreter(job), read_secrets(job, os.environ)
-        with start.kit(new, numbers) as site, at_work(site.folder.path):
+        with start.kit(new, numbers) as run_path, at_work(run_path.folder.path):
             plan = plan_local(
-                job, site=site, machine=self.room[0], python=python, environ=os.environ, filed=filed
+                job, run_path=run_path, machine=self.room[0], python=python, environ=os.environ, filed=filed
             )
-            notes = start.fill(site, plan.launch_spec, job=job, backend="local", code_is_needed=False)
+            notes = start.fill(run_path, plan.launch_spec, job=job, backend="local", code_is_needed=False)
         for note in (*plan.notes, *notes):
             console.say_note(note)
         start.tell([f"{_trials(len(numbers))} of {start.search.name}, {len(self.room)} at a time"])
         trials = LocalTrials(
-            start.ledger, job, site.folder.path, room=self.room, python=python, filed=filed, tell=self._tell
+            start.ledger,
+            job,
+            run_path.folder.path,
+            room=self.room,
+            python=python,
+            filed=filed,
+            tell=self._tell,
         )
-        with at_work(site.folder.path):
+        with at_work(run_path.folder.path):
             trials.run(numbers)
         self._tell_best(trials.ended)
         if trials.pool.stopping:

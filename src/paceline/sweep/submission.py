@@ -53,7 +53,7 @@ class Submission:
                 left = left[len(chunk.trials) :]
 
     def _give(self, chunk: Chunk) -> None:
-        kit = self.plan.site.folder.path
+        kit = self.plan.run_path.folder.path
         listing = f"tasks-{len(self.jobs) + 1}"
         write_atomically(kit / listing, chunk.listing())
         # Each array would be throttled for itself: they follow each other, so that all together keep to it.

@@ -1,6 +1,6 @@
 """One agent's part in a meeting, as a process of its own: told what to do by lines, answers by lines of JSON.
 
-`python -m tests.node2.member INDEX COUNT [SILENCE [PATIENCE]]`, with the run's variables in the environment.
+`python -m tests.agent.rendezvous.member INDEX COUNT [SILENCE [PATIENCE]]`, with the run's variables in the environment.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WITHIN = 60.0  # seconds: far more than anything takes here
 
 
@@ -33,7 +33,7 @@ class Member:
 
     def __init__(self, index: int, count: int, *limits: float, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.node2.member", str(index), str(count), *map(str, limits)],
+            [sys.executable, "-m", "tests.agent.rendezvous.member", str(index), str(count), *map(str, limits)],
             cwd=ROOT, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
         self.unread = b""

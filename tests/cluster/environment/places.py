@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Job, Program, load_job
 
@@ -27,8 +27,8 @@ def job_in(folder: Path, script: str = "", **keys: Any) -> Job:
 
 
 def plan_of(job: Job, environ: dict[str, str]) -> SlurmPlan:
-    site = Site(job.folder / "scratch", "p", "e", "id")
-    return plan_slurm(job, site=site, environ=environ, python=sys.executable)
+    run_path = RunPath(job.folder / "scratch", "p", "e", "id")
+    return plan_slurm(job, run_path=run_path, environ=environ, python=sys.executable)
 
 
 def bare(**more: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.slurm.runs import Type
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SUM = """\
 import torch, horovod.torch as hvd
 hvd.init()

@@ -19,7 +19,7 @@ from paceline.plan.environment.requirements import name_of
 from tests.cluster.environment.cases import FOLDER, HERE, texts
 from tests.cluster.environment.places import job_in
 
-AGAIN = "if the change is meant: python -m tests.environments.cases, then read the difference"
+AGAIN = "if the change is meant: python -m tests.cluster.environment.cases, then read the difference"
 
 
 @pytest.mark.parametrize("name", texts())

@@ -1,6 +1,6 @@
 """A real Slurm whose jobs run in a real container: its image has torch, and nothing of Paceline.
 
-These tests run inside the root that `tests.newer.root` makes, which is where the image is.
+These tests run inside the root that `tests.debian13.root` makes, which is where the image is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The way into a container, as bash carries it out; a stand-in for the engine tells how it was called.
 
-Real containers are entered by tests/newer, which needs more than every machine has.
+Real containers are entered by tests/debian13, which needs more than every machine has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import SpecError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from tests.golden.cases import plan
 
 IMAGE = {"environment.kind": "container", "environment.image": "/shared/torch.sif"}
@@ -28,7 +28,7 @@ def enter(
     for name in engines:
         (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
         (programs / name).chmod(0o755)
-    script = plan({**IMAGE, **keys}, site=Site(folder / "scratch", "vision", "base", "one")).script
+    script = plan({**IMAGE, **keys}, run_path=RunPath(folder / "scratch", "vision", "base", "one")).script
     found = re.search(r"^inside\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
     assert found is not None
     (folder / "inside.sh").write_text(found[0] + 'inside "$@"\n')

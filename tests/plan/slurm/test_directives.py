@@ -83,7 +83,7 @@ def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:
 def test_a_path_that_slurm_or_python_would_split_is_refused() -> None:
     from pathlib import Path
 
-    from paceline.plan.run_path import Site
+    from paceline.plan.run_path import RunPath
 
     with pytest.raises(PacelineError, match=re.escape("has a colon in its path")):
-        plan({}, site=Site(Path("/scratch/a:b"), "p", "e", "r"))
+        plan({}, run_path=RunPath(Path("/scratch/a:b"), "p", "e", "r"))

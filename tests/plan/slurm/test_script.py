@@ -13,7 +13,7 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import SCRIPT_NAMES
 from tests.golden.cases import HERE, plan
 
@@ -24,9 +24,9 @@ SBATCH = 'env >"$(dirname "$0")/seen"; echo "$*" >"$(dirname "$0")/typed"; echo 
 
 class Bench:
     def __init__(self, folder: Path, keys: dict[str, Any]) -> None:
-        site = Site(folder / "scratch", "p", "e", "id")
-        made = plan(keys, site=site)
-        self.run = RunFolder(site.folder.path)
+        run_path = RunPath(folder / "scratch", "p", "e", "id")
+        made = plan(keys, run_path=run_path)
+        self.run = RunFolder(run_path.folder.path)
         self.run.path.mkdir(parents=True)
         self.run.script.write_text(made.script)
         self.run.environment.write_text(made.environment)

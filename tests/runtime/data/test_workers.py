@@ -16,13 +16,13 @@ from paceline.runtime.data.batches import At
 from paceline.runtime.data.loader import ItemSource, Loader
 from tests.runtime.data.sets import Numbers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import sys, time
 from paceline.runtime.loader import Loader
 from paceline.runtime.slicing import At
-from tests.data.sets import Endless, Numbers
+from tests.runtime.data.sets import Endless, Numbers
 
 data = {data}
 loader = Loader(data, batch_size=2, num_workers=2, identity=At())

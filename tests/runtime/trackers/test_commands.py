@@ -15,7 +15,7 @@ import pytest
 from tests.runtime.test_metrics import lines_of
 from tests.runtime.trackers.worlds import away, kept_runs
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "trackers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "trackers.md"
 Paceline = Callable[..., subprocess.CompletedProcess[str]]
 
 SCRIPT = """\

@@ -85,7 +85,7 @@ def test_a_tracker_of_ones_own_gets_every_line_on_rank_zero(
     ranks: Ranks, tmp_path: Path, named: bool
 ) -> None:
     folder = tmp_path / "run"
-    tracking = {"trackers": ["tests.trackers.test_others:Recorder"]} if named else {}
+    tracking = {"trackers": ["tests.runtime.trackers.test_others:Recorder"]} if named else {}
     first, second = ranks(record, 2, named, env=in_a_run(folder, world=2, **tracking))
     assert second == ([] if named else [[]])
     (calls,) = first
@@ -138,7 +138,12 @@ def test_a_tracker_that_breaks_costs_one_warning(
 
 
 def test_what_cannot_be_made_is_left_out_with_a_word(tmp_path: Path) -> None:
-    wrong = ["no.such.module:Class", "tests.trackers.test_others:lines_of", "plain", "tests.trackers:Nobody"]
+    wrong = [
+        "no.such.module:Class",
+        "tests.runtime.trackers.test_others:lines_of",
+        "plain",
+        "tests.runtime.trackers:Nobody",
+    ]
     with contextlib.redirect_stderr(io.StringIO()) as said:
         with quiet(folder=tmp_path, trackers=wrong) as run:
             for step in run.steps(range(2)):

@@ -15,7 +15,7 @@ from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
 from paceline.errors import ClusterError, PacelineError
 from paceline.plan.environment.variables import OF_SLURM
 from paceline.plan.launch_spec import data_wish
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.spec import Job
 
 # Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
@@ -28,21 +28,21 @@ def wish_of(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> Wish:
     return make_wish(data_wish(job), base=scratch / job.project_name, environ=environ)
 
 
-def check_data(job: Job, site: Site, environ: Mapping[str, str]) -> list[Finding]:
+def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[Finding]:
     """Whether all that is to be staged is there. Nothing is said about jobs that stage nothing."""
     if not data_wish(job):
         return []
     try:
-        wish = wish_of(job, scratch=site.scratch, environ=environ)
+        wish = wish_of(job, scratch=run_path.scratch, environ=environ)
         check_exists(wish)
     except PacelineError as problem:
         return [Finding("data", PROBLEM, problem.message, problem.hint)]
     return [Finding("data", GOOD, f"{len(wish.items)} paths to stage, {len(wish.collect)} to collect")]
 
 
-def refuse_missing(job: Job, site: Site, environ: Mapping[str, str]) -> None:
+def refuse_missing(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> None:
     """The same for a run here, as an error."""
-    check_exists(wish_of(job, scratch=site.scratch, environ=environ))
+    check_exists(wish_of(job, scratch=run_path.scratch, environ=environ))
 
 
 def on_node(node: str, words: Sequence[str]) -> int:

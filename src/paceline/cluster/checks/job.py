@@ -29,7 +29,7 @@ def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> lis
     found = [
         *built,
         *check_program(job, plan), *check_python_place(job, plan), *check_folder(plan, partitions),
-        *check_data(job, plan.site, os.environ), *check_limits(job, plan, partitions),
+        *check_data(job, plan.run_path, os.environ), *check_limits(job, plan, partitions),
     ]  # fmt: skip
     if any(each.level == PROBLEM for each in found):
         return found
@@ -41,7 +41,7 @@ _LOCAL = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "
 
 def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
     """Whether all nodes are likely to see the run folder, and whether there is room in it."""
-    scratch = plan.site.scratch
+    scratch = plan.run_path.scratch
     there = next(path for path in (scratch, *scratch.parents) if path.exists())
     found = []
     kind = file_system(there)
@@ -72,7 +72,8 @@ def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list
     if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
         return []
     places = [
-        next(path for path in (each, *each.parents) if path.exists()) for each in (python, plan.site.scratch)
+        next(path for path in (each, *each.parents) if path.exists())
+        for each in (python, plan.run_path.scratch)
     ]
     kinds = [file_system(place, mounts) for place in places]
     if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:

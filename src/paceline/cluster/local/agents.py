@@ -34,7 +34,7 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
     `zygote_socket` is the descriptor of a zygote that waits for its agent: only one that is alone can take it.
     """
     # What a process of the same number left there is not about this start.
-    shutil.rmtree(plan.site.folder.job_start(job_start_name()).path, ignore_errors=True)
+    shutil.rmtree(plan.run_path.folder.job_start(job_start_name()).path, ignore_errors=True)
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _passing_signals(processes):

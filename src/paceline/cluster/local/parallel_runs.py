@@ -63,7 +63,7 @@ class SideBySide:
                         agents.await_others(each.processes[1:])
                         end(
                             name,
-                            read_verdict(each.plan.site.folder.job_start(agents.job_start_name()).verdict)
+                            read_verdict(each.plan.run_path.folder.job_start(agents.job_start_name()).verdict)
                             or FAILED,
                         )
                     time.sleep(POLL)
@@ -71,7 +71,7 @@ class SideBySide:
                 agents.end([process for each in self._going.values() for process in each.processes])
 
     def _start(self, plan: LocalPlan) -> list[subprocess.Popen[bytes]]:
-        folder = plan.site.folder
+        folder = plan.run_path.folder
         shutil.rmtree(folder.job_start(agents.job_start_name()).path, ignore_errors=True)
         folder.job_start(agents.job_start_name()).path.mkdir(parents=True)
         shared = agents.shared_variables(len(plan.agents))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError, UsageError
-from paceline.plan.run_path import STORE, Site, new_run_id
+from paceline.plan.run_path import STORE, RunPath, new_run_id
 from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
@@ -43,19 +43,19 @@ def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
     return environ[name]
 
 
-def choose_site(job: Job, environ: Mapping[str, str]) -> Site:
+def choose_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
     """Where the next run will live. Nothing is made."""
     scratch = choose_scratch(job, environ)
-    return Site(scratch, job.project_name, job.project.experiment, new_run_id())
+    return RunPath(scratch, job.project_name, job.project.experiment, new_run_id())
 
 
-def site_of(folder: RunFolder) -> Site:
+def run_path_of(folder: RunFolder) -> RunPath:
     """The site of a run that exists. Trials of a sweep lie within it."""
     path = folder.path.absolute()
     if path.parent.name == TRIALS and path.name.isdigit():
-        sweep = site_of(RunFolder(path.parent.parent))
-        return Site(sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name)
-    return Site(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
+        sweep = run_path_of(RunFolder(path.parent.parent))
+        return RunPath(sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name)
+    return RunPath(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
 
 
 def find_run(name: str, scratch: Path) -> RunFolder:
@@ -125,30 +125,30 @@ def cannot(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
 
 
 @contextmanager
-def new_folder(site: Site) -> Iterator[Site]:
+def new_folder(run_path: RunPath) -> Iterator[RunPath]:
     """Make a run folder that nobody else has, and take all of it away again when the body fails."""
     made: list[Path] = []
     try:
-        for parent in reversed([site.folder.path.parent, *site.folder.path.parent.parents]):
+        for parent in reversed([run_path.folder.path.parent, *run_path.folder.path.parent.parents]):
             if not parent.exists():
                 _make(parent, made)
         while True:
             try:
-                site.folder.path.mkdir()
+                run_path.folder.path.mkdir()
             except FileExistsError:
-                site = site.renamed()
+                run_path = run_path.renamed()
                 continue
             break
     except OSError as error:
         _unmake(made)
-        raise cannot("make the run folder", site.folder.path, error) from None
+        raise cannot("make the run folder", run_path.folder.path, error) from None
     try:
-        yield site
+        yield run_path
     except BaseException as error:
-        shutil.rmtree(site.folder.path, ignore_errors=True)
+        shutil.rmtree(run_path.folder.path, ignore_errors=True)
         _unmake(made)
         if isinstance(error, OSError):
-            raise cannot("write the run folder", site.folder.path, error) from None
+            raise cannot("write the run folder", run_path.folder.path, error) from None
         raise
 
 

@@ -18,7 +18,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.plan.local import launch_spec_text
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.run_record import run_json
 from paceline.plan.shape import Shape
 from paceline.spec import Job
@@ -26,7 +26,7 @@ from paceline.spec import Job
 
 @dataclass(frozen=True)
 class Prepared:
-    site: Site
+    run_path: RunPath
     snapshot: Snapshot | None
     notes: tuple[str, ...]  # what the user should hear
 
@@ -34,7 +34,7 @@ class Prepared:
 def prepare(
     job: Job,
     *,
-    site: Site,
+    run_path: RunPath,
     shape: Shape,
     launch_spec: LaunchSpec,
     command: Sequence[str],
@@ -47,29 +47,29 @@ def prepare(
     `code_is_needed`: the ranks run the copy of the code, so that one that is too large is an error; otherwise
     it is only said.
     """
-    folder = site.folder
+    folder = run_path.folder
     notes: list[str] = []
     snapshot = None
     if job.project.snapshot:
         try:
-            snapshot = keep_code(job, site)
+            snapshot = keep_code(job, run_path)
         except EnvironmentProblem as problem:
             if code_is_needed:
                 raise
             notes.append(f"no copy of the code is kept: {problem.message}")
     if snapshot is not None and snapshot.left_out:
         notes.append(f"left out of the copy of the code, as secrets: {', '.join(snapshot.left_out)}")
-    put_run_half(folder.run_half, store=site.store, compiled=compiled)
+    put_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The order holds the variables that were asked for: not for others to read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
     text = run_json(
-        job, site=site, shape=shape, command=command, created=time.time(),
+        job, run_path=run_path, shape=shape, command=command, created=time.time(),
         facts={**facts(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
     )  # fmt: skip
     # Last: a folder with a run.json is a run.
     write_atomically(folder.run_json, text)
-    return Prepared(site, snapshot, tuple(notes))
+    return Prepared(run_path, snapshot, tuple(notes))
 
 
 def read_launch_spec(folder: RunFolder) -> LaunchSpec:
@@ -83,31 +83,31 @@ def read_launch_spec(folder: RunFolder) -> LaunchSpec:
         ) from None
 
 
-def keep_code(job: Job, site: Site) -> Snapshot:
+def keep_code(job: Job, run_path: RunPath) -> Snapshot:
     """The copy of the project's code, and the link to it."""
     snapshot = take_snapshot(
         job.folder,
-        store=site.store,
+        store=run_path.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
-        keep_out=[*run_places(job.folder, site), *secret_files(job, os.environ)],
+        keep_out=[*run_places(job.folder, run_path), *secret_files(job, os.environ)],
     )
-    os.symlink(os.path.relpath(snapshot.path, site.folder.path), site.folder.code)
+    os.symlink(os.path.relpath(snapshot.path, run_path.folder.path), run_path.folder.code)
     return snapshot
 
 
-def run_places(folder: Path, site: Site) -> list[Path]:
+def run_places(folder: Path, run_path: RunPath) -> list[Path]:
     """Folders of runs, which may lie in the project; a scratch that the project itself lies in is none of them."""
     project = folder.resolve()
-    places = (site.scratch, site.store.parent, site.store, site.folder.path.parent)
+    places = (run_path.scratch, run_path.store.parent, run_path.store, run_path.folder.path.parent)
     return [place for place in places if not project.is_relative_to(place.resolve())]
 
 
-def place_in_copy(path: Path, *, job: Job, site: Site) -> Path:
+def place_in_copy(path: Path, *, job: Job, run_path: RunPath) -> Path:
     """Where a path of the project lies in the copy; a path outside of the project stays where it is."""
     absolute = Path(os.path.abspath(job.cwd / path))
     try:
-        return site.folder.code / absolute.relative_to(job.folder.absolute())
+        return run_path.folder.code / absolute.relative_to(job.folder.absolute())
     except ValueError:
         return absolute
 

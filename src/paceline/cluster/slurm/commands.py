@@ -70,7 +70,7 @@ def version() -> tuple[int, int] | None:
 
 def write_files(plan: SlurmPlan) -> None:
     """The script and its variables, into the run folder."""
-    folder = plan.site.folder
+    folder = plan.run_path.folder
     write_atomically(folder.environment, plan.environment, mode=0o600)
     write_atomically(folder.script, plan.script)
 
@@ -94,7 +94,7 @@ def submit(plan: SlurmPlan) -> str:
     """Give a run's script to sbatch, and write down which job it is."""
     job = give(plan.sbatch, plan.submitter)
     try:
-        note_job(plan.site.folder, job)
+        note_job(plan.run_path.folder, job)
     except BaseException:  # the run folder goes away with this error: the job must not be left without it
         call(["scancel", job], environ=plan.submitter, check=False)
         raise

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from paceline.errors import SpecError
 from paceline.plan.quote import command_line, quote
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.spec import Job
 
 FUNCTION = "inside"  # `inside COMMAND...` runs a command in the container
-_FILE = '"$run/job-starts/$job start/inside.sh"'
+_FILE = '"$run/job-starts/$job_start/inside.sh"'
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Wrapping:
 NO_WRAPPING = Wrapping([], [], [], [])
 
 
-def wrapping(job: Job, site: Site, *, gpus: int) -> Wrapping:
+def wrapping(job: Job, run_path: RunPath, *, gpus: int) -> Wrapping:
     """Nothing outside containers."""
     environment = job.environment
     if environment.kind != "container":
         return NO_WRAPPING
-    shared = _shared(job, site)
+    shared = _shared(job, run_path)
     for path in shared:
         if re.search("[:,]", path):
             raise SpecError(
@@ -47,7 +47,7 @@ def wrapping(job: Job, site: Site, *, gpus: int) -> Wrapping:
     return Wrapping(
         srun=[],
         prefix=["bash", _FILE],
-        definition=_definition(job, site, shared, gpus=gpus),
+        definition=_definition(job, run_path, shared, gpus=gpus),
         hand_out=[
             "# Every node finds its way into the container in a file.",
             f'{{ declare -f {FUNCTION} && echo \'{FUNCTION} "$@"\'; }} >{_FILE} || fail "cannot write to $run"',
@@ -71,10 +71,10 @@ def is_fetched(job: Job) -> bool:
     return "://" in image or (job.environment.engine == "pyxis" and not is_file)
 
 
-def _shared(job: Job, site: Site) -> list[str]:
+def _shared(job: Job, run_path: RunPath) -> list[str]:
     """Folders that must be seen inside where they are: runs, copies of the code, the project, data to be staged."""
     data = [path for path in job.data.stage if path.startswith("/")]
-    wanted = dict.fromkeys([str(site.scratch / site.project), str(job.folder), str(job.cwd), *data])
+    wanted = dict.fromkeys([str(run_path.scratch / run_path.project), str(job.folder), str(job.cwd), *data])
     return [path for path in wanted if not any(path.startswith(f"{other}/") for other in wanted)]
 
 
@@ -102,7 +102,7 @@ def engines(job: Job) -> list[str]:
     return list(dict.fromkeys([job.environment.engine, "apptainer", "singularity"]))
 
 
-def _definition(job: Job, site: Site, shared: list[str], *, gpus: int) -> list[str]:
+def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) -> list[str]:
     """The function, as lines of bash."""
     found = " || ".join(f"type -P {engine}" for engine in engines(job))
     of_data = job.data.folder
@@ -128,7 +128,7 @@ def _definition(job: Job, site: Site, shared: list[str], *, gpus: int) -> list[s
         "    export PYTHONNOUSERSITE=1 # packages of the image, not those in the home folder",
         "    # An engine makes itself a folder in a home that has none yet: not for our sake.",
         '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-/tmp}/.apptainer-$UID"',
-        *(_cache(site) if is_fetched(job) else []),
+        *(_cache(run_path) if is_fetched(job) else []),
         f'    exec "$engine" exec "${{options[@]}}" {command_line([*fixed, image_path(job)])} "$@"',
         "}",
     ]
@@ -153,10 +153,10 @@ def _folder_of_data(folder: str) -> list[str]:
     ]
 
 
-def _cache(site: Site) -> list[str]:
+def _cache(run_path: RunPath) -> list[str]:
     """Where the engine keeps what it fetches: not in the home folder, which is small."""
     return [
-        f'    [ -n "${{APPTAINER_CACHEDIR:-}}" ] || APPTAINER_CACHEDIR={quote(str(site.scratch / ".containers"))}',
+        f'    [ -n "${{APPTAINER_CACHEDIR:-}}" ] || APPTAINER_CACHEDIR={quote(str(run_path.scratch / ".containers"))}',
         '    export APPTAINER_CACHEDIR SINGULARITY_CACHEDIR="$APPTAINER_CACHEDIR"',
         '    mkdir -p "$APPTAINER_CACHEDIR"',
     ]

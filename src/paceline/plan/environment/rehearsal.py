@@ -23,7 +23,7 @@ def rehearsal(plan: SlurmPlan, command: str) -> str:
     """The lines of a batch script that make its environment, then a command, which may say "$python" and "$@"."""
     source = next(line for line in plan.script.splitlines() if line.startswith("source "))
     lines = environment_section(plan.script).replace(source, plan.environment)
-    run = [f"run={quote(str(plan.site.folder.path))}", f"python={quote(plan.launch_spec.python)}"]
+    run = [f"run={quote(str(plan.run_path.folder.path))}", f"python={quote(plan.launch_spec.python)}"]
     return rehearsal_of([*run, lines], command)
 
 

@@ -19,7 +19,7 @@ from paceline.plan.environment.variables import (
 )
 from paceline.plan.launch_spec import make_launch_spec
 from paceline.plan.quote import command_line
-from paceline.plan.run_path import Site
+from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
 from paceline.plan.slurm.array import Trials, render_array
@@ -34,7 +34,7 @@ USUAL_ATTEMPTS = 3
 class SlurmPlan:
     """All that a submission writes and calls."""
 
-    site: Site
+    run_path: RunPath
     layout: Layout
     launch_spec: LaunchSpec
     directives: tuple[Directive, ...]
@@ -51,7 +51,7 @@ class SlurmPlan:
 
     @property
     def sbatch(self) -> list[str]:
-        return ["sbatch", "--parsable", *self.arguments, str(self.site.folder.script)]
+        return ["sbatch", "--parsable", *self.arguments, str(self.run_path.folder.script)]
 
     def value(self, option: str) -> str | None:
         """What an option of sbatch was given, if anything."""
@@ -68,7 +68,7 @@ class SlurmPlan:
 def plan_slurm(
     job: Job,
     *,
-    site: Site,
+    run_path: RunPath,
     environ: Mapping[str, str],
     python: str,
     fair_cpus: int = 1,
@@ -81,24 +81,24 @@ def plan_slurm(
 
     `filed` are the secrets that files hold. With `trials` it is that of a sweep: its order is what all of them share.
     """
-    _check_path(str(site.folder.path))
+    _check_path(str(run_path.folder.path))
     layout = lay_out(job, fair_cpus=fair_cpus)
     asked = layout if trials is None else trials.whole(job, layout)
-    found = directives(job, asked, site.folder)
+    found = directives(job, asked, run_path.folder)
     if trials is not None:
-        found = trials.directives(job, found, site.folder.path)
+        found = trials.directives(job, found, run_path.folder.path)
     submission = submission_environment(environ, found)
     secrets = choose_secrets(job, environ=environ, filed=filed)
     launch_spec = _order(
-        job, site=site, layout=layout, python=interpreter(job, environ, python), place_of=place_of
+        job, run_path=run_path, layout=layout, python=interpreter(job, environ, python), place_of=place_of
     )
     batch = Batch(
-        title=_title(job, layout, site.run_id if trials is None else f"trials of {trials.sweep.name}"),
-        folder=site.folder,
+        title=_title(job, layout, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"),
+        folder=run_path.folder,
         python=launch_spec.python,
         layout=layout,
         directives=found,
-        wrapping=wrapping(job, site, gpus=layout.gpus),
+        wrapping=wrapping(job, run_path, gpus=layout.gpus),
         modules=module_lines(job.environment),
         activation=activation_lines(job, environ),
         setup=job.environment.setup,
@@ -113,7 +113,7 @@ def plan_slurm(
         f"{option} is {environ[name]!r}, as {name} says" for name, option in submission.deciding.items()
     ]
     return SlurmPlan(
-        site=site,
+        run_path=run_path,
         layout=asked,
         launch_spec=launch_spec,
         directives=tuple(found),
@@ -127,14 +127,20 @@ def plan_slurm(
 
 
 def _order(
-    job: Job, *, site: Site, layout: Layout, python: str, place_of: Callable[[Path], Path]
+    job: Job, *, run_path: RunPath, layout: Layout, python: str, place_of: Callable[[Path], Path]
 ) -> LaunchSpec:  # fmt: skip
     shape = Shape(layout.nodes, layout.nproc, layout.gpus, layout.cpus_per_rank)
     # Secrets stand in environment.sh alone; the order is an ordinary file.
     plain = plain_variables(job)
     restarts = (job.resume.max_attempts or USUAL_ATTEMPTS) - 1
     return make_launch_spec(
-        job, site=site, shape=shape, python=python, place_of=place_of, variables=plain, max_restarts=restarts
+        job,
+        run_path=run_path,
+        shape=shape,
+        python=python,
+        place_of=place_of,
+        variables=plain,
+        max_restarts=restarts,
     )
 
 

@@ -2,10 +2,9 @@
 
 A save copies this rank's share of the state into memory that is the file already (`shares`, `image`); a thread
 writes it (`writer`); rank 0 commits it with a marker (`marker`) and removes old ones (`retention`). Reading goes
-the other way (`finding`, `source`, `restoring`). State cut over a device mesh goes through `sharded`.
+the other way (`newest`, `reader`, `restore`). State cut over a device mesh goes through `sharded`.
 
-`layout` and `marker` need no torch, so that `paceline export` works on a login node: the names below are
-resolved when they are asked for.
+The names below are resolved on first use, so that importing the package does not import torch.
 """
 
 from __future__ import annotations
@@ -23,5 +22,5 @@ __all__ = ["Checkpoints", "Policy", "Restored", "Saved"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(name)
-    room = "retention" if name == "Policy" else "checkpoints"
+    room = "retention" if name == "Policy" else "manager"
     return getattr(importlib.import_module(f"{__name__}.{room}"), name)
