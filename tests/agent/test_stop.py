@@ -147,7 +147,9 @@ def test_stops_for_nothing_come_to_an_end(
     started = launch(script, env=environ)
     assert started.wait() == 0, started.err()
     assert read_verdict(started.attempt().verdict) == "stopped"
-    assert read_verdict(started.run.job_start(environ.get("PACELINE_JOB_START", "here")).verdict) == verdict
+    job_start = started.run.job_start(environ.get("PACELINE_JOB_START", "here"))
+    assert read_verdict(job_start.verdict) == verdict
+    assert job_start.requeue.exists() is (script == SAVING)
     assert ("does not go back into the queue" in started.err()) is (verdict == "failed")
     assert count.exists() is (verdict == "failed")
 

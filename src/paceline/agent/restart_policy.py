@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
+from paceline.contract.verdict import FAILED, STOPPED
 
 # Causes: how an attempt ended.
 ERROR = "error"  # a rank exited with a code other than 0: the program's own doing
@@ -37,6 +38,7 @@ LONGEST_WAIT = 60.0
 MOST_STOPS_IN_VAIN = 10  # stops in a row, each before anything was saved
 SHORT_JOB_START = 600.0  # seconds: a script that asks to be resumed sooner, with nothing saved, may loop
 MOST_JOB_STARTS_IN_VAIN = 3  # a run that gets nowhere in this many allocations in a row asks for no more
+MAX_EXCLUSIONS = 3  # requeues of a failed run to get rid of unfit nodes
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,15 @@ def unfit_hosts(history: Sequence[AttemptSummary]) -> list[str]:
     unfit = {host for host, times in named.items() if times >= 2}
     unfit |= {host for a in history if a.cause in (LOST, PREFLIGHT) for host in a.hosts}
     return sorted(unfit)
+
+
+def may_requeue(verdict: str, *, can_exclude: bool, exclusions: int) -> bool:
+    """Return whether a job start with this verdict may go back into the queue.
+
+    A stopped run may; a failed one only if this job start found nodes that can be excluded (`can_exclude`), and the
+    run has not been requeued for that too often. `exclusions` counts the job starts that did, this one included.
+    """
+    return verdict == STOPPED or (verdict == FAILED and can_exclude and exclusions <= MAX_EXCLUSIONS)
 
 
 def _same_failure(one: AttemptSummary, other: AttemptSummary) -> bool:

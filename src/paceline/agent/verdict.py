@@ -100,13 +100,26 @@ class Conclusions:
         self.write_verdict(FAILED)
 
     def write_verdict(self, verdict: str) -> None:
-        """The job start's."""
+        """Write the job start's verdict, and before it whether the batch script may requeue the job."""
 
         def write() -> None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.job_start.verdict, verdict + "\n")
 
+        self.quietly(lambda: self._write_requeue(verdict))
         self.quietly(write)
+
+    def _write_requeue(self, verdict: str) -> None:
+        reports = [] if self.launch_spec.fixed_nodes else sorted(self.run.path.glob("job-starts/*/unfit"))
+        allowed = restart_policy.may_requeue(
+            verdict, can_exclude=self.job_start.unfit in reports, exclusions=len(reports)
+        )
+        if not self.from_queue or not allowed:
+            self.job_start.requeue.unlink(missing_ok=True)
+            return
+        self.job_start.path.mkdir(parents=True, exist_ok=True)
+        exclude = sorted({host for report in reports for host in report.read_text(encoding="utf-8").split()})
+        write_atomically(self.job_start.requeue, ",".join(exclude) + "\n")
 
     def quietly(self, action: Callable[[], object]) -> None:
         """Do something to the folder; a full disk or a folder that is gone is said, and does not end the run."""

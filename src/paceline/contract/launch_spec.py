@@ -35,6 +35,7 @@ class LaunchSpec:
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
     max_restarts: int = 0  # relaunches inside this job start
     hang_timeout: float = 0.0  # seconds without a beat before ranks count as hung; 0 means never
+    fixed_nodes: bool = False  # the user chose the nodes, so none can be excluded
     kill_after: float = 5.0  # seconds from SIGTERM to SIGKILL when ranks are ended
     check: bool = True  # preflight inside the job
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect; empty: nothing

@@ -141,7 +141,7 @@ class AttemptFolder:
 
 @dataclass(frozen=True)
 class JobStartFolder:
-    """One start of the job: what its batch shell and its head agent say to each other."""
+    """The files through which the batch shell and the head agent of one job start talk to each other."""
 
     path: Path
 
@@ -156,8 +156,18 @@ class JobStartFolder:
         return self.path / "verdict"
 
     @property
+    def requeue(self) -> Path:
+        """Present if the run may go back into the queue. Holds the nodes to exclude then, separated by commas.
+
+        The head agent writes it before the verdict, so the batch shell reads both or neither. The list may be empty;
+        it comes on top of the nodes that the user excluded. The shell adds only what the agent cannot know: after a
+        TERM to the shell itself, or once the run is cancelled, it does not requeue.
+        """
+        return self.path / "requeue"
+
+    @property
     def unfit(self) -> Path:
-        """Nodes to leave out after a requeue, one name per line."""
+        """Nodes that agents found unfit during this job start, one name per line."""
         return self.path / "unfit"
 
     @property

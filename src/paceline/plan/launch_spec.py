@@ -42,6 +42,7 @@ _DECIDED_BY = {
     "tee": ("launch.tee",),
     "max_restarts": ("resume.max_attempts",),
     "hang_timeout": ("resume.hang_timeout",),
+    "fixed_nodes": ("job.nodelist",),
     "threads": ("launch.nproc", "job.nodes"),
     "data": ("data.stage",),
 }
@@ -114,6 +115,7 @@ def make_launch_spec(
         runtime=runtime_settings(job),
         max_restarts=max_restarts,
         hang_timeout=float(job.resume.hang_timeout or 0),
+        fixed_nodes=job.resources.nodelist is not None,
         check=job.launch.check,
         data=data_wish(job),
         system_metrics=float(job.runtime.system_metrics),
