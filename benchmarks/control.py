@@ -23,7 +23,7 @@ from pathlib import Path
 from paceline.contract.hostlist import compress, expand, rank_table
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
-from paceline.sandbox import PLAIN, Sandbox, Settings, missing
+from paceline.sandbox import PLAIN, Sandbox, Settings, missing_packages
 from paceline.spec import Flag, Program, load_job
 
 from machine import describe, show
@@ -109,7 +109,7 @@ def plans(nodes: int, ranks: int) -> None:
 
 def sweeps(points: int) -> None:
     """Ours and the peer's, on one Slurm, each with an empty queue."""
-    if lacking := missing(Settings(network=PLAIN)):
+    if lacking := missing_packages(Settings(network=PLAIN)):
         print(f"no Slurm to submit to: install {' '.join(lacking)}")
         return
     describe(f"submitting {points} points")

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from faults import Paceline, Torchrun, Training, wait_until_training
-from paceline.watch.goodput import SHARES, goodput, read_events
+from paceline.watch.goodput import SHARES, compute_goodput, read_events
 
 from machine import describe, show
 
@@ -91,7 +91,7 @@ def main() -> None:
             if kind is Paceline:
                 accounted = account(home / "runs", rows[kind.name][1])
                 (events,) = (home / "runs").glob("**/events")
-                spent = goodput(read_events(events))
+                spent = compute_goodput(read_events(events))
                 shares = " · ".join(
                     f"{name} {spent.share(name):.0%}" for name in SHARES if spent.seconds[name] > 0
                 )

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing_packages
 
 from machine import describe, show
 
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
-    if lacking := missing(Settings(network=network)):
+    if lacking := missing_packages(Settings(network=network)):
         print(f"no Slurm to measure on: install {' '.join(lacking)}")
         return
     describe(f"launch on Slurm, {asked.nodes} nodes x {asked.ranks} ranks")

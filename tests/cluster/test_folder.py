@@ -12,8 +12,8 @@ import pytest
 
 from paceline.cluster.local.machine import usable_gpus
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import keep_code, place_in_copy
-from paceline.cluster.runs.run_half import put_run_half
+from paceline.cluster.runs.prepare import path_in_snapshot, snapshot_code
+from paceline.cluster.runs.run_half import write_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.spec import Job, Program, load_job
@@ -30,17 +30,17 @@ def test_scratch_by_the_environment_then_the_file_then_beside_it(tmp_path: Path)
     told = job_in(tmp_path / "q", '[project]\nscratch = "$WORK/${SUB}/x"')
     near = job_in(tmp_path / "r", '[project]\nscratch = "../here"')
     variables = {"WORK": "/work", "SUB": "me"}
-    assert folders.choose_scratch(plain, {}) == tmp_path / "p" / "runs"
-    assert folders.choose_scratch(told, variables) == Path("/work/me/x")
-    assert folders.choose_scratch(near, {}) == tmp_path / "here"
-    assert folders.choose_scratch(told, {**variables, "PACELINE_SCRATCH": "/big"}) == Path("/big")
+    assert folders.resolve_scratch(plain, {}) == tmp_path / "p" / "runs"
+    assert folders.resolve_scratch(told, variables) == Path("/work/me/x")
+    assert folders.resolve_scratch(near, {}) == tmp_path / "here"
+    assert folders.resolve_scratch(told, {**variables, "PACELINE_SCRATCH": "/big"}) == Path("/big")
     with pytest.raises(SpecError, match=r"\$SUB is not set"):
-        folders.choose_scratch(told, {"WORK": "/work"})
+        folders.resolve_scratch(told, {"WORK": "/work"})
 
 
 def test_a_taken_run_id_is_chosen_again(tmp_path: Path) -> None:
     run_path = RunPath(tmp_path, "p", "e", new_run_id())
-    with folders.new_folder(run_path) as first, folders.new_folder(run_path) as second:
+    with folders.create_run_folder(run_path) as first, folders.create_run_folder(run_path) as second:
         assert first.run_id == run_path.run_id != second.run_id
     assert len(list((tmp_path / "p" / "e").iterdir())) == 2
 
@@ -50,7 +50,7 @@ def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: P
     run_path = RunPath(scratch, "p", "e", new_run_id())
 
     def fail() -> None:
-        with folders.new_folder(run_path) as made:
+        with folders.create_run_folder(run_path) as made:
             made.store.mkdir()
             (made.folder.path / "half").write_text("x")
             raise SpecError("no")
@@ -58,7 +58,7 @@ def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: P
     with pytest.raises(SpecError):
         fail()
     assert list(tmp_path.iterdir()) == []
-    with folders.new_folder(run_path) as kept:
+    with folders.create_run_folder(run_path) as kept:
         pass
     with pytest.raises(SpecError):
         fail()
@@ -84,7 +84,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
-        with folders.new_folder(RunPath(small_disk, "p", "e", new_run_id())) as run_path:
+        with folders.create_run_folder(RunPath(small_disk, "p", "e", new_run_id())) as run_path:
             (run_path.folder.path / "big").write_bytes(b"0" * 2**20)
     assert "PACELINE_SCRATCH" in caught.value.hint
     assert list(small_disk.iterdir()) == []
@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "scratch").write_text("")
     with pytest.raises(EnvironmentProblem, match="cannot make the run folder"):
-        with folders.new_folder(RunPath(tmp_path / "scratch", "p", "e", new_run_id())):
+        with folders.create_run_folder(RunPath(tmp_path / "scratch", "p", "e", new_run_id())):
             pass
 
 
@@ -120,9 +120,9 @@ def test_runs_are_kept_out_of_the_copy_wherever_they_lie(scratch: str, tmp_path:
     run_path = RunPath((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
     for _ in range(2):  # the second time, the first one's files are there too
         run_path = run_path.renamed()
-        with folders.new_folder(run_path):
+        with folders.create_run_folder(run_path):
             (run_path.folder.path / "log").touch()
-            kept = keep_code(job, run_path)
+            kept = snapshot_code(job, run_path)
         assert {path.name for path in kept.path.iterdir()} == {"paceline.toml", "train.py"}
         assert (run_path.folder.code / "train.py").is_file()
 
@@ -131,17 +131,17 @@ def test_a_path_in_the_copy_of_the_code(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     run_path = RunPath(tmp_path / "s", "p", "e", "id")
     assert (
-        place_in_copy(Path("a/train.py"), job=job, run_path=run_path)
+        path_in_snapshot(Path("a/train.py"), job=job, run_path=run_path)
         == run_path.folder.code / "a" / "train.py"
     )
-    assert place_in_copy(Path("../other.py"), job=job, run_path=run_path) == tmp_path / "other.py"
+    assert path_in_snapshot(Path("../other.py"), job=job, run_path=run_path) == tmp_path / "other.py"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_run_half_works_from_its_zip_alone(compiled: bool, tmp_path: Path) -> None:
     store = tmp_path / "store"
     for name in ("one.zip", "two.zip"):
-        put_run_half(tmp_path / name, store=store, compiled=compiled)
+        write_run_half(tmp_path / name, store=store, compiled=compiled)
     assert os.path.samefile(tmp_path / "one.zip", tmp_path / "two.zip")
     assert len(list(store.iterdir())) == 1
     code = (

@@ -38,7 +38,7 @@ def submission(tmp_path: Path) -> SlurmPlan:
 def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_path: Path) -> None:
     put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
     assert slurm.submit(submission) == "123"
-    assert slurm.job_of(submission.run_path.folder) == "123"
+    assert slurm.read_job_id(submission.run_path.folder) == "123"
     put_command(tmp_path, "sbatch", "echo")
     with pytest.raises(ClusterError, match="named no job"):
         slurm.submit(submission)
@@ -58,14 +58,14 @@ def test_a_run_that_is_alive_is_not_resumed_beside_itself(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.job_start(f"pid-{os.getpid()}").path.mkdir(parents=True)
-    folders.refuse_if_alive(folder)  # a number that has come again is no sign of life
+    folders.require_not_running(folder)  # a number that has come again is no sign of life
     folder.job.write_text("7\n")
     for state in ("RUNNING", "PENDING"):
         monkeypatch.setattr(slurm, "states", lambda jobs, state=state: {"7": JobState("7", state)})
         with pytest.raises(UsageError, match="as job 7"):
-            folders.refuse_if_alive(folder)
+            folders.require_not_running(folder)
     monkeypatch.setattr(slurm, "states", lambda jobs: {"7": JobState("7", "TIMEOUT")})
-    folders.refuse_if_alive(folder)
+    folders.require_not_running(folder)
 
 
 def test_ps_shows_any_name_and_finds_the_live_among_many(

@@ -45,7 +45,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def snapshot(project: Path, store: Path, *, limit: int = MB, exclude: tuple[str, ...] = ()) -> Snapshot:
-    return take_snapshot(project, store=store, limit=limit, exclude=exclude, keep_out=[store.parent])
+    return take_snapshot(project, store=store, limit=limit, exclude=exclude, exclude_paths=[store.parent])
 
 
 def contents(folder: Path) -> set[str]:

@@ -50,7 +50,7 @@ def copy(tmp_path: Path) -> Path:
 def test_the_commands_do_what_they_say(copy: Path, tmp_path: Path) -> None:
     typed = [command for block in COMMANDS for command in block if command not in MADE]
     assert any(command.startswith("paceline submit") for command in typed)
-    if any("sandbox" in command for command in typed) and (missing := packages.missing(Settings())):
+    if any("sandbox" in command for command in typed) and (missing := packages.missing_packages(Settings())):
         pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
     script = "\n".join(
         ["set -eu", "trap 'paceline sandbox down >/dev/null 2>&1 || true' EXIT"]

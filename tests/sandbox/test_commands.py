@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sandbox import NAMESPACES, PLAIN, Settings, missing
+from paceline.sandbox import NAMESPACES, PLAIN, Settings, missing_packages
 
 pytestmark = pytest.mark.slurm
 Typed = subprocess.CompletedProcess[str]
 
 
 def test_a_session(paceline: Callable[..., Typed], tmp_path: Path) -> None:
-    if lacking := missing(Settings(network=NAMESPACES if os.geteuid() == 0 else PLAIN)):
+    if lacking := missing_packages(Settings(network=NAMESPACES if os.geteuid() == 0 else PLAIN)):
         pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
     box = tmp_path / "box"
 
@@ -38,7 +38,7 @@ def test_a_session(paceline: Callable[..., Typed], tmp_path: Path) -> None:
         assert sandbox("exec", "2", "sh", "-c", 'printf "%s\\n" "$0"', "--dir").strip() == "--dir"
         sandbox("exec", "node1", "--", "sh", "-c", "exit 7", code=7)
         assert "no node" in sandbox("exec", "3", "true", code=2)
-        sandbox("kill-node", "2", "--tell")
+        sandbox("kill-node", "2", "--mark-down")
         status = sandbox("status")
         assert "powered off" in status
         assert "power cut" in status

@@ -13,7 +13,16 @@ import psutil
 import pytest
 
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, missing, orphaned, packages
+from paceline.sandbox import (
+    NAMESPACES,
+    PLAIN,
+    Sandbox,
+    Settings,
+    addresses,
+    is_orphaned,
+    missing_packages,
+    packages,
+)
 from tests.slurm.harness import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -27,7 +36,7 @@ NETWORKS = [
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    if lacking := missing(Settings(network=BEST)):
+    if lacking := missing_packages(Settings(network=BEST)):
         pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
 
 
@@ -87,7 +96,7 @@ def test_node_dies_with_its_tasks_and_comes_back(cluster: Cluster, tmp_path: Pat
     job = cluster.submit(script, "-w", "node2", "--requeue")
     cluster.wait(job, "RUNNING")
     _until(mark.exists)
-    cluster.kill_node(2, tell=True)
+    cluster.kill_node(2, mark_down=True)
     assert not cluster.is_running("node2")
     assert not [told for told in processes_of(tmp_path / "box") if "sleep 3611" in told]
     assert "down" in cluster.states()["node2"].state
@@ -165,12 +174,12 @@ def test_orphan_is_recognised(tmp_path: Path) -> None:
     owner = subprocess.Popen(["sleep", "3600"])
     try:
         sandbox = Sandbox.up(box, nodes=1, network=PLAIN, owner=owner.pid)
-        assert not orphaned(box)
+        assert not is_orphaned(box)
         owner.kill()
         owner.wait()
-        assert orphaned(box)
+        assert is_orphaned(box)
         sandbox.down()
-        assert not orphaned(box)
+        assert not is_orphaned(box)
     finally:
         owner.kill()
         owner.wait()
@@ -215,7 +224,7 @@ def test_ordinary_user(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_accounting(tmp_path: Path, network: str) -> None:
-    if lacking := missing(Settings(network=network, accounting=True)):
+    if lacking := missing_packages(Settings(network=network, accounting=True)):
         pytest.skip(f"no accounting to test: install {' '.join(lacking)}")
     cluster = Cluster.up(tmp_path / "box", nodes=1, network=network, accounting=True)
     try:
@@ -232,10 +241,10 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"slurmd", "munged", "ip", "slurmdbd"}
     find = packages.find
     without = {"find": lambda name: None if name in absent else find(name)}
-    assert missing(Settings(), **without) == ["munge", "slurmd"]
-    assert missing(Settings(network=NAMESPACES), **without) == ["iproute2", "munge", "slurmd"]
-    assert "slurmdbd" in missing(Settings(accounting=True), **without)
-    monkeypatch.setattr(packages, "missing", lambda _: ["munge", "slurmd"])
+    assert missing_packages(Settings(), **without) == ["munge", "slurmd"]
+    assert missing_packages(Settings(network=NAMESPACES), **without) == ["iproute2", "munge", "slurmd"]
+    assert "slurmdbd" in missing_packages(Settings(accounting=True), **without)
+    monkeypatch.setattr(packages, "missing_packages", lambda _: ["munge", "slurmd"])
     with pytest.raises(EnvironmentProblem, match="munge slurmd"):
         packages.require(Settings())
 
@@ -245,7 +254,7 @@ def test_install_asks_for_exactly_what_is_missing(tmp_path: Path, monkeypatch: p
     apt = tmp_path / "apt-get"
     apt.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n')
     apt.chmod(0o755)
-    monkeypatch.setattr(packages, "missing", lambda _: ["munge", "slurmd"])
+    monkeypatch.setattr(packages, "missing_packages", lambda _: ["munge", "slurmd"])
     monkeypatch.setattr(packages, "find", lambda name: str(apt) if name == "apt-get" else None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert packages.install(Settings()) == ["munge", "slurmd"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing, orphaned
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, is_orphaned, missing_packages
 from tests.slurm.harness import Cluster
 
 Typed = subprocess.CompletedProcess[str]
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def sweep() -> None:
     """Take down what a killed test run left behind: its sandboxes say whose they were."""
     for record in Path(tempfile.gettempdir()).glob("paceline-slurm-*/sandbox.json"):
-        if os.access(record, os.W_OK) and orphaned(record.parent):
+        if os.access(record, os.W_OK) and is_orphaned(record.parent):
             Sandbox(record.parent).down()
             shutil.rmtree(record.parent, ignore_errors=True)
 
@@ -39,7 +39,7 @@ def sweep() -> None:
 def sandbox() -> Iterator[Cluster]:
     """Four nodes with four fake GPUs each; in namespaces of their own where we are root."""
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
-    if lacking := missing(Settings(network=network)):
+    if lacking := missing_packages(Settings(network=network)):
         pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
     sweep()
     # A folder that all nodes see, with a name short enough for sockets, and nobody else's.

@@ -50,16 +50,16 @@ class Cluster(Sandbox):
 
     def clear(self, timeout: float = 90) -> None:
         """Cancel what is left, undo every fault, and wait until all nodes are free."""
-        self.mend(timeout=timeout)
+        self.repair(timeout=timeout)
         deadline = time.monotonic() + timeout
         while left := self.queue():
             assert time.monotonic() < deadline, f"jobs cannot be cancelled: {left}"
             self.run(["scancel", "--quiet", *left], check=False)
-            self.mend(timeout=timeout)
+            self.repair(timeout=timeout)
             time.sleep(0.2)
         while any(node.state != "idle" for node in self.states().values()):
             assert time.monotonic() < deadline, (
                 f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
             )
-            self.mend(timeout=timeout)
+            self.repair(timeout=timeout)
             time.sleep(0.2)

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.watch.goodput import goodput
+from paceline.watch.goodput import compute_goodput
 from tests.fault_tolerance.runs import SCRIPT, Training, assert_same, until
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Type, everything, run_of
@@ -116,13 +116,13 @@ def test_time_limit_killed_rank_dead_controller_dead_node(
     ours.at("step-41", ranks=4)
     assert cluster.restarts(ours.job) == 1
     lost = str(ours.failure(2)["host"])
-    cluster.kill_node(lost, tell=True)
+    cluster.kill_node(lost, mark_down=True)
     ours.restarted(2)
     ours.open("step-41")
     ours.completes()
     assert ours.verdicts()[-1] == "done"
     assert_same(ours, four_undisturbed)
-    shares = goodput(ours.events())
+    shares = compute_goodput(ours.events())
     assert shares.seconds["queued"] > 5, shares  # Slurm holds a requeued job back for as long
     assert shares.seconds["training"] > 0
 

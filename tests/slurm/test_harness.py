@@ -18,7 +18,7 @@ def test_leftovers_and_faults_end_with_the_test(cluster: Cluster) -> None:
     running = cluster.submit("srun sleep 600", "-N2")
     waiting = cluster.submit("sleep 600", "--hold")
     cluster.wait(running, "RUNNING")
-    cluster.kill_node(2, tell=True)
+    cluster.kill_node(2, mark_down=True)
     cluster.run(["scontrol", "update", "nodename=node4", "state=drain", "reason=test"])
     cluster.clear()
     assert not cluster.queue()

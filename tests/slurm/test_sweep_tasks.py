@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.sweep_folder import SweepFolder
-from paceline.sandbox import Settings, missing
+from paceline.sandbox import Settings, missing_packages
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type, project
 from tests.slurm.sweeps import (
@@ -113,7 +113,7 @@ def test_tasks_run_several_trials_where_the_cluster_holds_few_jobs(
 def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
     sandbox: Cluster, paceline: Type, tmp_path: Path
 ) -> None:
-    if lacking := missing(Settings(accounting=True)):
+    if lacking := missing_packages(Settings(accounting=True)):
         pytest.skip(f"no accounting to test: install {' '.join(lacking)}")
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.watch.goodput import SHARES, goodput, read_events
+from paceline.watch.goodput import SHARES, compute_goodput, read_events
 
 
 def at(time: float, event: str, **fields: Any) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def at(time: float, event: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_an_undisturbed_run_trains_all_the_time_but_its_start() -> None:
-    result = goodput(
+    result = compute_goodput(
         [
             at(0, "queued"),
             at(10, "started"),
@@ -32,7 +32,7 @@ def test_an_undisturbed_run_trains_all_the_time_but_its_start() -> None:
 
 
 def test_what_a_crash_undid_is_lost_and_the_wait_is_idle() -> None:
-    result = goodput(
+    result = compute_goodput(
         [
             at(0, "started"),
             at(1, "ranks"),
@@ -50,13 +50,13 @@ def test_what_a_crash_undid_is_lost_and_the_wait_is_idle() -> None:
 
 def test_without_any_save_everything_is_lost() -> None:
     events = [at(0, "ranks"), at(2, "training", step=0), at(20, "failed")]
-    result = goodput([*events, at(21, "ranks"), at(22, "training", step=0), at(40, "done")])
+    result = compute_goodput([*events, at(21, "ranks"), at(22, "training", step=0), at(40, "done")])
     assert result.seconds["lost"] == 18
     assert result.seconds["training"] == 18
 
 
 def test_a_clean_stop_loses_nothing_and_the_queue_counts_again() -> None:
-    result = goodput(
+    result = compute_goodput(
         [
             at(0, "started"),
             at(0, "ranks"),
@@ -76,7 +76,7 @@ def test_a_clean_stop_loses_nothing_and_the_queue_counts_again() -> None:
 
 
 def test_a_job_that_slurm_requeued_was_queued_since_its_last_word() -> None:
-    result = goodput(
+    result = compute_goodput(
         [
             at(0, "started", job_start="7-0"),
             at(0, "ranks"),
@@ -99,7 +99,7 @@ def test_a_job_that_slurm_requeued_was_queued_since_its_last_word() -> None:
 
 
 def test_a_run_that_still_trains_is_counted_until_now() -> None:
-    result = goodput([at(0, "started"), at(2, "training", step=0)], now=12)
+    result = compute_goodput([at(0, "started"), at(2, "training", step=0)], now=12)
     assert result.seconds["training"] == 10
     assert set(result.seconds) == set(SHARES)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.partitions import BETWEEN, fair_cpus, read_gres, read_sinfo
-from paceline.cluster.slurm.states import ENDED, STATES, UNKNOWN, JobState, plain_state
+from paceline.cluster.slurm.partitions import SEPARATOR, fair_cpus, parse_gres, parse_sinfo
+from paceline.cluster.slurm.states import ENDED, STATES, UNKNOWN, JobState, normalize_state
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError
-from paceline.watch.logs import Watcher, follow, log_of
-from paceline.watch.records import find_runs, last_step, look, look_at
+from paceline.watch.logs import RunMonitor, find_log, follow
+from paceline.watch.records import find_runs, last_step, read_record, read_records
 
 
 def make_run(
@@ -60,7 +60,7 @@ def test_status(
     if cancelled:
         folder.cancelled.touch()
     known = {} if state is None else {"7": JobState("7", state)}
-    record = look_at(folder, lambda jobs: known)
+    record = read_record(folder, lambda jobs: known)
     assert (record.status, record.is_over) == (word, over)
 
 
@@ -68,11 +68,11 @@ def test_a_scheduler_that_does_not_answer_leaves_runs_unknown(tmp_path: Path) ->
     def silent(jobs: Iterable[str]) -> dict[str, JobState]:
         raise ClusterError("no answer")
 
-    assert look_at(make_run(tmp_path), silent).status == "unknown"
+    assert read_record(make_run(tmp_path), silent).status == "unknown"
     again = make_run(tmp_path, "20260101-000002-cccc", job="9", verdict="stopped")
-    assert look_at(again, silent).status == "unknown", "it may be in the queue again"
+    assert read_record(again, silent).status == "unknown", "it may be in the queue again"
     finished = make_run(tmp_path, "20260101-000001-bbbb", job="8", verdict="done")
-    assert look_at(finished, silent).status == "done"
+    assert read_record(finished, silent).status == "done"
 
 
 def test_many_runs_are_one_question(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_many_runs_are_one_question(tmp_path: Path) -> None:
     copied = tmp_path / "project" / ".snapshots" / "f00d" / "run.json"  # a file of somebody's project
     copied.parent.mkdir(parents=True)
     copied.touch()
-    records = look(find_runs(tmp_path, limit=4), ask)
+    records = read_records(find_runs(tmp_path, limit=4), ask)
     assert asked == [["1", "2", "3", "4"]]
     assert records[0].run_id == "20260101-000004-aaaa"
 
@@ -95,14 +95,14 @@ def test_many_runs_are_one_question(tmp_path: Path) -> None:
 def test_a_local_run_that_left_no_verdict_is_lost(tmp_path: Path) -> None:
     folder = make_run(tmp_path, job=None)
     (folder.path / "job-starts" / "pid-1").rename(folder.path / "job-starts" / "pid-999999999")
-    assert look_at(folder).status == "lost"
+    assert read_record(folder).status == "lost"
 
 
 def test_states_are_words_and_unknown_ones_are_shown() -> None:
-    assert plain_state("CANCELLED by 1000") == "CANCELLED"
-    assert plain_state("RUNNING+") == "RUNNING"
+    assert normalize_state("CANCELLED by 1000") == "CANCELLED"
+    assert normalize_state("RUNNING+") == "RUNNING"
     strange = JobState("1", "TELEPORTING")
-    assert (strange.word, strange.phase) == ("teleporting", UNKNOWN)
+    assert (strange.label, strange.phase) == ("teleporting", UNKNOWN)
     assert {phase for _, phase in STATES.values()} >= {ENDED}
 
 
@@ -111,14 +111,14 @@ def test_following_goes_on_over_attempts_to_the_end(tmp_path: Path) -> None:
     record_of = {"state": "RUNNING"}
 
     def see(folder: RunFolder) -> object:
-        return look_at(folder, lambda jobs: {"7": JobState("7", record_of["state"])})
+        return read_record(folder, lambda jobs: {"7": JobState("7", record_of["state"])})
 
-    watcher = Watcher(folder, see)  # type: ignore[arg-type]
+    monitor = RunMonitor(folder, see)  # type: ignore[arg-type]
     first, second = folder.attempt(1), folder.attempt(2)
     first.path.mkdir()
     first.log(0).write_text("one\n")
     heard = []
-    for text in follow(folder, watcher=watcher):
+    for text in follow(folder, monitor=monitor):
         heard.append(text)
         if text == "one\n":
             with open(first.log(0), "a", encoding="utf-8") as log:
@@ -130,16 +130,16 @@ def test_following_goes_on_over_attempts_to_the_end(tmp_path: Path) -> None:
             record_of["state"] = "COMPLETED"
             folder.job_start("7-0").verdict.write_text("done\n")
     assert heard == ["one\n", "two é\n", "three\n"]
-    assert watcher.record.status == "done"
+    assert monitor.record.status == "done"
 
 
 def test_past_many_ranks_the_log_is_the_nodes(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    assert log_of(folder) is None
+    assert find_log(folder) is None
     attempt = folder.attempt(1)
     attempt.path.mkdir()
     attempt.node_log(1).touch()
-    assert log_of(folder, rank=5) == attempt.node_log(1)
+    assert find_log(folder, rank=5) == attempt.node_log(1)
 
 
 def test_the_last_step_survives_a_torn_line(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_last_step_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 SINFO = "\n".join(
-    BETWEEN.join(line)
+    SEPARATOR.join(line)
     for line in (
         ("main*", "up", "infinite", "4", "64", "512000", "gpu:a100:4(S:0-1)", "(null)", "idle", "1-infinite"),
         ("main*", "up", "infinite", "2", "32", "256000", "gpu:v100:2,lustre:1", "old", "down*", "1-infinite"),
@@ -161,13 +161,17 @@ SINFO = "\n".join(
 
 
 def test_partitions_are_read_by_field() -> None:
-    main, short = read_sinfo(SINFO)
+    main, short = parse_sinfo(SINFO)
     assert (main.name, main.is_default, main.max_time, main.nodes) == ("main", True, None, 6)
     assert main.gpu_types == {"a100": 4, "v100": 2}
     assert [kind.usable for kind in main.kinds] == [True, False]
-    assert (main.fitting(gpus=4), main.fitting(gpus=1, gpu_type="v100"), main.fitting(gpus=8)) == (4, 2, 0)
+    assert (
+        main.count_nodes(gpus=4),
+        main.count_nodes(gpus=1, gpu_type="v100"),
+        main.count_nodes(gpus=8),
+    ) == (4, 2, 0)
     assert (short.is_up, short.max_time, short.max_nodes) == (False, 3600, 2)
-    assert read_gres("gpu:8") == {"": 8}
+    assert parse_gres("gpu:8") == {"": 8}
     # The least share over the nodes that would do: 64 cores for 4 GPUs, 32 for 2.
     assert fair_cpus([main], gpus=2, gpu_type=None, nproc=2) == 16
     assert fair_cpus([], gpus=2, gpu_type=None, nproc=2) == 1

@@ -14,7 +14,7 @@ from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, STOPPED
-from paceline.watch.records import Record, look_at, newest_job_start, newest_verdict
+from paceline.watch.records import Record, newest_job_start, newest_verdict, read_record
 
 Names = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Runs: id, end of an id, folder, or `last`.")
@@ -32,7 +32,7 @@ def command(
     file `cancelled` from its folder.
     """
     for folder in [runs.named(name) for name in names]:
-        record = look_at(folder)
+        record = read_record(folder)
         if record.is_over and not _may_come_back(record):
             print(f"{record.run_id} is over already: {record.status}")
         elif record.job is None:
@@ -54,7 +54,7 @@ def _may_come_back(record: Record) -> bool:
 def _end_job(folder: RunFolder, record: Record, *, save: bool) -> None:
     assert record.job is not None
     if save and record.status == "running":
-        slurm.ask_to_stop(folder, record.job)
+        slurm.request_stop(folder, record.job)
     else:
         slurm.cancel(folder, record.job)
 

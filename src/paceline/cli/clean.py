@@ -15,7 +15,7 @@ from paceline.agent.staging.cleanup import Remains
 from paceline.agent.staging.folders import choose_base
 from paceline.cli import console
 from paceline.cluster.checks.data import on_node, wish_of
-from paceline.cluster.runs.folder import choose_scratch
+from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
 from paceline.spec import Program, load_job
 
@@ -65,7 +65,7 @@ def command(
 def _bases() -> list[Path]:
     """Where runs that were started from here put their data, on this machine."""
     job = load_job(Program(""))
-    wish = wish_of(job, scratch=choose_scratch(job, os.environ), environ=os.environ)
+    wish = wish_of(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
     with suppress(UsageError):  # a folder whose name only a job knows
         places.insert(0, choose_base(wish, os.environ))

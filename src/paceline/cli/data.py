@@ -16,7 +16,7 @@ from paceline.agent.staging.stage import Planned, look, notes_on
 from paceline.agent.staging.stage import make_packs as pack_all
 from paceline.cli import console, options
 from paceline.cluster.checks.data import wish_of
-from paceline.cluster.runs.folder import choose_scratch
+from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
 from paceline.spec import Flag, Program, load_job
 
@@ -48,7 +48,7 @@ def stage(
     """
     flags = [Flag("PATHS", "data.stage", paths or None)]
     job = load_job(Program(""), flags=flags, config=config, profile=cluster_profile, cwd=Path.cwd())
-    wish = wish_of(job, scratch=choose_scratch(job, os.environ), environ=os.environ)
+    wish = wish_of(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     if not wish.items:
         raise UsageError(
             "there is nothing to stage", hint="name paths, or set stage in [data] of paceline.toml"

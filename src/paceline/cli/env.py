@@ -19,7 +19,7 @@ from paceline.cluster.environment import store as stored
 from paceline.cluster.environment.build_progress import Watch
 from paceline.cluster.environment.store import Built, Recipe
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import chosen, survey_if_possible
+from paceline.cluster.slurm.partitions import find_partitions, select_partitions
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.environment.build import USUAL_CPUS, USUAL_TIME, Size
 from paceline.spec import Flag, Job, Program, load_job
@@ -155,7 +155,9 @@ def _from(job: Job, name: str) -> str:
 
 def _cores(job: Job) -> int:
     """A few; not more than a node of the partition has."""
-    kinds = [kind for each in chosen(survey_if_possible(), job.resources.partition) for kind in each.kinds]
+    kinds = [
+        kind for each in select_partitions(find_partitions(), job.resources.partition) for kind in each.kinds
+    ]
     return min(USUAL_CPUS, max((kind.cpus for kind in kinds), default=USUAL_CPUS))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cluster.checks.machine import SCRATCH_VARIABLES, describe, interfaces, settings
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import Partition, survey_if_possible
+from paceline.cluster.slurm.partitions import Partition, find_partitions
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 from paceline.spec.load import FILE
@@ -26,7 +26,7 @@ def command(
     show: Annotated[bool, typer.Option("--print", help="Print it, and write nothing.")] = False,
 ) -> int:
     """Write a commented paceline.toml here, with a profile for the cluster that answers."""
-    partitions = survey_if_possible() if slurm.available() else []
+    partitions = find_partitions() if slurm.available() else []
     text = project_file(Path.cwd().name, partitions, settings() if partitions else {}, os.environ)
     if show:
         print(text, end="")
@@ -154,5 +154,5 @@ def _best(partitions: Sequence[Partition]) -> Partition:
 
 
 def _share(partition: Partition) -> int:
-    shares = [kind.cpus // kind.gpus_in_all for kind in partition.kinds if kind.gpus_in_all]
+    shares = [kind.cpus // kind.gpu_count for kind in partition.kinds if kind.gpu_count]
     return max(1, min(shares, default=1))

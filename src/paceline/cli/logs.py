@@ -9,9 +9,9 @@ import typer
 
 from paceline.cli import runs
 from paceline.errors import UsageError
-from paceline.watch.logs import Watcher, log_of
+from paceline.watch.logs import RunMonitor, find_log
 from paceline.watch.logs import follow as stream
-from paceline.watch.records import look_at
+from paceline.watch.records import read_record
 
 
 def command(
@@ -34,14 +34,14 @@ def command(
     """
     folder = runs.named(run)
     if follow:
-        for text in stream(folder, rank=rank, watcher=Watcher(folder)):
+        for text in stream(folder, rank=rank, monitor=RunMonitor(folder)):
             sys.stdout.write(text)
             sys.stdout.flush()
         return 0
-    path = folder.slurm_log if batch else log_of(folder, rank=rank, attempt=attempt)
+    path = folder.slurm_log if batch else find_log(folder, rank=rank, attempt=attempt)
     if path is None or not path.exists():
         raise UsageError(
-            f"{folder.path.name} has no such log yet: it is {look_at(folder).status}",
+            f"{folder.path.name} has no such log yet: it is {read_record(folder).status}",
             hint=f"look into {folder.path}, or wait for it: paceline logs -f {folder.path.name}",
         )
     with open(path, encoding="utf-8", errors="replace") as file:

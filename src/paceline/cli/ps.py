@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.spec.quantities import show_seconds
-from paceline.watch.records import OVER, Record, find_runs, look
+from paceline.watch.records import OVER, Record, find_runs, read_records
 
 COLOURS = {
     "done": "good",
@@ -29,9 +29,9 @@ def command(
     """The runs of this scratch folder, newest first, here and on Slurm."""
     scratch = runs.scratch_here()
     if live:  # one that is live may be older than many that are over
-        records = [record for record in look(find_runs(scratch)) if not record.is_over][:count]
+        records = [record for record in read_records(find_runs(scratch)) if not record.is_over][:count]
     else:
-        records = look(find_runs(scratch, limit=count))
+        records = read_records(find_runs(scratch, limit=count))
     if not records:
         console.say_note(f"no runs in {scratch}")
         return 0
@@ -47,7 +47,7 @@ def _table(records: list[Record]) -> object:
     for name in ("RUN", "STATUS", "JOB", "RANKS", "ATTEMPT", "STEP", "AGE", "PROGRAM", "WHERE / WHY"):
         table.add_column(name, no_wrap=name in ("RUN", "STATUS", "JOB"))
     for record in records:
-        told = record.told
+        told = record.details
         colour = COLOURS.get(record.status, "bad" if record.status in OVER else "name")
         age = time.time() - float(told.get("created") or time.time())
         table.add_row(

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cluster.local.agents import job_start_name, run_agents
-from paceline.cluster.local.machine import here, interpreter, this_machine
+from paceline.cluster.local.machine import current_folder, detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
@@ -102,7 +102,7 @@ def command(
         wandb=wandb, project=wandb_project, group=wandb_group, all_processes=wandb_all_processes,
         tensorboard=tensorboard,
     )  # fmt: skip
-    cwd = here()
+    cwd = current_folder()
 
     def load(program: Program) -> Job:
         return load_job(
@@ -116,8 +116,8 @@ def command(
 
 
 def _start(job: Job, *, dry_run: bool) -> int:
-    machine, python = this_machine(os.environ), interpreter(job)
-    run_path = folders.choose_run_path(job, os.environ)
+    machine, python = detect_machine(os.environ), interpreter(job)
+    run_path = folders.new_run_path(job, os.environ)
     filed = read_secrets(job, os.environ)
     plan = plan_local(job, run_path=run_path, machine=machine, python=python, environ=os.environ, filed=filed)
     if dry_run:
@@ -126,13 +126,13 @@ def _start(job: Job, *, dry_run: bool) -> int:
         from paceline.cluster.checks.data import refuse_missing
 
         refuse_missing(job, run_path, os.environ)
-    with folders.new_folder(run_path) as run_path:
+    with folders.create_run_folder(run_path) as run_path:
         plan = plan_local(
             job, run_path=run_path, machine=machine, python=python, environ=os.environ, filed=filed
         )
         prepared = prepare(
             job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
-            backend="local", code_is_needed=False,
+            backend="local", snapshot_required=False,
         )  # fmt: skip
     for note in (*plan.notes, *prepared.notes):
         console.say_note(note)
@@ -143,12 +143,12 @@ def _go_on(
     name: str, words: list[str] | None, *, is_module: bool, load: Callable[[Program], Job], dry_run: bool
 ) -> int:
     """A run that exists: its order again, with what was typed this time."""
-    cwd = here()
+    cwd = current_folder()
     program = options.find_program(words, is_module=is_module, cwd=cwd) if words else None
     job = load(program or Program(""))
-    folder = folders.find_run(name, folders.choose_scratch(job, os.environ))
+    folder = folders.find_run(name, folders.resolve_scratch(job, os.environ))
     old = read_launch_spec(folder)
-    folders.refuse_if_alive(folder)
+    folders.require_not_running(folder)
     if program is None:
         job = load(Program(old.program, tuple(old.args), is_module=old.is_module))
     else:
@@ -157,7 +157,7 @@ def _go_on(
         old = replace(old, program=script, args=list(program.args), is_module=program.is_module,
                       import_path=paths, cwd=str(cwd))  # fmt: skip
     plan = plan_local(
-        job, run_path=folders.run_path_of(folder), machine=this_machine(os.environ), python=interpreter(job), old=old,
+        job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job), old=old,
         environ=os.environ, filed=read_secrets(job, os.environ),
     )  # fmt: skip
     if dry_run:
@@ -166,7 +166,7 @@ def _go_on(
     try:
         write_atomically(folder.launch_spec, launch_spec_text(plan.launch_spec), mode=0o600)
     except OSError as error:
-        raise folders.cannot("write the run folder", folder.path, error) from None
+        raise folders.path_error("write the run folder", folder.path, error) from None
     for note in plan.notes:
         console.say_note(note)
     if missing := _not_kept(folder, plan):

@@ -17,7 +17,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the end of 
 
 def scratch_here() -> Path:
     """The scratch folder that a run started from here would use."""
-    return folders.choose_scratch(load_job(Program("")), os.environ)
+    return folders.resolve_scratch(load_job(Program("")), os.environ)
 
 
 def named(name: str) -> RunFolder:

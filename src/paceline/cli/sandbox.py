@@ -14,7 +14,7 @@ from rich.table import Table
 from paceline.errors import UsageError
 from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.sandbox.lifecycle import take_down
-from paceline.sandbox.settings import Layout
+from paceline.sandbox.settings import SandboxPaths
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -113,12 +113,10 @@ def _pair(text: str) -> tuple[str, str]:
 @app.command()
 def down(folder: Folder = None) -> None:
     """Take it down: processes, namespaces and interfaces. Logs stay."""
-    layout = Layout((folder or default_folder()).absolute())
-    was_up = take_down(layout)
+    paths = SandboxPaths((folder or default_folder()).absolute())
+    was_up = take_down(paths)
     print(
-        f"the sandbox is down; logs: {layout.folder / 'log'}"
-        if was_up
-        else f"nothing is up in {layout.folder}"
+        f"the sandbox is down; logs: {paths.folder / 'log'}" if was_up else f"nothing is up in {paths.folder}"
     )
 
 
@@ -172,13 +170,13 @@ def exec_(node: NodeName, command: Annotated[list[str], typer.Argument()], folde
 def kill_node(
     node: NodeName,
     *,
-    tell: Annotated[
-        bool, typer.Option("--tell", help="Mark it down now; else Slurm finds out after 40 s.")
+    mark_down: Annotated[
+        bool, typer.Option("--mark-down", help="Mark it down now; else Slurm finds out after 40 s.")
     ] = False,
     folder: Folder = None,
 ) -> None:
     """A power cut: all that the node runs is gone."""
-    found(folder).kill_node(node, tell=tell)
+    found(folder).kill_node(node, mark_down=mark_down)
 
 
 @app.command(name="start-node")

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import options, runs
 from paceline.cli.submit import Draft
-from paceline.cluster.runs.run_half import kept_run_half
+from paceline.cluster.runs.run_half import stored_run_half
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -19,7 +19,7 @@ from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.shell import SETUP, allocate_argv, join_argv, setup_lines
 from paceline.spec import Program, load_job
-from paceline.watch.records import look_at
+from paceline.watch.records import read_record
 
 
 def command(
@@ -55,7 +55,9 @@ def command(
         source = next(line for line in plan.script.splitlines() if line.startswith("source "))
         script = plan.script.replace(source, plan.environment)
         half = (
-            "" if dry_run else kept_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
+            ""
+            if dry_run
+            else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
         )
         setup = setup_lines(script, plan.launch_spec, run=str(draft.run_path.folder.path), run_half=str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
@@ -68,7 +70,7 @@ def command(
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
     folder = runs.named(run)
-    record = look_at(folder)
+    record = read_record(folder)
     if record.job is None or record.status != "running":
         raise UsageError(
             f"{record.run_id} is {record.status}{'' if record.job else ' and no job of Slurm'}: it cannot be entered",
@@ -83,4 +85,4 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
     )
     # What the job was submitted with, and not what else this shell has.
     environ = submission_environment(os.environ, ()).variables
-    return join_argv(slurm.plain_id(record.job), node=node, terminal=terminal), setup, environ
+    return join_argv(slurm.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ

@@ -12,9 +12,9 @@ from paceline.contract.run_folder import AttemptFolder
 from paceline.contract.verdict import FAILED, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
-from paceline.watch.goodput import SHARES, Goodput, goodput, read_events
-from paceline.watch.node_usage import read_nodes
-from paceline.watch.records import Record, look_at, read_json
+from paceline.watch.goodput import SHARES, Goodput, compute_goodput, read_events
+from paceline.watch.node_usage import read_node_usage
+from paceline.watch.records import Record, read_json, read_record
 
 WIDTH = 60
 MOST_NODES = 8  # whose use is shown
@@ -42,7 +42,7 @@ def command(
         from paceline.cli.show_diff import show_differences
 
         return show_differences(runs.named(run), names_only=stat)
-    record = look_at(runs.named(run))
+    record = read_record(runs.named(run))
     out = console.console()
     for name, text in _facts(record):
         out.print(f"[dim]{name:<10}[/] ", end="")
@@ -50,12 +50,12 @@ def command(
     for attempt in record.folder.attempts():
         out.print(f"[dim]attempt {attempt.number:<2}[/] ", end="")
         out.print(_attempt(attempt), markup=False, soft_wrap=True)
-    for use in (nodes := read_nodes(record.folder, most=MOST_NODES)):
+    for use in (nodes := read_node_usage(record.folder, max_nodes=MOST_NODES)):
         out.print(f"[dim]node {use.node:<5}[/] ", end="")
-        out.print(use.told(), markup=False, soft_wrap=True)
-    if len(nodes) == MOST_NODES < int(record.told.get("nodes") or 1):
+        out.print(use.summary(), markup=False, soft_wrap=True)
+    if len(nodes) == MOST_NODES < int(record.details.get("nodes") or 1):
         out.print(f"           and more: {record.folder.system}", markup=False, soft_wrap=True)
-    shares = goodput(read_events(record.folder.events), None if record.is_over else time.time())
+    shares = compute_goodput(read_events(record.folder.events), None if record.is_over else time.time())
     if shares.total > 0:
         out.print(bar(shares))
         parts = [f"{name} {shares.share(name):.0%}" for name in SHARES if shares.seconds[name] > 0]
@@ -64,7 +64,7 @@ def command(
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
-    told = record.told
+    told = record.details
     code = told.get("code") or {}
     commit = str(code.get("commit") or "")[:10]
     facts = [

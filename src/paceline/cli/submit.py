@@ -15,11 +15,11 @@ from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import check_job
 from paceline.cluster.environment.store import settle
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import place_in_copy, prepare
+from paceline.cluster.runs.prepare import path_in_snapshot, prepare
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.limits import explain_refusal
-from paceline.cluster.slurm.partitions import Partition, chosen, fair_cpus, survey_if_possible
+from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, UsageError
@@ -157,9 +157,9 @@ class Draft:
     def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
         self.trials = trials  # of a sweep, where it is one
         self.job = job = settle(job, os.environ)
-        self.run_path = folders.choose_run_path(job, os.environ)
+        self.run_path = folders.new_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
-        self.partitions: list[Partition] = survey_if_possible()
+        self.partitions: list[Partition] = find_partitions()
         self.after = [self._job_id(word) for word in after]
 
     def plan(self, run_path: RunPath) -> SlurmPlan:
@@ -167,11 +167,12 @@ class Draft:
         gpus = job.resources.gpus_per_node or 0
         names = job.resources.partition or os.environ.get("SBATCH_PARTITION")
         fair = fair_cpus(
-            chosen(self.partitions, names), gpus=gpus, gpu_type=job.resources.gpu_type, nproc=job.launch.nproc or 1
+            select_partitions(self.partitions, names), gpus=gpus, gpu_type=job.resources.gpu_type,
+            nproc=job.launch.nproc or 1,
         )  # fmt: skip
 
         def place_of(path: Path) -> Path:
-            return place_in_copy(path, job=job, run_path=run_path) if job.project.snapshot else path
+            return path_in_snapshot(path, job=job, run_path=run_path) if job.project.snapshot else path
 
         return plan_slurm(
             job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
@@ -203,7 +204,7 @@ class Draft:
     def submit(self, *, script_only: Path | None = None) -> tuple[RunFolder, str | None]:
         """Make the run folder and give it to Slurm; a refusal leaves nothing behind."""
         job, number = self.job, None
-        with folders.new_folder(self.run_path) as run_path:
+        with folders.create_run_folder(self.run_path) as run_path:
             plan = self.plan(run_path)
             prepared = prepare(
                 job,
@@ -212,7 +213,7 @@ class Draft:
                 launch_spec=plan.launch_spec,
                 command=["paceline", *sys.argv[1:]],
                 backend="slurm",
-                code_is_needed=True,
+                snapshot_required=True,
                 compiled=job.environment.kind == "current",
             )
             slurm.write_files(plan)
@@ -249,7 +250,7 @@ class Draft:
     def _job_id(self, word: str) -> str:
         """`--after`: a run, or a job's id."""
         try:
-            found = slurm.job_of(folders.find_run(word, self.run_path.scratch))
+            found = slurm.read_job_id(folders.find_run(word, self.run_path.scratch))
         except UsageError:
             if word.replace("_", "").isdigit():
                 return word
@@ -263,17 +264,17 @@ class Draft:
 
 def see_it_through(folder: RunFolder, *, follow: bool) -> int:
     """Until the run is over; its status as an exit code."""
-    from paceline.watch.logs import Watcher, wait_for
+    from paceline.watch.logs import RunMonitor, wait_until_over
     from paceline.watch.logs import follow as stream
 
     if follow:
-        watcher = Watcher(folder)
-        for text in stream(folder, watcher=watcher):
+        monitor = RunMonitor(folder)
+        for text in stream(folder, monitor=monitor):
             sys.stdout.write(text)
             sys.stdout.flush()
-        record = watcher.record
+        record = monitor.record
     else:
-        record = wait_for(folder)
+        record = wait_until_over(folder)
     colour = console.GREEN if record.status == DONE else console.RED
     console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}", colour=colour)
     if record.status == DONE:

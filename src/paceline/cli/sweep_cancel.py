@@ -35,6 +35,6 @@ def command(
     others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}
     others = {job for job in others if job.partition("_")[0] not in jobs}
     if jobs or others:
-        slurm.end([*jobs, *sorted(others)])
+        slurm.cancel_jobs([*jobs, *sorted(others)])
     print(f"cancelled {sweep.name}")
     return 0

@@ -42,7 +42,7 @@ def command(
         for each in waiting:
             print(f"would send {each}")
         return 0
-    folders.refuse_if_alive(folder)
+    folders.require_not_running(folder)
     _check_connection()
     python = python_with_wandb(folder)
     complete(folder, python=python)

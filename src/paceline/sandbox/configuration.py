@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.sandbox.settings import NAMESPACES, Layout, Record
+from paceline.sandbox.settings import NAMESPACES, Record, SandboxPaths
 
 
-def slurm_conf(layout: Layout, record: Record, *, user: str) -> str:
+def slurm_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
     """slurm.conf: a small cluster whose clocks run fast, but not so fast that a busy machine trips over them."""
     settings = record.settings
     lines = {
@@ -16,20 +16,20 @@ def slurm_conf(layout: Layout, record: Record, *, user: str) -> str:
         "SlurmdUser": user,
         "AuthType": "auth/munge",
         # A requeued job may start again only when its old credential has expired: 120 s unless said, 5 at least.
-        "AuthInfo": f"socket={layout.munge_socket},cred_expire=6",
-        "StateSaveLocation": str(layout.folder / "state"),
-        "SlurmdSpoolDir": str(layout.folder / "spool" / "%n"),
-        "SlurmctldPidFile": str(layout.run / "slurmctld.pid"),
-        "SlurmdPidFile": str(layout.run / "slurmd-%n.pid"),
-        "SlurmctldLogFile": str(layout.log("slurmctld")),
-        "SlurmdLogFile": str(layout.log("slurmd-%n")),
+        "AuthInfo": f"socket={paths.munge_socket},cred_expire=6",
+        "StateSaveLocation": str(paths.folder / "state"),
+        "SlurmdSpoolDir": str(paths.folder / "spool" / "%n"),
+        "SlurmctldPidFile": str(paths.run / "slurmctld.pid"),
+        "SlurmdPidFile": str(paths.run / "slurmd-%n.pid"),
+        "SlurmctldLogFile": str(paths.log("slurmctld")),
+        "SlurmdLogFile": str(paths.log("slurmd-%n")),
         "SlurmctldDebug": "info",
         "SlurmdDebug": "info",
         # Nodes may claim more than this machine has, and no cgroup is needed to hold them to it.
         "SlurmdParameters": "config_overrides",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
-        "TmpFS": str(layout.folder / "tmp" / "%n"),  # nodes share /tmp, and PMIx makes equal names in it
+        "TmpFS": str(paths.folder / "tmp" / "%n"),  # nodes share /tmp, and PMIx makes equal names in it
         "PlugStackConfig": "/dev/null",
         "MailProg": "/bin/true",
         "JobAcctGatherType": "jobacct_gather/linux",
@@ -53,24 +53,24 @@ def slurm_conf(layout: Layout, record: Record, *, user: str) -> str:
         "MinJobAge": "900",
         "InactiveLimit": "0",
         "JobCompType": "jobcomp/filetxt",
-        "JobCompLoc": str(layout.log("jobcomp")),
+        "JobCompLoc": str(paths.log("jobcomp")),
     }
     if settings.gpus:
         lines["GresTypes"] = "gpu"
     if settings.accounting:
-        lines |= _accounting(layout, record)
+        lines |= _accounting(paths, record)
     _override(lines, settings.options)
     text = [f"{key}={value}" for key, value in lines.items()]
     return "\n".join([*text, *_nodes(record), *_partitions(), ""])
 
 
-def _accounting(layout: Layout, record: Record) -> dict[str, str]:
+def _accounting(paths: SandboxPaths, record: Record) -> dict[str, str]:
     lines = {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": record.controller_address,
         "AccountingStoragePort": str(record.ports["slurmdbd"]),
         "AccountingStoragePass": str(
-            layout.munge_socket
+            paths.munge_socket
         ),  # for this daemon the socket goes here, not in AuthInfo
         "AccountingStoreFlags": "job_comment",
     }
@@ -110,12 +110,12 @@ def _partitions() -> list[str]:
     ]
 
 
-def gres_conf(layout: Layout, record: Record) -> str:
+def gres_conf(paths: SandboxPaths, record: Record) -> str:
     settings = record.settings
     if not settings.gpus:
         return "AutoDetect=off\n"
     last = settings.gpus - 1
-    files = f"{layout.devices}/nvidia{'[0-' + str(last) + ']' if last else '0'}"
+    files = f"{paths.devices}/nvidia{'[0-' + str(last) + ']' if last else '0'}"
     kind = f" Type={settings.gpu_type}" if settings.gpu_type else ""
     nodes = "".join(f"NodeName={name} Name=gpu{kind} File={files}\n" for name in settings.names)
     return f"AutoDetect=off\n{nodes}"
@@ -126,15 +126,15 @@ def cgroup_conf() -> str:
     return "CgroupPlugin=cgroup/v1\n"
 
 
-def slurmdbd_conf(layout: Layout, record: Record, *, user: str) -> str:
+def slurmdbd_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
     lines = {
         "AuthType": "auth/munge",
-        "AuthInfo": f"socket={layout.munge_socket}",
+        "AuthInfo": f"socket={paths.munge_socket}",
         "DbdHost": "localhost",
         "DbdPort": str(record.ports["slurmdbd"]),
         "SlurmUser": user,
-        "PidFile": str(layout.run / "slurmdbd.pid"),
-        "LogFile": str(layout.log("slurmdbd")),
+        "PidFile": str(paths.run / "slurmdbd.pid"),
+        "LogFile": str(paths.log("slurmdbd")),
         "StorageType": "accounting_storage/mysql",
         "StorageHost": "localhost",  # which for this library means the socket in MYSQL_UNIX_PORT
         "StorageUser": "slurm",
@@ -144,12 +144,12 @@ def slurmdbd_conf(layout: Layout, record: Record, *, user: str) -> str:
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
-def database_conf(layout: Layout, *, user: str) -> str:
+def database_conf(paths: SandboxPaths, *, user: str) -> str:
     lines = {
         "user": user,
-        "datadir": str(layout.database / "data"),
-        "socket": str(layout.database_socket),
-        "pid-file": str(layout.run / "mariadbd.pid"),
+        "datadir": str(paths.database / "data"),
+        "socket": str(paths.database_socket),
+        "pid-file": str(paths.run / "mariadbd.pid"),
         "innodb_buffer_pool_size": "64M",
         "innodb_log_file_size": "16M",
         "innodb_lock_wait_timeout": "900",

@@ -8,51 +8,51 @@ import signal
 from paceline.errors import PacelineError
 from paceline.sandbox import addresses, daemons, network
 from paceline.sandbox.processes import Process, kill_all, of_node
-from paceline.sandbox.settings import NAMESPACES, Layout, Record, Settings
+from paceline.sandbox.settings import NAMESPACES, Record, SandboxPaths, Settings
 
 
-def start_all(layout: Layout, settings: Settings, *, owner: int | None) -> None:
+def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> None:
     """Choose a place, write the files, start the daemons; each is written down as soon as it runs."""
     with addresses.one_at_a_time():
         named = ["slurmctld", "slurmdbd", *settings.names]
         apart = settings.network == NAMESPACES
         record = Record(
             settings=settings,
-            ports=dict(zip(named, addresses.free_ports(layout.folder, len(named)), strict=True)),
-            subnet=addresses.free_subnet(layout.folder) if apart else "",
-            bridge=addresses.bridge_name(layout.folder) if apart else "",
+            ports=dict(zip(named, addresses.free_ports(paths.folder, len(named)), strict=True)),
+            subnet=addresses.free_subnet(paths.folder) if apart else "",
+            bridge=addresses.bridge_name(paths.folder) if apart else "",
             owner=Process.of(owner) if owner else None,
         )
-        record.save(layout)
-        daemons.write_files(layout, record)
+        record.save(paths)
+        daemons.write_files(paths, record)
         if apart:
             network.make_bridge(record)
-        daemons.start_munged(layout, record)
+        daemons.start_munged(paths, record)
         if settings.accounting:
-            daemons.start_accounting(layout, record)
-        daemons.start_controller(layout, record)
+            daemons.start_accounting(paths, record)
+        daemons.start_controller(paths, record)
         for node in settings.names:
-            daemons.start_node(layout, record, node)
+            daemons.start_node(paths, record, node)
 
 
-def take_down(layout: Layout) -> bool:
+def take_down(paths: SandboxPaths) -> bool:
     """End all that is written down; whether there was anything. What cannot be ended stays written down."""
-    record = Record.load(layout)
+    record = Record.load(paths)
     if record is None:
         return False
     for node in record.settings.names:
-        power_off(layout, record, node)
+        power_off(paths, record, node)
     for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
         if process := record.processes.get(name):
             process.end()
     network.remove(record)
-    for folder in layout.made:
+    for folder in paths.created:
         shutil.rmtree(folder, ignore_errors=True)
-    layout.record.unlink(missing_ok=True)
+    paths.record.unlink(missing_ok=True)
     return True
 
 
-def power_off(layout: Layout, record: Record, name: str) -> None:
+def power_off(paths: SandboxPaths, record: Record, name: str) -> None:
     process = record.processes.pop(name, None)
     if record.settings.network == NAMESPACES:
         if process is not None:
@@ -61,9 +61,9 @@ def power_off(layout: Layout, record: Record, name: str) -> None:
         return
     if process is not None:
         process.signal(signal.SIGKILL)  # first, so that it starts nothing more
-    log = layout.log(f"slurmd-{name}")
+    log = paths.log(f"slurmd-{name}")
     for _ in range(10):  # what is ended may just have started another
-        found = of_node(node=name, log=log, slurm_conf=layout.slurm_conf)
+        found = of_node(node=name, log=log, slurm_conf=paths.slurm_conf)
         if not found:
             break
         kill_all(found)

@@ -50,7 +50,7 @@ def program(name: str) -> str:
     return found
 
 
-def missing(settings: Settings, *, find: Callable[[str], str | None] = find) -> list[str]:
+def missing_packages(settings: Settings, *, find: Callable[[str], str | None] = find) -> list[str]:
     """The packages to install before such a sandbox can be made, sorted."""
     wanted = dict(ALWAYS)
     plugins = [BASIC_PLUGIN]
@@ -67,7 +67,7 @@ def missing(settings: Settings, *, find: Callable[[str], str | None] = find) -> 
 
 def require(settings: Settings) -> None:
     """Raise unless everything is installed; the error names what is not."""
-    lacking = missing(settings)
+    lacking = missing_packages(settings)
     if lacking:
         names = " ".join(lacking)
         how = f"apt-get install --no-install-recommends {names}"
@@ -82,7 +82,7 @@ def require(settings: Settings) -> None:
 
 def install(settings: Settings) -> list[str]:
     """Install what is missing; what it was. Only as root, only on Debian and its kin."""
-    lacking = missing(settings)
+    lacking = missing_packages(settings)
     if not lacking:
         return []
     apt = find("apt-get")

@@ -15,7 +15,7 @@ from paceline.sandbox import daemons, network
 from paceline.sandbox.lifecycle import power_off, start_all, take_down
 from paceline.sandbox.packages import program, require, search_path
 from paceline.sandbox.processes import Process
-from paceline.sandbox.settings import NAMESPACES, PLAIN, Layout, Record, Settings
+from paceline.sandbox.settings import NAMESPACES, PLAIN, Record, SandboxPaths, Settings
 
 READY = ("idle", "mixed", "allocated")
 S = TypeVar("S", bound="Sandbox")
@@ -40,8 +40,8 @@ class Sandbox:
     """A living sandbox in a folder. `Sandbox.up(folder, ...)` makes one; `Sandbox(folder)` finds it again."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.layout = Layout(Path(folder).absolute())
-        record = Record.load(self.layout)
+        self.paths = SandboxPaths(Path(folder).absolute())
+        record = Record.load(self.paths)
         if record is None:
             raise UsageError(f"no sandbox is up in {self.folder}", hint="paceline sandbox up")
         self.record = record
@@ -65,37 +65,37 @@ class Sandbox:
     ) -> S:
         """Bring a cluster up and wait until every node is idle; on any failure nothing stays behind but logs.
 
-        `owner` is the pid of a process whose end makes the sandbox useless: see `orphaned`.
+        `owner` is the pid of a process whose end makes the sandbox useless: see `is_orphaned`.
         """
         settings = Settings(
             nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, gpu_type=gpu_type, network=network,
             accounting=accounting, max_array_size=max_array_size, options=dict(options or {}),
         )  # fmt: skip
-        layout = Layout(Path(folder).absolute())
-        layout.check()
+        paths = SandboxPaths(Path(folder).absolute())
+        paths.check()
         require(settings)
         if network == NAMESPACES and os.geteuid() != 0:
             raise UsageError("only root can give nodes namespaces of their own", hint=f"--network {PLAIN}")
-        if Record.load(layout) is not None:
-            raise UsageError(f"a sandbox is up in {layout.folder} already", hint="paceline sandbox down")
-        layout.folder.mkdir(parents=True, exist_ok=True)
+        if Record.load(paths) is not None:
+            raise UsageError(f"a sandbox is up in {paths.folder} already", hint="paceline sandbox down")
+        paths.folder.mkdir(parents=True, exist_ok=True)
         try:
-            start_all(layout, settings, owner=owner)
-            sandbox = cls(layout.folder)
+            start_all(paths, settings, owner=owner)
+            sandbox = cls(paths.folder)
             sandbox.wait_ready(timeout=timeout)
         except BaseException:
-            take_down(layout)
+            take_down(paths)
             raise
         return sandbox
 
     @property
     def folder(self) -> Path:
-        return self.layout.folder
+        return self.paths.folder
 
     @property
     def environment(self) -> dict[str, str]:
         """What a command needs in its environment to speak to this cluster."""
-        return {"SLURM_CONF": str(self.layout.slurm_conf)}
+        return {"SLURM_CONF": str(self.paths.slurm_conf)}
 
     @property
     def nodes(self) -> list[str]:
@@ -169,7 +169,7 @@ class Sandbox:
         while True:
             for name in ("slurmctld", *wanted):
                 if not self.is_running(name):
-                    raise ClusterError(f"{name} has ended; it says:\n{daemons.told(name, self.layout)}")
+                    raise ClusterError(f"{name} has ended; it says:\n{daemons.log_tail(name, self.paths)}")
             silent = {name for name in silent if not daemons.listens(self.record, name)}
             states = self.states() if not silent and self.controller_answers() else {}
             late = [name for name in wanted if name not in states or states[name].state not in READY]
@@ -180,8 +180,8 @@ class Sandbox:
                     f"{name}: {states[name].state if name in states else 'unknown'}" for name in late
                 )
                 raise ClusterError(
-                    f"not ready after {timeout:.0f} s: {told}\n{daemons.told(late[0], self.layout)}",
-                    hint=f"the controller says:\n{daemons.told('slurmctld', self.layout)}",
+                    f"not ready after {timeout:.0f} s: {told}\n{daemons.log_tail(late[0], self.paths)}",
+                    hint=f"the controller says:\n{daemons.log_tail('slurmctld', self.paths)}",
                 )
             # A star means "does not answer": only a node that answers can be resumed.
             held = [name for name in late if states and states[name].state in ("down", "drained", "draining")]
@@ -191,22 +191,22 @@ class Sandbox:
 
     # -- faults -----------------------------------------------------------------------------------------
 
-    def kill_node(self, node: str | int, *, tell: bool = False) -> None:
+    def kill_node(self, node: str | int, *, mark_down: bool = False) -> None:
         """A power cut: the daemon and everything that the node runs is gone at once.
 
         Slurm notices by itself after `SlurmdTimeout`; with `tell` it is told now.
         """
         name = self.name(node)
-        power_off(self.layout, self.record, name)
-        self.record.save(self.layout)
-        if tell:
+        power_off(self.paths, self.record, name)
+        self.record.save(self.paths)
+        if mark_down:
             self.run(["scontrol", "update", f"nodename={name}", "state=down", "reason=power cut"])
 
     def start_node(self, node: str | int, *, timeout: float = 90.0) -> None:
         """Power on; returns when the node can take jobs."""
         name = self.name(node)
         if not self.is_running(name):
-            daemons.start_node(self.layout, self.record, name)
+            daemons.start_node(self.paths, self.record, name)
         self.wait_ready(timeout=timeout, names=[name])
 
     def cut(self, node: str | int) -> None:
@@ -222,27 +222,27 @@ class Sandbox:
         controller = self.record.processes.get("slurmctld")
         if controller is not None:
             controller.kill() if kill else controller.end(grace=30.0)
-        daemons.start_controller(self.layout, self.record)
+        daemons.start_controller(self.paths, self.record)
         deadline = time.monotonic() + timeout
         while not self.controller_answers():
             if time.monotonic() > deadline:
-                raise ClusterError(f"no answer:\n{daemons.told('slurmctld', self.layout)}")
+                raise ClusterError(f"no answer:\n{daemons.log_tail('slurmctld', self.paths)}")
             time.sleep(0.1)
 
-    def mend(self, *, timeout: float = 90.0) -> None:
+    def repair(self, *, timeout: float = 90.0) -> None:
         """Undo every fault: the controller runs, all nodes run, are plugged in and can take jobs."""
         if not self.is_running("slurmctld"):
             self.restart_controller(timeout=timeout)
         for name in self.nodes:
             if not self.is_running(name):
-                daemons.start_node(self.layout, self.record, name)
+                daemons.start_node(self.paths, self.record, name)
             elif self.is_cut(name):
                 self.heal(name)
         self.wait_ready(timeout=timeout)
 
     def down(self) -> None:
         """End every process, remove every interface. Logs stay in the folder. Safe to repeat."""
-        take_down(self.layout)
+        take_down(self.paths)
 
     def _with_cable(self, node: str | int) -> str:
         if self.record.settings.network != NAMESPACES:
@@ -260,7 +260,7 @@ class Sandbox:
         return init
 
 
-def orphaned(folder: Path) -> bool:
+def is_orphaned(folder: Path) -> bool:
     """Whether a sandbox is up there for a process that has ended."""
-    record = Record.load(Layout(folder))
+    record = Record.load(SandboxPaths(folder))
     return record is not None and record.owner is not None and not record.owner.alive()

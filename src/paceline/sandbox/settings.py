@@ -51,7 +51,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SandboxPaths:
     """Everything of a sandbox lies in its folder; nothing in /etc, /var or the home folder is touched."""
 
     folder: Path
@@ -110,7 +110,7 @@ class Layout:
         return self.folder / "tmp" / node
 
     @property
-    def made(self) -> list[Path]:
+    def created(self) -> list[Path]:
         """The folders that `up` makes and `down` removes. Logs stay."""
         names = ("etc", "run", "state", "spool", "tmp", "dev", "database")
         return [self.folder / name for name in names]
@@ -151,13 +151,13 @@ class Record:
         """The host's end of a node's virtual cable."""
         return f"{self.bridge}n{number_of(node)}"
 
-    def save(self, layout: Layout) -> None:
-        write_atomically(layout.record, json.dumps(asdict(self), indent=1) + "\n", mode=0o600)
+    def save(self, paths: SandboxPaths) -> None:
+        write_atomically(paths.record, json.dumps(asdict(self), indent=1) + "\n", mode=0o600)
 
     @classmethod
-    def load(cls, layout: Layout) -> Record | None:
+    def load(cls, paths: SandboxPaths) -> Record | None:
         try:
-            data: dict[str, Any] = json.loads(layout.record.read_text(encoding="utf-8"))
+            data: dict[str, Any] = json.loads(paths.record.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         owner = data.pop("owner")

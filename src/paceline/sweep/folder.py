@@ -116,7 +116,7 @@ class Ledger:
                 newest |= {number: f"{line['job']}_{index}" for number in listed if number in wanted}
         jobs = {(number, job) for number, job in newest.items()}
         for number in wanted:  # a job that goes on in a new one has told its folder
-            if job := slurm.job_of(self.folder.trial(number)):
+            if job := slurm.read_job_id(self.folder.trial(number)):
                 jobs.add((number, job))
         found = {number for number in wanted if pids_of(self.folder.trial(number).path)}
         if is_at_work(self.folder):  # what has no job yet, it brings

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.trial import close_trial, open_trial
-from paceline.cluster.local.parallel_runs import SideBySide
+from paceline.cluster.local.parallel_runs import ParallelRuns
 from paceline.contract.sweep_folder import NoPoint
 from paceline.contract.verdict import FAILED, STOPPED
 from paceline.errors import PacelineError
@@ -60,7 +60,7 @@ class LocalTrials:
         self.ledger, self.job, self.kit = ledger, job, kit
         self.room, self.python, self.filed, self.tell = room, python, filed, tell
         self.ended: dict[int, Mapping[str, Any]] = {}
-        self.pool = SideBySide(len(room))
+        self.pool = ParallelRuns(len(room))
 
     def run(self, numbers: list[int]) -> None:
         self.pool.run(numbers, begin=self._begin, end=self._end)

@@ -31,7 +31,7 @@ from paceline.contract.sweep_folder import (
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import STORE
 from paceline.sweep.folder import is_at_work
-from paceline.watch.records import Ask, look, read_json
+from paceline.watch.records import QueryStates, read_json, read_records
 
 RUNNING, PENDING = "running", "pending"
 MISSING = "missing"  # it has no result, and no job that would bring one: stopped, cancelled, lost
@@ -123,7 +123,7 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
     )
 
 
-def read_sweep(folder: SweepFolder, ask: Ask = slurm.states) -> Sweep:
+def read_sweep(folder: SweepFolder, ask: QueryStates = slurm.states) -> Sweep:
     """All trials of a sweep: those that have ended, those under way, and those still to come."""
     told = read_json(folder.spec)
     planned = {int(line["number"]): line for line in read_lines(folder.points) if "number" in line}
@@ -144,7 +144,7 @@ def read_sweep(folder: SweepFolder, ask: Ask = slurm.states) -> Sweep:
     to_come = planned.keys() - found.keys() - {trial.number for trial in under_way}
     mattering = [jobs[number] for number in (to_come | resubmitted) if number in jobs]
     known = _known(
-        [*mattering, *(job for trial in under_way if (job := slurm.job_of(trial)) is not None)], ask
+        [*mattering, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)], ask
     )
     for each in _under_way(under_way, planned, str(told.get("metric") or ""), known):
         found[each.number] = each
@@ -172,7 +172,7 @@ def _jobs(folder: SweepFolder) -> tuple[dict[int, str], set[int]]:
     return jobs, again
 
 
-def _known(jobs: list[str], ask: Ask) -> Mapping[str, JobState] | None:
+def _known(jobs: list[str], ask: QueryStates) -> Mapping[str, JobState] | None:
     """The states of all jobs that matter, by one question; None where no scheduler answers."""
     try:
         return ask(jobs) if jobs else {}
@@ -220,7 +220,7 @@ def _under_way(
             raise ClusterError("no scheduler answers")
         return known
 
-    for folder, record in zip(folders, look(folders, answer), strict=True):
+    for folder, record in zip(folders, read_records(folders, answer), strict=True):
         state, error = RUNNING, ""
         if record.is_over:
             state = DONE if record.status == DONE else MISSING  # one that has failed for good has a result
@@ -243,7 +243,7 @@ def _to_come(
     state = known.get(job)
     if state is not None and state.phase != ENDED:
         return _trial(folder, planned, state=PENDING)
-    gone = f"its job {job} is {state.word}" if state else f"its job {job} is gone"
+    gone = f"its job {job} is {state.label}" if state else f"its job {job} is gone"
     return _trial(folder, planned, state=MISSING, error=gone)
 
 

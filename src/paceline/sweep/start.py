@@ -14,12 +14,12 @@ from typing import Any
 from paceline.cli import console
 from paceline.cli.submit import Draft
 from paceline.cli.sweep_wandb import settle
-from paceline.cluster.local.machine import interpreter, this_machine
+from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import place_in_copy, prepare
+from paceline.cluster.runs.prepare import path_in_snapshot, prepare
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.arrays import largest_array, most_jobs
+from paceline.cluster.slurm.arrays import array_size_limit, max_new_jobs
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import DONE, FAILED, Point
@@ -46,7 +46,7 @@ class Start:
     def __init__(self, setting: Setting, *, local: bool) -> None:
         self.setting, self.local = setting, local
         self.search = setting.search
-        run_path = folders.choose_run_path(setting.job, os.environ)
+        run_path = folders.new_run_path(setting.job, os.environ)
         self.ledger = Ledger(
             RunPath(run_path.scratch, run_path.project, run_path.experiment, self.search.name)
         )
@@ -111,12 +111,12 @@ class Start:
     @contextmanager
     def kit(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[RunPath]:
         """A folder for what comes along, and the trials written down; all of it taken back where the body fails."""
-        with folders.new_folder(self.ledger.kit_path()) as run_path:
+        with folders.create_run_folder(self.ledger.kit_path()) as run_path:
             with self.ledger.written(self.search, new), self.ledger.reopened(numbers if not new else ()):
                 yield run_path
 
     def fill(
-        self, run_path: RunPath, launch_spec: LaunchSpec, *, job: Job, backend: str, code_is_needed: bool
+        self, run_path: RunPath, launch_spec: LaunchSpec, *, job: Job, backend: str, snapshot_required: bool
     ) -> tuple[str, ...]:
         """The code, the run half, and what all trials have in common."""
         launch_spec = replace(launch_spec, experiment=self.ledger.run_path.experiment)
@@ -128,7 +128,7 @@ class Start:
             launch_spec=launch_spec,
             command=["paceline", *sys.argv[1:]],
             backend=backend,
-            code_is_needed=code_is_needed,
+            snapshot_required=snapshot_required,
             compiled=job.environment.kind == "current",
         )
         if self.search.sampler == "list":
@@ -136,7 +136,7 @@ class Start:
                 point.program for point in self.ledger.known if point.program
             )  # lines may be gone since
             programs = {
-                name: self._place(name, job, run_path, copied=code_is_needed)
+                name: self._place(name, job, run_path, copied=snapshot_required)
                 for name in dict.fromkeys((*self.setting.scripts, *before))
             }
             write_atomically(run_path.folder.path / "programs.json", json.dumps(programs) + "\n")
@@ -146,7 +146,7 @@ class Start:
     def _place(name: str, job: Job, run_path: RunPath, *, copied: bool) -> str:
         path = job.cwd / name
         return str(
-            place_in_copy(path, job=job, run_path=run_path) if copied and job.project.snapshot else path
+            path_in_snapshot(path, job=job, run_path=run_path) if copied and job.project.snapshot else path
         )
 
     def tell(self, lines: Sequence[str]) -> None:
@@ -173,9 +173,9 @@ class _Queue:
         plan = self.draft.plan(self.draft.run_path)
         job, pack = self.draft.job, self.start.setting.pack
         known = slurm.available()
-        allowed = most_jobs(job.resources.account, wanted=len(numbers)) if known else None
+        allowed = max_new_jobs(job.resources.account, wanted=len(numbers)) if known else None
         chunks = plan_chunks(
-            numbers, pack=pack, largest=largest_array() if known else 1001,
+            numbers, pack=pack, largest=array_size_limit() if known else 1001,
             most=fewest(allowed, self.start.setting.tasks),
         )  # fmt: skip
         throttle = Submission(self.start.ledger, plan, pack=pack, parallel=self.start.parallel).throttle
@@ -194,7 +194,7 @@ class _Queue:
         with start.kit(new, numbers) as run_path, at_work(run_path.folder.path):
             self.draft.run_path = run_path
             plan = self.draft.plan(run_path)
-            notes = start.fill(run_path, plan.launch_spec, job=job, backend="slurm", code_is_needed=True)
+            notes = start.fill(run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True)
             slurm.write_files(plan)
             (run_path.folder.path / "logs").mkdir()
             setting = start.setting
@@ -232,7 +232,7 @@ class _Here:
     def __init__(self, start: Start) -> None:
         self.start = start
         self.job = with_ranks(start.setting.job)
-        self.room = slots(self.job, this_machine(os.environ), start.search.parallel)[: start.parallel]
+        self.room = slots(self.job, detect_machine(os.environ), start.search.parallel)[: start.parallel]
 
     def carry_out(self, new: Sequence[Point], numbers: list[int]) -> int:
         start, job = self.start, self.job
@@ -241,7 +241,7 @@ class _Here:
             plan = plan_local(
                 job, run_path=run_path, machine=self.room[0], python=python, environ=os.environ, filed=filed
             )
-            notes = start.fill(run_path, plan.launch_spec, job=job, backend="local", code_is_needed=False)
+            notes = start.fill(run_path, plan.launch_spec, job=job, backend="local", snapshot_required=False)
         for note in (*plan.notes, *notes):
             console.say_note(note)
         start.tell([f"{_trials(len(numbers))} of {start.search.name}, {len(self.room)} at a time"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paceline.cluster.slurm.arrays import TOO_MANY, largest_array, most_jobs, submit_array
+from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ClusterError
 from paceline.plan.slurm.plan import SlurmPlan
@@ -37,7 +37,7 @@ class Submission:
 
     def give(self, numbers: Sequence[int], *, account: str | None) -> None:
         """All of them. A refusal because of the number of jobs makes tasks longer and fewer; others are errors."""
-        largest, most = largest_array(), fewest(most_jobs(account, wanted=len(numbers)), self.tasks)
+        largest, most = array_size_limit(), fewest(max_new_jobs(account, wanted=len(numbers)), self.tasks)
         left = list(numbers)
         while left:
             chunks = plan_chunks(left, pack=self.pack, largest=largest, most=most)
@@ -46,7 +46,7 @@ class Submission:
                     self._give(chunk)
                 except ClusterError as refusal:
                     tasks = math.ceil(len(left) / max(1, len(chunk.trials) // len(chunk.tasks)))
-                    if not TOO_MANY.search(refusal.message) or tasks < 2:
+                    if not JOB_LIMIT_REACHED.search(refusal.message) or tasks < 2:
                         raise
                     most = tasks // 2
                     break

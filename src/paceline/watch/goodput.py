@@ -65,7 +65,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda event: event["time"])
 
 
-def goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodput:
+def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodput:
     """The shares of a run; `now` closes the books of one that still runs."""
     result = Goodput()
     stretches: list[_Stretch] = []

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
-from paceline.watch.records import Record, look_at, newest_verdict, read_json
+from paceline.watch.records import Record, newest_verdict, read_json, read_record
 
 POLL = 0.3  # seconds between looks at a file
 ASK = (2.0, 15.0)  # seconds between questions to the scheduler: at first, and at most
 
 
-class Watcher:
+class RunMonitor:
     """Knows whether a run is over. Asks the scheduler ever less often, and again at once when a verdict appears."""
 
-    def __init__(self, folder: RunFolder, look: Callable[[RunFolder], Record] = look_at) -> None:
+    def __init__(self, folder: RunFolder, look: Callable[[RunFolder], Record] = read_record) -> None:
         self.folder = folder
         self.look = look
         self.record = look(folder)
@@ -46,15 +46,15 @@ class Watcher:
         self.next = time.monotonic() + self.interval
 
 
-def wait_for(folder: RunFolder) -> Record:
+def wait_until_over(folder: RunFolder) -> Record:
     """Return when the run is over."""
-    watcher = Watcher(folder)
-    while not watcher.is_over():
+    monitor = RunMonitor(folder)
+    while not monitor.is_over():
         time.sleep(POLL)
-    return watcher.record
+    return monitor.record
 
 
-def log_of(folder: RunFolder, *, rank: int = 0, attempt: int | None = None) -> Path | None:
+def find_log(folder: RunFolder, *, rank: int = 0, attempt: int | None = None) -> Path | None:
     """Where a rank's lines are: its own log, or its node's where there are too many ranks. None: not yet."""
     for candidate in reversed(folder.attempts()):
         if attempt is None or candidate.number == attempt:
@@ -69,14 +69,14 @@ def _node_log(folder: RunFolder, attempt: Path, rank: int) -> Path | None:
     return path if path.exists() else None
 
 
-def follow(folder: RunFolder, *, rank: int = 0, watcher: Watcher) -> Iterator[str]:
+def follow(folder: RunFolder, *, rank: int = 0, monitor: RunMonitor) -> Iterator[str]:
     """Pieces of a rank's output until the run is over; a new attempt's log follows the old one's."""
     current: Path | None = None
     position = 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
-        over = watcher.is_over()  # before reading: what was written until then is still read
-        newest = log_of(folder, rank=rank)
+        over = monitor.is_over()  # before reading: what was written until then is still read
+        newest = find_log(folder, rank=rank)
         if current is None:
             current = newest
         if current is not None:

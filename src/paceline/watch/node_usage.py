@@ -15,7 +15,7 @@ READ = 2**20  # bytes of a file's end: some hours, of runs that may have lasted 
 
 
 @dataclass(frozen=True)
-class NodeUse:
+class NodeUsage:
     """One node, over the samples that were read. Shares are in percent, sizes in bytes."""
 
     node: int
@@ -48,7 +48,7 @@ class NodeUse:
     def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
         return [line[key] for line in lines if isinstance(line.get(key), (int, float))]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for people."""
         parts = [self.host]
         if (cpu := self.mean("cpu")) is not None:
@@ -63,10 +63,10 @@ class NodeUse:
             )
         gpus = self.facts.get("gpus") or []
         if gpus:
-            parts.append(self._gpus_told(gpus))
+            parts.append(self._gpu_summary(gpus))
         return " · ".join(parts)
 
-    def _gpus_told(self, gpus: list[dict[str, Any]]) -> str:
+    def _gpu_summary(self, gpus: list[dict[str, Any]]) -> str:
         words = [f"{len(gpus)} x {gpus[0].get('name', 'GPU')}"]
         if (busy := self.gpu_mean("busy")) is not None:
             words.append(f"{busy:.0f} % busy")
@@ -77,17 +77,17 @@ class NodeUse:
         return ", ".join(words)
 
 
-def read_nodes(folder: RunFolder, *, most: int | None = None) -> list[NodeUse]:
-    """The nodes that have left samples, in order; those past `most` are left unread."""
+def read_node_usage(folder: RunFolder, *, max_nodes: int | None = None) -> list[NodeUsage]:
+    """The nodes that have left samples, in order; those past `max_nodes` are left unread."""
     found = []
     for path in folder.system.glob("node-*.jsonl"):
         number = path.stem.removeprefix("node-")
         if number.isdigit():
             found.append((int(number), path))
-    return [_read(number, path) for number, path in sorted(found)[:most]]
+    return [_read(number, path) for number, path in sorted(found)[:max_nodes]]
 
 
-def _read(node: int, path: Path) -> NodeUse:
+def _read(node: int, path: Path) -> NodeUsage:
     facts: dict[str, Any] = {}
     samples = []
     for line in _lines(path):
@@ -101,7 +101,7 @@ def _read(node: int, path: Path) -> NodeUse:
             facts = value
         else:
             samples.append(value)
-    return NodeUse(node, facts, samples)
+    return NodeUsage(node, facts, samples)
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -17,7 +17,7 @@ from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
 from paceline.plan.run_path import STORE
 
-Ask = Callable[[Iterable[str]], Mapping[str, JobState]]
+QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
 # What a run's status says about waiting for it.
 OVER = {
@@ -39,7 +39,7 @@ class Record:
     """A run as `paceline ps` shows it."""
 
     folder: RunFolder
-    told: dict[str, Any]  # run.json
+    details: dict[str, Any]  # run.json
     status: str
     job: str | None
     state: JobState | None
@@ -60,7 +60,7 @@ class Record:
     def detail(self) -> str:
         """Why it waits, or where it runs."""
         if self.state is None:
-            return str(self.told.get("host", "")) if self.job is None else ""
+            return str(self.details.get("host", "")) if self.job is None else ""
         return self.state.reason if self.state.phase == WAITING else self.state.nodes
 
 
@@ -73,10 +73,10 @@ def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
     return [RunFolder(path) for path in (newest if limit is None else newest[:limit])]
 
 
-def look(folders: Iterable[RunFolder], ask: Ask = slurm.states) -> list[Record]:
+def read_records(folders: Iterable[RunFolder], ask: QueryStates = slurm.states) -> list[Record]:
     """Records of runs. A scheduler that does not answer leaves the states of its jobs unknown."""
     listed = list(folders)
-    jobs = {folder.path: slurm.job_of(folder) for folder in listed}
+    jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
     wanted = [job for job in jobs.values() if job is not None]
     known: Mapping[str, JobState] | None = {}
     if wanted:
@@ -87,15 +87,15 @@ def look(folders: Iterable[RunFolder], ask: Ask = slurm.states) -> list[Record]:
     return [_record(folder, jobs[folder.path], known) for folder in listed]
 
 
-def look_at(folder: RunFolder, ask: Ask = slurm.states) -> Record:
-    return look([folder], ask)[0]
+def read_record(folder: RunFolder, ask: QueryStates = slurm.states) -> Record:
+    return read_records([folder], ask)[0]
 
 
 def _record(folder: RunFolder, job: str | None, known: Mapping[str, JobState] | None) -> Record:
     state = known.get(job) if known is not None and job is not None else None
     return Record(
         folder=folder,
-        told=read_json(folder.run_json),
+        details=read_json(folder.run_json),
         status=_status(folder, job, state, asked=known is not None),
         job=job,
         state=state,
@@ -107,14 +107,14 @@ def _record(folder: RunFolder, job: str | None, known: Mapping[str, JobState] | 
 def _status(folder: RunFolder, job: str | None, state: JobState | None, *, asked: bool) -> str:
     """One word. The verdict beats the scheduler's word on how a job ended: exit codes arrive garbled."""
     if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
-        return state.word
+        return state.label
     verdict = newest_verdict(folder)
     if verdict == DONE:
         return DONE
     if folder.cancelled.exists():
         return "cancelled"
     if state is not None:
-        return state.word if state.word != DONE else verdict or state.word
+        return state.label if state.label != DONE else verdict or state.label
     if job is not None and not asked and verdict in (None, STOPPED):
         return "unknown"  # its last job start may have stopped, and the job be in the queue again
     if job is None and verdict is None:

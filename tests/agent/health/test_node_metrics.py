@@ -17,7 +17,7 @@ from paceline.agent.health import node_metrics
 from paceline.agent.health.node_metrics import OwnProcesses, Sampler, memory_limit
 from paceline.agent.health.nvml import Gpus
 from paceline.contract.run_folder import RunFolder
-from paceline.watch.node_usage import read_nodes
+from paceline.watch.node_usage import read_node_usage
 from tests.agent.conftest import Launch
 
 NET = """\
@@ -260,10 +260,10 @@ def test_a_launcher_writes_them_down(launch: Launch) -> None:
     assert len(samples) >= 2
     assert samples[-1]["own_memory"] > 80_000_000, "two ranks, and what each of them holds"
     assert "gpus" not in first, "none were asked for"
-    (use,) = read_nodes(done.run)
+    (use,) = read_node_usage(done.run)
     assert (use.node, use.host) == (0, first["host"])
     assert use.peak("own_memory") == max(sample["own_memory"] for sample in samples)
-    assert use.told().startswith(f"{first['host']} · CPU ")
+    assert use.summary().startswith(f"{first['host']} · CPU ")
 
 
 def test_zero_means_none(launch: Launch) -> None:
@@ -295,11 +295,11 @@ def test_a_summary_of_what_was_written(tmp_path: Path) -> None:
     run.node_metrics(10).write_text("\n".join([*lines, '{"time": 4, "cpu": 9']))
     run.node_metrics(2).write_text(json.dumps({"time": 1, "host": "gpu0"}) + "\n")
     (run.system / "notes.jsonl").write_text("")
-    assert [use.node for use in read_nodes(run)] == [2, 10]
-    assert [use.node for use in read_nodes(run, most=1)] == [2]
-    quiet, busy = read_nodes(run)
-    assert quiet.told() == "gpu0"
-    assert busy.told() == (
+    assert [use.node for use in read_node_usage(run)] == [2, 10]
+    assert [use.node for use in read_node_usage(run, max_nodes=1)] == [2]
+    quiet, busy = read_node_usage(run)
+    assert quiet.summary() == "gpu0"
+    assert busy.summary() == (
         "gpu1 · CPU 50 % of 64 cores (the run: 10.0 cores) · memory at most 100.0 of 512 GB (the run: 60.0 GB)"
         " · 2 x H200, 85 % busy, memory at most 70.0 of 140 GB, 550 W"
     )
@@ -311,7 +311,7 @@ def test_long_files_are_read_from_their_end(tmp_path: Path) -> None:
     line = json.dumps({"time": 2, "cpu": 1.0, "filler": "x" * 1000}) + "\n"
     text = json.dumps({"host": "a", "cores": 2}) + "\n" + line * 3000 + json.dumps({"cpu": 3.0}) + "\n"
     run.node_metrics(0).write_text(text)
-    (use,) = read_nodes(run)
+    (use,) = read_node_usage(run)
     assert (use.host, use.peak("cpu")) == ("a", 3.0)
     assert 900 < len(use.samples) < 1100
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.runs.run_half import put_run_half
+from paceline.cluster.runs.run_half import write_run_half
 from tests.agent.conftest import Launch, Launched
 
 ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]
@@ -86,7 +86,7 @@ def test_files_where_it_is_typed_are_not_the_standard_library(
     if way == "command":
         started = launch(script, env={"PYTHONSAFEPATH": safe_path})
     else:
-        put_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
+        write_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
         started = launch(
             script, env={"PYTHONSAFEPATH": safe_path}, words=[str(tmp_path / "paceline.zip")], nproc=1
         )

@@ -228,9 +228,9 @@ def test_it_needs_no_torch_and_imports_wandb_only_when_used(tmp_path: Path) -> N
 
 
 def test_it_travels_with_the_run(tmp_path: Path) -> None:
-    from paceline.cluster.runs.run_half import put_run_half
+    from paceline.cluster.runs.run_half import write_run_half
 
-    put_run_half(tmp_path / "paceline.zip", store=tmp_path)
+    write_run_half(tmp_path / "paceline.zip", store=tmp_path)
     code = "from paceline import wandb; print(wandb.__file__)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],

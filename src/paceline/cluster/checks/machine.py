@@ -12,9 +12,9 @@ from pathlib import Path
 
 from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import file_system
-from paceline.cluster.local.machine import this_machine
+from paceline.cluster.local.machine import detect_machine
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import Partition, survey
+from paceline.cluster.slurm.partitions import Partition, query_partitions
 from paceline.errors import ClusterError
 
 # Where clusters put large, fast, shared folders, by the names that they give them.
@@ -32,7 +32,7 @@ SCRATCH_VARIABLES = (
 
 def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
     """Everything but the scheduler."""
-    machine = this_machine(environ)
+    machine = detect_machine(environ)
     found = [
         Finding("python", GOOD, f"{platform.python_version()} ({sys.executable})"),
         _torch(),
@@ -95,7 +95,7 @@ def inspect_slurm() -> list[Finding]:
     if version and version < (22, 5):
         return [Finding("slurm", WARNING, text, "22.05 is the oldest that is tested")]
     try:
-        partitions = survey()
+        partitions = query_partitions()
     except ClusterError as error:
         return [Finding("slurm", PROBLEM, f"{text}, but it does not answer: {error.message}", error.hint)]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]

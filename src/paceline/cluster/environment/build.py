@@ -182,7 +182,7 @@ def submit_build(plan: Plan) -> str:
         ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
         if done.returncode or not ids:
             raise ClusterError(
-                f"sbatch refused the build: {slurm.told(done)}",
+                f"sbatch refused the build: {slurm.error_text(done)}",
                 hint="ask for other nodes (--partition, --account, --time), or build here: --local",
             )
         write_atomically(plan.folder.job, f"{ids[-1]}\n")

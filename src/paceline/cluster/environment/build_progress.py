@@ -48,7 +48,7 @@ class Watch:
             found = slurm.states([self.job]).get(self.job)
         except ClusterError:
             return False  # a scheduler that does not answer for a moment says nothing about the build
-        self.state = found.word if found is not None else "gone"
+        self.state = found.label if found is not None else "gone"
         return found is None or found.phase not in (LIVE, WAITING)
 
     def lines(self) -> Iterator[str | None]:

@@ -20,7 +20,7 @@ from typing import Any
 from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
 from paceline.cluster.environment.rehearsal import try_lines
 from paceline.cluster.environment.requirements import Requirements, read_requirements
-from paceline.cluster.runs.folder import choose_scratch
+from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.environment.build import IMAGE, LOCK, MARKER
 from paceline.plan.environment.image import is_remote
@@ -118,7 +118,7 @@ class Built:
 
 
 def store_of(job: Job, environ: Mapping[str, str]) -> Path:
-    return choose_scratch(job, environ) / job.project_name / STORE
+    return resolve_scratch(job, environ) / job.project_name / STORE
 
 
 def known(store: Path) -> list[Built]:

@@ -19,7 +19,7 @@ from paceline.contract import env
 from paceline.errors import LaunchError
 from paceline.plan.local import LocalPlan, Starter
 
-PATIENCE = 20.0  # seconds that other agents have to end once the head has
+EXIT_TIMEOUT = 20.0  # seconds that other agents have to end once the head has
 PR_SET_PDEATHSIG = 1
 
 
@@ -37,21 +37,21 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
     shutil.rmtree(plan.run_path.folder.job_start(job_start_name()).path, ignore_errors=True)
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
-    with _passing_signals(processes):
+    with _forward_signals(processes):
         try:
             for starter in plan.agents:
                 taken = zygote_socket if len(plan.agents) == 1 else None
-                processes.append(start(starter, shared, secrets=plan.secrets, zygote_socket=taken))
+                processes.append(start_agent(starter, shared, secrets=plan.secrets, zygote_socket=taken))
             if zygote_socket is not None:
                 os.close(
                     zygote_socket
                 )  # the agent alone holds it now: its end, however it comes, ends the zygote
             code = processes[0].wait()
-            await_others(processes[1:])
+            wait_for_exit(processes[1:])
             if zygote_socket is not None:
-                _collect_children()
+                _reap_children()
         except BaseException:
-            end(processes)
+            kill(processes)
             raise
     return code if code >= 0 else 128 - code
 
@@ -72,7 +72,7 @@ def _free_port() -> int:
         return port
 
 
-def start(
+def start_agent(
     starter: Starter,
     shared: Mapping[str, str],
     *,
@@ -98,7 +98,7 @@ def start(
             stdout=output,
             stderr=output,
             pass_fds=() if zygote_socket is None else (zygote_socket,),
-            preexec_fn=_become_a_agent(),  # noqa: PLW1509 - this process has one thread
+            preexec_fn=_agent_setup(),  # noqa: PLW1509 - this process has one thread
         )
     except OSError as error:
         raise LaunchError(
@@ -112,7 +112,7 @@ _OURS = (
 )  # fmt: skip
 
 
-def _become_a_agent() -> Callable[[], None] | None:
+def _agent_setup() -> Callable[[], None] | None:
     """In a process group of its own, so that Ctrl-C reaches it once, from here; told to stop if this process dies."""
     if os.name != "posix":
         return None
@@ -130,7 +130,7 @@ def _become_a_agent() -> Callable[[], None] | None:
 
 
 @contextmanager
-def _passing_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Ctrl-C goes to every agent, a request to stop to the head, which tells the others."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -144,7 +144,7 @@ def _passing_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]
             raise KeyboardInterrupt
         processes[0].send_signal(signal.SIGTERM)
 
-    with listening(interrupt, stop):
+    with handle_signals(interrupt, stop):
         yield
 
 
@@ -152,7 +152,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
-def listening(interrupt: Handler, stop: Handler) -> Iterator[None]:
+def handle_signals(interrupt: Handler, stop: Handler) -> Iterator[None]:
     """Ctrl-C, and requests to stop: SIGTERM, and the end of the terminal unless that is to be outlived."""
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -165,18 +165,18 @@ def listening(interrupt: Handler, stop: Handler) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def await_others(processes: list[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_for_exit(processes: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + EXIT_TIMEOUT
     for process in processes:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            end([process])
+            kill([process])
 
 
-def _collect_children() -> None:
+def _reap_children() -> None:
     """The zygote is a child of this process, and ends right after its agent: wait, so that nothing outlives us."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EXIT_TIMEOUT
     try:
         while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
@@ -185,7 +185,7 @@ def _collect_children() -> None:
         pass
 
 
-def end(processes: list[subprocess.Popen[bytes]]) -> None:
+def kill(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:
             process.kill()

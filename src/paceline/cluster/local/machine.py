@@ -20,14 +20,14 @@ from paceline.spec import Job
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-def this_machine(environ: Mapping[str, str]) -> Machine:
+def detect_machine(environ: Mapping[str, str]) -> Machine:
     gpus = usable_gpus(environ)
     named = next((environ[name] for name in _VISIBLE if name in environ), "")
     devices = tuple(item.strip() for item in named.split(",") if item.strip())[:gpus]
     return Machine(cores=usable_cores(), gpus=gpus, system=platform.system(), devices=devices)
 
 
-def here() -> Path:
+def current_folder() -> Path:
     """The current folder."""
     try:
         return Path.cwd()
@@ -81,7 +81,7 @@ def _amd_gpus(devices: Path) -> int:
     return len(list((devices / "dri").glob("renderD*")))
 
 
-def facts() -> dict[str, Any]:
+def host_details() -> dict[str, Any]:
     """Who and where, for run.json."""
     try:
         user = getpass.getuser()

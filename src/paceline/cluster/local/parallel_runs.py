@@ -27,7 +27,7 @@ class _Going:
     processes: list[subprocess.Popen[bytes]]
 
 
-class SideBySide:
+class ParallelRuns:
     """`begin` is called for each run when a slot is free for it, `end` when it is over, with its verdict."""
 
     def __init__(self, slots: int) -> None:
@@ -45,7 +45,7 @@ class SideBySide:
     ) -> None:
         """All of them, in their order. `begin(name, slot)` may refuse one by None."""
         waiting = list(names)
-        with self._listening():
+        with self._handle_signals():
             try:
                 while waiting or self._going:
                     free = sorted(set(range(self.slots)) - {each.slot for each in self._going.values()})
@@ -60,7 +60,7 @@ class SideBySide:
                         name for name, each in self._going.items() if each.processes[0].poll() is not None
                     ]:
                         each = self._going.pop(name)
-                        agents.await_others(each.processes[1:])
+                        agents.wait_for_exit(each.processes[1:])
                         end(
                             name,
                             read_verdict(each.plan.run_path.folder.job_start(agents.job_start_name()).verdict)
@@ -68,7 +68,7 @@ class SideBySide:
                         )
                     time.sleep(POLL)
             finally:
-                agents.end([process for each in self._going.values() for process in each.processes])
+                agents.kill([process for each in self._going.values() for process in each.processes])
 
     def _start(self, plan: LocalPlan) -> list[subprocess.Popen[bytes]]:
         folder = plan.run_path.folder
@@ -79,16 +79,16 @@ class SideBySide:
         log = os.open(folder.slurm_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             for starter in plan.agents:
-                processes.append(agents.start(starter, shared, secrets=plan.secrets, output=log))
+                processes.append(agents.start_agent(starter, shared, secrets=plan.secrets, output=log))
         except BaseException:
-            agents.end(processes)
+            agents.kill(processes)
             raise
         finally:
             os.close(log)
         return processes
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _handle_signals(self) -> Iterator[None]:
         """Ctrl-C goes to every agent, a request to stop to every head."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -102,5 +102,5 @@ class SideBySide:
             for each in self._going.values():
                 each.processes[0].send_signal(signal.SIGTERM)
 
-        with agents.listening(interrupt, stop):
+        with agents.handle_signals(interrupt, stop):
             yield

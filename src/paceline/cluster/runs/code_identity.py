@@ -19,7 +19,7 @@ class CodeIdentity:
         return f"{self.commit[:10]}{' + changes' if self.changed else ''}"
 
 
-def identify(folder: Path) -> CodeIdentity:
+def identify_code(folder: Path) -> CodeIdentity:
     """The commit, the branch and whether files differ; nothing where there is no git."""
     questions = (
         ["rev-parse", "--verify", "-q", "HEAD"],

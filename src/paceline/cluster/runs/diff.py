@@ -32,11 +32,11 @@ class Difference:
 
 
 def compare_code(
-    then: Path, now: Path, *, exclude: Sequence[str] = (), keep_out: Iterable[Path] = ()
+    then: Path, now: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> list[Difference]:
     """From a copy to the project, by the rules that the copy was made by."""
     before = set(_files(then))
-    after = set(find_code(now, exclude=exclude, keep_out=keep_out)[0])
+    after = set(find_code(now, exclude=exclude, exclude_paths=exclude_paths)[0])
     found = []
     for name in sorted(before | after):
         if name not in after:

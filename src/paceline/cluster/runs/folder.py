@@ -16,16 +16,16 @@ from paceline.plan.run_path import STORE, RunPath, new_run_id
 from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
-USUAL_SCRATCH = "runs"
+DEFAULT_SCRATCH = "runs"
 TRIALS = "trials"  # in the folder of a sweep
 
 
-def choose_scratch(job: Job, environ: Mapping[str, str]) -> Path:
+def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
     """`$PACELINE_SCRATCH`, else `[project] scratch`, else `runs` in the project's folder."""
     if environ.get(SCRATCH):
         return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
     if job.project.scratch is None:
-        return job.folder.absolute() / USUAL_SCRATCH
+        return job.folder.absolute() / DEFAULT_SCRATCH
     text = re.sub(
         r"\$(?:\{(\w+)\}|(\w+))",
         lambda match: _variable(match[1] or match[2], job, environ),
@@ -43,9 +43,9 @@ def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
     return environ[name]
 
 
-def choose_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
+def new_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
     """Where the next run will live. Nothing is made."""
-    scratch = choose_scratch(job, environ)
+    scratch = resolve_scratch(job, environ)
     return RunPath(scratch, job.project_name, job.project.experiment, new_run_id())
 
 
@@ -82,21 +82,21 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     )
 
 
-def refuse_if_alive(folder: RunFolder) -> None:
+def require_not_running(folder: RunFolder) -> None:
     """Never two at once in one run folder: a start of it on this machine may still be going on."""
     import psutil
 
     from paceline.cluster.slurm import commands as slurm
     from paceline.cluster.slurm.states import LIVE, WAITING
 
-    job = slurm.job_of(folder)
+    job = slurm.read_job_id(folder)
     try:
         state = slurm.states([job]).get(job) if job is not None else None
     except ClusterError:  # no scheduler answers here: whoever types this knows better
         state = None
     if state is not None and state.phase in (LIVE, WAITING):
         raise UsageError(
-            f"the run {folder.path.name} is {state.word}, as job {job}",
+            f"the run {folder.path.name} is {state.label}, as job {job}",
             hint=f"wait for it, or end it first: paceline cancel {folder.path.name}",
         )
     for job_start in folder.path.glob("job-starts/pid-*"):
@@ -115,7 +115,7 @@ def refuse_if_alive(folder: RunFolder) -> None:
             )
 
 
-def cannot(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
+def path_error(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
     """A path that cannot be used, as one line with a way out."""
     reason = error.strerror or str(error)
     return EnvironmentProblem(
@@ -125,7 +125,7 @@ def cannot(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
 
 
 @contextmanager
-def new_folder(run_path: RunPath) -> Iterator[RunPath]:
+def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
     """Make a run folder that nobody else has, and take all of it away again when the body fails."""
     made: list[Path] = []
     try:
@@ -141,14 +141,14 @@ def new_folder(run_path: RunPath) -> Iterator[RunPath]:
             break
     except OSError as error:
         _unmake(made)
-        raise cannot("make the run folder", run_path.folder.path, error) from None
+        raise path_error("make the run folder", run_path.folder.path, error) from None
     try:
         yield run_path
     except BaseException as error:
         shutil.rmtree(run_path.folder.path, ignore_errors=True)
         _unmake(made)
         if isinstance(error, OSError):
-            raise cannot("write the run folder", run_path.folder.path, error) from None
+            raise path_error("write the run folder", run_path.folder.path, error) from None
         raise
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.local.machine import facts
-from paceline.cluster.runs.code_identity import identify
-from paceline.cluster.runs.run_half import put_run_half
+from paceline.cluster.local.machine import host_details
+from paceline.cluster.runs.code_identity import identify_code
+from paceline.cluster.runs.run_half import write_run_half
 from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.launch_spec import LaunchSpec
@@ -25,7 +25,7 @@ from paceline.spec import Job
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     run_path: RunPath
     snapshot: Snapshot | None
     notes: tuple[str, ...]  # what the user should hear
@@ -39,12 +39,12 @@ def prepare(
     launch_spec: LaunchSpec,
     command: Sequence[str],
     backend: str,
-    code_is_needed: bool,
+    snapshot_required: bool,
     compiled: bool = False,
-) -> Prepared:
-    """Write all that a run folder holds before its agents start. Call it inside `folder.new_folder`.
+) -> PreparedRun:
+    """Write all that a run folder holds before its agents start. Call it inside `folder.create_run_folder`.
 
-    `code_is_needed`: the ranks run the copy of the code, so that one that is too large is an error; otherwise
+    `snapshot_required`: the ranks run the copy of the code, so that one that is too large is an error; otherwise
     it is only said.
     """
     folder = run_path.folder
@@ -52,24 +52,24 @@ def prepare(
     snapshot = None
     if job.project.snapshot:
         try:
-            snapshot = keep_code(job, run_path)
+            snapshot = snapshot_code(job, run_path)
         except EnvironmentProblem as problem:
-            if code_is_needed:
+            if snapshot_required:
                 raise
             notes.append(f"no copy of the code is kept: {problem.message}")
     if snapshot is not None and snapshot.left_out:
         notes.append(f"left out of the copy of the code, as secrets: {', '.join(snapshot.left_out)}")
-    put_run_half(folder.run_half, store=run_path.store, compiled=compiled)
+    write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The order holds the variables that were asked for: not for others to read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
     text = run_json(
         job, run_path=run_path, shape=shape, command=command, created=time.time(),
-        facts={**facts(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
+        facts={**host_details(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
     )  # fmt: skip
     # Last: a folder with a run.json is a run.
     write_atomically(folder.run_json, text)
-    return Prepared(run_path, snapshot, tuple(notes))
+    return PreparedRun(run_path, snapshot, tuple(notes))
 
 
 def read_launch_spec(folder: RunFolder) -> LaunchSpec:
@@ -83,27 +83,27 @@ def read_launch_spec(folder: RunFolder) -> LaunchSpec:
         ) from None
 
 
-def keep_code(job: Job, run_path: RunPath) -> Snapshot:
+def snapshot_code(job: Job, run_path: RunPath) -> Snapshot:
     """The copy of the project's code, and the link to it."""
     snapshot = take_snapshot(
         job.folder,
         store=run_path.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
-        keep_out=[*run_places(job.folder, run_path), *secret_files(job, os.environ)],
+        exclude_paths=[*run_folders_in(job.folder, run_path), *secret_files(job, os.environ)],
     )
     os.symlink(os.path.relpath(snapshot.path, run_path.folder.path), run_path.folder.code)
     return snapshot
 
 
-def run_places(folder: Path, run_path: RunPath) -> list[Path]:
+def run_folders_in(folder: Path, run_path: RunPath) -> list[Path]:
     """Folders of runs, which may lie in the project; a scratch that the project itself lies in is none of them."""
     project = folder.resolve()
     places = (run_path.scratch, run_path.store.parent, run_path.store, run_path.folder.path.parent)
     return [place for place in places if not project.is_relative_to(place.resolve())]
 
 
-def place_in_copy(path: Path, *, job: Job, run_path: RunPath) -> Path:
+def path_in_snapshot(path: Path, *, job: Job, run_path: RunPath) -> Path:
     """Where a path of the project lies in the copy; a path outside of the project stays where it is."""
     absolute = Path(os.path.abspath(job.cwd / path))
     try:
@@ -113,7 +113,7 @@ def place_in_copy(path: Path, *, job: Job, run_path: RunPath) -> Path:
 
 
 def _code(job: Job, snapshot: Snapshot | None) -> dict[str, Any]:
-    identity = identify(job.folder)
+    identity = identify_code(job.folder)
     told: dict[str, Any] = {
         "folder": str(job.folder),
         "commit": identity.commit,

@@ -41,16 +41,16 @@ UNCHECKED = (1).to_bytes(
 )  # a .pyc that is valid by its place: zips keep times to two seconds only
 
 
-def put_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
+def write_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
     """Put the zip at `destination`. Equal ones are made once per `store`, and shared by hard links."""
-    kept = kept_run_half(store, compiled=compiled)
+    kept = stored_run_half(store, compiled=compiled)
     try:
         os.link(kept, destination)
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(kept, destination)
 
 
-def kept_run_half(store: Path, *, compiled: bool = False) -> Path:
+def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
     """The zip in the store, made if it is not there.
 
     `compiled` adds byte code for this Python: nodes that run another one fall back to the source.

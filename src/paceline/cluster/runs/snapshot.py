@@ -17,7 +17,7 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentProblem
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 
 # Never copied, tracked or not: snapshots lie on shared disks.
 SECRETS = (
@@ -44,14 +44,14 @@ class Snapshot:
 
 
 def take_snapshot(
-    folder: Path, *, store: Path, limit: int, exclude: Sequence[str] = (), keep_out: Iterable[Path] = ()
+    folder: Path, *, store: Path, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> Snapshot:
     """Copy the code in `folder` into `store`, unless its like is there. `limit` is in bytes.
 
-    `keep_out` names folders that hold no code (run folders inside the project).
+    `exclude_paths` names folders that hold no code (run folders inside the project).
     """
     folder = folder.resolve()
-    sizes, left_out = find_code(folder, exclude=exclude, keep_out=keep_out)
+    sizes, left_out = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
     if sum(sizes.values()) > limit:
         raise _too_large(
             folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB of at most {limit / 2**20:,.0f}"
@@ -65,11 +65,11 @@ def take_snapshot(
 
 
 def find_code(
-    folder: Path, *, exclude: Sequence[str] = (), keep_out: Iterable[Path] = ()
+    folder: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> tuple[dict[str, int], list[str]]:
     """The files that a copy would hold, in order, with their sizes; and the secrets that it would not."""
     folder = folder.resolve()
-    outside = [path.resolve() for path in keep_out]
+    outside = [path.resolve() for path in exclude_paths]
     names: list[str] = []
     left_out: list[str] = []
     for name in _list(folder):
@@ -80,8 +80,8 @@ def find_code(
             folder / name == o or o in (folder / name).parents for o in outside
         ):
             names.append(name)
-        if len(names) > MOST_FILES:
-            raise _too_large(folder, [], f"more than {MOST_FILES:,} files")
+        if len(names) > MAX_FILES:
+            raise _too_large(folder, [], f"more than {MAX_FILES:,} files")
     names.sort()
     return _measure(folder, names), left_out
 

@@ -18,7 +18,7 @@ from paceline.plan.secrets import IN_THE_SHELL, Secrets, choose_secrets
 from paceline.spec import Job
 
 WANDB_KEY = "WANDB_API_KEY"
-WANDB_ADDRESS = "WANDB_BASE_URL"
+WANDB_BASE_URL = "WANDB_BASE_URL"
 CREDENTIALS = "wandb_credentials.txt"
 NETRCS = (".netrc", "_netrc")
 
@@ -36,7 +36,7 @@ class _Reading:
 
 
 def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
-    """What the files hold. Of two that name the same variable the first wins; see `usual_files` for their order."""
+    """Read the secret files. If two set the same variable, the first in the order of `secret_files` wins."""
     values: dict[str, str] = {}
     sources: dict[str, str] = {}
     for path in secret_files(job, environ):
@@ -58,9 +58,9 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
     if WANDB_KEY in environ and WANDB_KEY not in values:
         values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], IN_THE_SHELL
     # A key is good for one server alone: which it is goes with it.
-    if WANDB_ADDRESS in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
-        values.setdefault(WANDB_ADDRESS, environ[WANDB_ADDRESS])
-        sources.setdefault(WANDB_ADDRESS, IN_THE_SHELL)
+    if WANDB_BASE_URL in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
+        values.setdefault(WANDB_BASE_URL, environ[WANDB_BASE_URL])
+        sources.setdefault(WANDB_BASE_URL, IN_THE_SHELL)
     return Secrets(values, sources)
 
 
@@ -76,13 +76,13 @@ def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
 def secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
     """The files to read, whether they exist or not: those that were asked for, else the usual ones."""
     if job.environment.secret_files is None:
-        return usual_files(job, environ)
+        return default_secret_files(job, environ)
     home = environ.get("HOME", "~")
     asked = (home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files)
     return [Path(os.path.abspath(job.folder / name)) for name in asked]
 
 
-def usual_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
+def default_secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
     """The project's own first, then what the user has for all projects, then what wandb knows of."""
     found = [job.folder / ".env"]
     home = environ.get("HOME")

@@ -10,19 +10,19 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.errors import ClusterError
 from paceline.plan.slurm.plan import SlurmPlan
 
-USUAL_SIZE = 1001  # Slurm's own default of MaxArraySize
+DEFAULT_ARRAY_SIZE = 1001  # Slurm's own default of MaxArraySize
 FEW = 10  # so many times fewer than the cluster may hold are no reason to count what it holds
 # What sbatch says where a limit on the number of jobs, and not the job itself, is in the way.
-TOO_MANY = re.compile(
+JOB_LIMIT_REACHED = re.compile(
     r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable",
     re.IGNORECASE,
 )
 
 
-def largest_array() -> int:
+def array_size_limit() -> int:
     """Tasks that one array may have."""
     told = _configuration()
-    size = int(told.get("MaxArraySize") or USUAL_SIZE)
+    size = int(told.get("MaxArraySize") or DEFAULT_ARRAY_SIZE)
     if size < 2:
         raise ClusterError(
             "this cluster takes no job arrays (MaxArraySize is 0)", hint="run the sweep here: --local"
@@ -31,7 +31,7 @@ def largest_array() -> int:
     return min(size, int(match[1])) if match else size
 
 
-def most_jobs(account: str | None, *, wanted: int | None = None) -> int | None:
+def max_new_jobs(account: str | None, *, wanted: int | None = None) -> int | None:
     """Jobs that one more submission may bring, by what the cluster and the user's association allow."""
     limits = [limit - _own_jobs() for limit in _association_limits(account)]
     whole = int(_configuration().get("MaxJobCount") or 0)
@@ -80,4 +80,4 @@ def submit_array(plan: SlurmPlan, *, array: str, listing: str, after: Sequence[s
     if after:
         extra.append(f"--dependency=afterany:{':'.join(after)}")
     words = plan.sbatch
-    return slurm.give([*words[:-1], *extra, words[-1], listing], plan.submitter)
+    return slurm.run_sbatch([*words[:-1], *extra, words[-1], listing], plan.submitter)

@@ -10,16 +10,16 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from paceline.cluster.slurm.states import JobState, plain_state
+from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
 from paceline.plan.slurm.plan import SlurmPlan
 
-PATIENCE = 60.0  # seconds for one answer: a busy controller takes its time
-ASKED_AT_ONCE = 2000  # jobs in one question: an argument cannot be longer than 128 KiB
-BETWEEN = "\x1f"  # no name, reason or node list holds it
+COMMAND_TIMEOUT = 60.0  # seconds for one answer: a busy controller takes its time
+JOBS_PER_CALL = 2000  # jobs in one question: an argument cannot be longer than 128 KiB
+SEPARATOR = "\x1f"  # no name, reason or node list holds it
 
-Done = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 def available() -> bool:
@@ -28,12 +28,12 @@ def available() -> bool:
 
 def call(
     argv: Sequence[str], *, environ: Mapping[str, str] | None = None, check: bool = True, text: str = ""
-) -> Done:
+) -> Completed:
     """One command of Slurm's."""
     try:
         done = subprocess.run(
             list(argv), env=dict(environ) if environ is not None else None, input=text,
-            text=True, capture_output=True, timeout=PATIENCE, errors="replace",
+            text=True, capture_output=True, timeout=COMMAND_TIMEOUT, errors="replace",
         )  # fmt: skip
     except FileNotFoundError:
         raise ClusterError(
@@ -42,15 +42,17 @@ def call(
         ) from None
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"{argv[0]} gave no answer within {PATIENCE:.0f} s",
+            f"{argv[0]} gave no answer within {COMMAND_TIMEOUT:.0f} s",
             hint="is the controller up? ask it: scontrol ping",
         ) from None
     if check and done.returncode:
-        raise ClusterError(f"{argv[0]}: {told(done)}", hint="is the controller up? ask it: scontrol ping")
+        raise ClusterError(
+            f"{argv[0]}: {error_text(done)}", hint="is the controller up? ask it: scontrol ping"
+        )
     return done
 
 
-def told(done: Done) -> str:
+def error_text(done: Completed) -> str:
     """What a command complained about, without its own name before each line."""
     lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in done.stderr.strip().splitlines()]
     return "; ".join(line for line in lines if line) or f"exit code {done.returncode}"
@@ -75,11 +77,11 @@ def write_files(plan: SlurmPlan) -> None:
     write_atomically(folder.script, plan.script)
 
 
-def give(words: Sequence[str], environ: Mapping[str, str]) -> str:
+def run_sbatch(words: Sequence[str], environ: Mapping[str, str]) -> str:
     """Call sbatch. The job's id; a refusal is a ClusterError in sbatch's words."""
     done = call(words, environ=environ, check=False)
     if done.returncode:
-        raise ClusterError(f"sbatch refused the job: {told(done)}")
+        raise ClusterError(f"sbatch refused the job: {error_text(done)}")
     # The last line that is an id: what a site has put around sbatch may speak too.
     ids: list[str] = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
     if not ids:
@@ -92,16 +94,16 @@ def give(words: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def submit(plan: SlurmPlan) -> str:
     """Give a run's script to sbatch, and write down which job it is."""
-    job = give(plan.sbatch, plan.submitter)
+    job = run_sbatch(plan.sbatch, plan.submitter)
     try:
-        note_job(plan.run_path.folder, job)
+        record_job(plan.run_path.folder, job)
     except BaseException:  # the run folder goes away with this error: the job must not be left without it
         call(["scancel", job], environ=plan.submitter, check=False)
         raise
     return job
 
 
-def note_job(folder: RunFolder, job: str) -> None:
+def record_job(folder: RunFolder, job: str) -> None:
     """Write down which job this run is. The job itself does the same when it starts."""
     write_atomically(folder.job, f"{job}\n")
     line = json.dumps({"time": time.time(), "event": "queued", "job": job})
@@ -109,7 +111,7 @@ def note_job(folder: RunFolder, job: str) -> None:
         events.write(line + "\n")
 
 
-def job_of(folder: RunFolder) -> str | None:
+def read_job_id(folder: RunFolder) -> str | None:
     """The run's newest job; None for a run that is no job."""
     try:
         return folder.job.read_text(encoding="utf-8").strip() or None
@@ -117,7 +119,7 @@ def job_of(folder: RunFolder) -> str | None:
         return None
 
 
-def test_only(plan: SlurmPlan) -> Done:
+def test_only(plan: SlurmPlan) -> Completed:
     """Ask Slurm whether it would take the job, and when it would start; nothing is submitted."""
     return call(
         ["sbatch", "--test-only", *plan.arguments], environ=plan.submitter, check=False, text=plan.script
@@ -137,21 +139,21 @@ def states(jobs: Iterable[str]) -> dict[str, JobState]:
         return {}
     found = {job: state for job, state in _queue().items() if job in set(wanted)}
     gone = [job for job in wanted if job not in found]
-    for start in range(0, len(gone), ASKED_AT_ONCE):
-        found |= _accounted(gone[start : start + ASKED_AT_ONCE])
+    for start in range(0, len(gone), JOBS_PER_CALL):
+        found |= _accounted(gone[start : start + JOBS_PER_CALL])
     return found
 
 
 def _queue() -> dict[str, JobState]:
     """All of the user's jobs that the controller still remembers: one question, however many runs."""
-    form = f"--format={BETWEEN.join(_SQUEUE)}"
+    form = f"--format={SEPARATOR.join(_SQUEUE)}"
     done = call(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
     found = {}
     for line in done.stdout.splitlines():
-        values = line.split(BETWEEN)
+        values = line.split(SEPARATOR)
         if len(values) == len(_SQUEUE):
             job, state, reason, nodes, start, elapsed = (value.strip() for value in values)
-            found[job] = JobState(job, plain_state(state), _reason(reason), nodes, start, elapsed)
+            found[job] = JobState(job, normalize_state(state), _reason(reason), nodes, start, elapsed)
     return found
 
 
@@ -159,7 +161,7 @@ def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
     """Not every cluster keeps accounts, and some that do cannot be asked: then nothing is known."""
     try:
         done = call(
-            ["sacct", "--noheader", "--parsable2", f"--delimiter={BETWEEN}", "--allocations",
+            ["sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations",
              f"--jobs={','.join(jobs)}", f"--format={','.join(_SACCT)}"],
             check=False,
         )  # fmt: skip
@@ -167,10 +169,10 @@ def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
         return {}
     found = {}
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        values = line.split(BETWEEN)
+        values = line.split(SEPARATOR)
         if len(values) == len(_SACCT):
             job, state, reason, nodes, start, elapsed, code = (value.strip() for value in values)
-            found[job] = JobState(job, plain_state(state), _reason(reason), nodes, start, elapsed, code)
+            found[job] = JobState(job, normalize_state(state), _reason(reason), nodes, start, elapsed, code)
     return found
 
 
@@ -178,7 +180,7 @@ def _reason(text: str) -> str:
     return "" if text in ("None", "none", "(null)") else text
 
 
-def plain_id(job: str) -> str:
+def numeric_job_id(job: str) -> str:
     """The number that srun knows a job by: a task of an array, ARRAY_TASK, has one of its own."""
     if job.isdigit():
         return job
@@ -192,20 +194,20 @@ def plain_id(job: str) -> str:
 def cancel(folder: RunFolder, job: str) -> None:
     """Mark the run first, so that nothing resurrects it; then end its job."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
-    end([job])
+    cancel_jobs([job])
 
 
-def end(jobs: Sequence[str]) -> None:
+def cancel_jobs(jobs: Sequence[str]) -> None:
     """End jobs that are marked as cancelled; those that are over already are fine."""
-    for start in range(0, len(jobs), ASKED_AT_ONCE):
-        done = call(["scancel", *jobs[start : start + ASKED_AT_ONCE]], check=False)
+    for start in range(0, len(jobs), JOBS_PER_CALL):
+        done = call(["scancel", *jobs[start : start + JOBS_PER_CALL]], check=False)
         if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
             raise ClusterError(
-                f"scancel: {told(done)}", hint="the run is marked as cancelled: it will not be requeued"
+                f"scancel: {error_text(done)}", hint="the run is marked as cancelled: it will not be requeued"
             )
 
 
-def ask_to_stop(folder: RunFolder, job: str) -> None:
+def request_stop(folder: RunFolder, job: str) -> None:
     """Mark the run, then have its ranks save and stop: the batch shell does not requeue a run that is marked."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     call(["scancel", "--batch", "--signal=USR1", job])

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
-from paceline.cluster.slurm.commands import test_only, told
-from paceline.cluster.slurm.partitions import Partition, chosen
+from paceline.cluster.slurm.commands import error_text, test_only
+from paceline.cluster.slurm.partitions import Partition, select_partitions
 from paceline.errors import ClusterError, PacelineError
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job
@@ -24,7 +24,7 @@ def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> 
     for name in names.split(",") if names else ():
         if name not in known:
             return [_no_partition(job, name, known)]
-    candidates = chosen(partitions, names)
+    candidates = select_partitions(partitions, names)
     if not candidates:
         hint = f"choose one by --partition: {', '.join(known)}"
         return [Finding("partition", PROBLEM, "the cluster has no default partition", hint)]
@@ -78,14 +78,14 @@ def _lacking(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
             "gpu type", PROBLEM, f"{said}: partition {name} has no {kind!r} GPUs",
             (f"did you mean {close!r}? " if close else "") + f"it has: {listed}",
         )  # fmt: skip
-    if partition.fitting(gpus=layout.gpus, gpu_type=kind) < layout.nodes:
+    if partition.count_nodes(gpus=layout.gpus, gpu_type=kind) < layout.nodes:
         said = job.said("job.gpus_per_node")
         return Finding(
             "gpus", PROBLEM, f"{said} is {layout.gpus}, and too few nodes of partition {name} have so many",
             f"it has: {listed}",
         )  # fmt: skip
     cores = layout.cpus_per_task * layout.tasks_per_node
-    if partition.fitting(gpus=layout.gpus, gpu_type=kind, cpus=cores) < layout.nodes:
+    if partition.count_nodes(gpus=layout.gpus, gpu_type=kind, cpus=cores) < layout.nodes:
         most = max((each.cpus for each in partition.kinds), default=0)
         said = job.said("job.cpus_per_gpu")
         return Finding(
@@ -93,7 +93,7 @@ def _lacking(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
             f"its nodes have up to {most}",
         )  # fmt: skip
     memory = _mebibytes(plan.value("mem"))
-    if partition.fitting(gpus=layout.gpus, gpu_type=kind, cpus=cores, memory=memory) < layout.nodes:
+    if partition.count_nodes(gpus=layout.gpus, gpu_type=kind, cpus=cores, memory=memory) < layout.nodes:
         most = max((each.memory for each in partition.kinds), default=0)
         said = job.said("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
         return Finding(
@@ -113,7 +113,7 @@ def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition])
     """`sbatch --test-only`: would it be taken, and when would it start?"""
     done = test_only(plan)
     if done.returncode:
-        error = explain_refusal(job, plan, partitions, told(done))
+        error = explain_refusal(job, plan, partitions, error_text(done))
         return Finding("slurm", PROBLEM, error.message, error.hint)
     match = re.search(r"to start at (\S+)", done.stderr)
     return Finding(

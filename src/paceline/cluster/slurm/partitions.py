@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.cluster.slurm.commands import BETWEEN, call
+from paceline.cluster.slurm.commands import SEPARATOR, call
 from paceline.errors import ClusterError
 from paceline.spec.quantities import parse_seconds
 
@@ -30,7 +30,7 @@ class NodeKind:
         return not self.state.startswith(_DEAD)
 
     @property
-    def gpus_in_all(self) -> int:
+    def gpu_count(self) -> int:
         return sum(self.gpus.values())
 
 
@@ -56,35 +56,37 @@ class Partition:
                 found[name] = max(found.get(name, 0), count)
         return found
 
-    def fitting(self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0) -> int:
+    def count_nodes(
+        self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0
+    ) -> int:
         """How many nodes have at least this much."""
         return sum(
             kind.count
             for kind in self.kinds
-            if (kind.gpus.get(gpu_type, 0) if gpu_type else kind.gpus_in_all) >= gpus
+            if (kind.gpus.get(gpu_type, 0) if gpu_type else kind.gpu_count) >= gpus
             and kind.cpus >= cpus
             and kind.memory >= memory
         )
 
 
-def survey() -> list[Partition]:
+def query_partitions() -> list[Partition]:
     """Ask `sinfo` for every partition."""
-    done = call(["sinfo", "--noheader", "--exact", f"--format={BETWEEN.join(_FIELDS)}"])
-    return read_sinfo(done.stdout)
+    done = call(["sinfo", "--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS)}"])
+    return parse_sinfo(done.stdout)
 
 
-def survey_if_possible() -> list[Partition]:
+def find_partitions() -> list[Partition]:
     """The same, or nothing where nobody answers."""
     try:
-        return survey()
+        return query_partitions()
     except ClusterError:
         return []
 
 
-def read_sinfo(text: str) -> list[Partition]:
+def parse_sinfo(text: str) -> list[Partition]:
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        values = [value.strip() for value in line.split(BETWEEN)]
+        values = [value.strip() for value in line.split(SEPARATOR)]
         if len(values) != len(_FIELDS):
             continue
         name, up, limit, count, cpus, memory, gres, features, state, size = values
@@ -96,14 +98,14 @@ def read_sinfo(text: str) -> list[Partition]:
         partition.max_nodes = int(most) if most.isdigit() else None
         partition.kinds.append(
             NodeKind(
-                count=_number(count), cpus=_number(cpus), memory=_number(memory), gpus=read_gres(gres),
+                count=_number(count), cpus=_number(cpus), memory=_number(memory), gpus=parse_gres(gres),
                 features=tuple(word for word in features.split(",") if word and word != "(null)"), state=state,
             )
         )  # fmt: skip
     return list(found.values())
 
 
-def read_gres(text: str) -> dict[str, int]:
+def parse_gres(text: str) -> dict[str, int]:
     """`gpu:a100:4(S:0-1),gpu:2,lustre:1` -> {"a100": 4, "": 2}"""
     found: dict[str, int] = {}
     for kind, count in re.findall(r"(?:^|,)gpu(?::([^:,()]+))??:([0-9]+)", text):
@@ -123,7 +125,7 @@ def _limit(text: str) -> int | None:
         return None
 
 
-def chosen(partitions: Sequence[Partition], names: str | None) -> list[Partition]:
+def select_partitions(partitions: Sequence[Partition], names: str | None) -> list[Partition]:
     """The partitions that a job may land in: those that it names, else the default one."""
     if names is None:
         return [each for each in partitions if each.is_default]
@@ -139,7 +141,7 @@ def fair_cpus(partitions: Iterable[Partition], *, gpus: int, gpu_type: str | Non
     shares = []
     for partition in partitions:
         for kind in partition.kinds:
-            there = kind.gpus.get(gpu_type, 0) if gpu_type else kind.gpus_in_all
+            there = kind.gpus.get(gpu_type, 0) if gpu_type else kind.gpu_count
             if there >= max(gpus, 1) and gpus:
                 shares.append(kind.cpus // there)
             elif not gpus and kind.cpus >= nproc:

@@ -51,7 +51,7 @@ class JobState:
     exit_code: str = ""
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """For people. A state that nobody foresaw is shown as Slurm writes it."""
         return STATES.get(self.state, (self.state.lower(), UNKNOWN))[0]
 
@@ -60,6 +60,6 @@ class JobState:
         return STATES.get(self.state, ("", UNKNOWN))[1]
 
 
-def plain_state(text: str) -> str:
+def normalize_state(text: str) -> str:
     """`CANCELLED by 1000`, `RUNNING+` -> the word itself."""
     return text.split(maxsplit=1)[0].rstrip("+").upper() if text.strip() else ""
