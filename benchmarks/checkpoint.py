@@ -127,7 +127,7 @@ def compare(
     """The loop with no saves, with ours and with torch.save, in turn, `saves` times."""
     (folder / "theirs").mkdir(parents=True, exist_ok=True)
     group = dist.group.WORLD if world > 1 else None
-    ours = Checkpoints(folder / "ours", rank=rank, world=world, group=group)
+    ours = Checkpoints(folder / "ours", rank=rank, world_size=world, group=group)
     ours.register(model=training.model, opt=training.optimizer)
     ours.harvest(), ours.harvest()
     training.steps(count, lambda: None)

@@ -62,7 +62,7 @@ def test(run: paceline.Run, model: nn.Module, data: torch.utils.data.Dataset, ba
     model.eval()
     hits, seen = torch.zeros((), device=run.device), torch.zeros((), device=run.device)
     with torch.no_grad():
-        for images, labels in run.evaluating(data, batch_size=batch_size):
+        for images, labels in run.evaluate(data, batch_size=batch_size):
             with run.autocast():
                 guess = model(images).argmax(dim=1)
             hits += (guess == labels).sum()

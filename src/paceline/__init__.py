@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Each public name, and the module that it lives in.
-_HOMES = {
+_NAMES = {
     "Identity": "paceline.runtime.distributed.identity",
     "PacelineError": "paceline.errors",
     "Run": "paceline.runtime.run",
     "ShardedIterable": "paceline.runtime.data.sharded_iterable",
+    "Tracker": "paceline.runtime.trackers.base",
     "read_identity": "paceline.runtime.distributed.identity",
     "report": "paceline.runtime.metrics.report",
     "seed_everything": "paceline.runtime.data.randomness",
@@ -28,7 +29,7 @@ _HOMES = {
 
 _MODULES = ("wandb",)  # public as they are
 
-__all__ = [*sorted([*_HOMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
+__all__ = [*sorted([*_NAMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
     from paceline.runtime.metrics.report import report as report
     from paceline.runtime.run import Run as Run
     from paceline.runtime.session import session as session
+    from paceline.runtime.trackers.base import Tracker as Tracker
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
         globals()[name] = value
         return value
     if name in _MODULES:

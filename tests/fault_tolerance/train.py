@@ -125,7 +125,7 @@ def train(run: paceline.Run, asked: argparse.Namespace, mishaps: Mishaps) -> Non
             model.eval()
             hits = torch.zeros(())
             with torch.no_grad():
-                for inputs, labels in run.evaluating(TensorDataset(x[:40], y[:40]), batch_size=BATCH):
+                for inputs, labels in run.evaluate(TensorDataset(x[:40], y[:40]), batch_size=BATCH):
                     mishaps.gate(f"evaluate-{epoch}")
                     hits += (model(inputs).argmax(1) == labels).sum()
             run.log(hits=run.sum(hits))

@@ -77,7 +77,7 @@ def gan_by_run(first: str) -> list[float]:
         generator, critic = run.wrap(generator), run.wrap(critic)
         opt_g = torch.optim.Adam(generator.parameters(), lr=0.02)
         opt_c = torch.optim.Adam(critic.parameters(), lr=0.02)
-        mine = x[run.rank :: run.world]
+        mine = x[run.rank :: run.world_size]
         for _ in run.steps([None] * 6):
             for turn in (first, "c" if first == "g" else "g"):
                 if turn == "c":
@@ -174,7 +174,7 @@ def poisoned(on_nonfinite: str) -> tuple[str, list[float]]:
             model = run.wrap(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for step in run.steps(range(1, 7)):
-                bad = torch.nan if step == 3 and run.rank == run.world - 1 else 1.0
+                bad = torch.nan if step == 3 and run.rank == run.world_size - 1 else 1.0
                 run.backward(((model(x) - y) ** 2).mean() * bad)
                 run.update(optimizer)
     except NonFinite as error:

@@ -47,7 +47,7 @@ def test_each_row_tells_the_same_place(source: str) -> None:
 
 def test_nothing_set_is_a_world_of_one() -> None:
     assert read_identity({"PATH": "/bin"}) == Identity()
-    assert read_identity({}).is_alone
+    assert not read_identity({}).is_distributed
 
 
 @pytest.mark.parametrize("step", ["4294967291", "4294967290", "batch", "interactive", None])
@@ -56,11 +56,11 @@ def test_a_batch_script_is_not_rank_zero_of_its_job(step: str | None) -> None:
     del environ["SLURM_STEP_ID"]
     if step is not None:
         environ["SLURM_STEP_ID"] = step
-    assert read_identity(environ).is_alone
+    assert not read_identity(environ).is_distributed
 
 
 def test_a_shell_in_an_allocation_is_alone() -> None:
-    assert read_identity({**SLURM, "SLURM_PTY_PORT": "4242"}).is_alone
+    assert not read_identity({**SLURM, "SLURM_PTY_PORT": "4242"}).is_distributed
 
 
 def test_an_older_slurm_without_the_steps_own_numbers() -> None:

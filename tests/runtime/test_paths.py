@@ -21,7 +21,7 @@ import json, os, sys
 import paceline
 
 NAMES = {
-    "source_dir": "PACELINE_SOURCE_DIR", "project_name": "PACELINE_PROJECT", "exp_name": "PACELINE_EXPERIMENT",
+    "source_dir": "PACELINE_SOURCE_DIR", "project": "PACELINE_PROJECT", "experiment": "PACELINE_EXPERIMENT",
     "scratch_dir": "PACELINE_SCRATCH_DIR", "data_dir": "PACELINE_DATA", "checkpoints_dir": "PACELINE_CHECKPOINTS",
     "logs_dir": "PACELINE_LOGS",
 }
@@ -47,7 +47,7 @@ def test_without_a_agent(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "told-0.json").read_text())
     assert told.pop("variables") == dict.fromkeys(told.keys() - {"there"}, "None")
     assert told == {
-        "source_dir": str(script.parent), "project_name": "my project", "exp_name": "default", "scratch_dir": "None",
+        "source_dir": str(script.parent), "project": "my project", "experiment": "default", "scratch_dir": "None",
         "data_dir": "None", "checkpoints_dir": "None", "logs_dir": "None", "there": ["source_dir"],
     }  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_with_a_launcher_they_are_what_the_variables_say(
         assert data != "None"
         assert there == ["source_dir", "scratch_dir", "data_dir", "checkpoints_dir", "logs_dir"]
         assert told == {
-            "source_dir": str(tmp_path), "project_name": "vision", "exp_name": "tiny", "scratch_dir": str(scratch),
+            "source_dir": str(tmp_path), "project": "vision", "experiment": "tiny", "scratch_dir": str(scratch),
             "checkpoints_dir": str(folder.checkpoints), "logs_dir": str(folder.attempt(1).path),
         }  # fmt: skip
 

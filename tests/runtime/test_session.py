@@ -34,7 +34,7 @@ def two_sessions() -> list[tuple[int, int, float, float, int]]:
     for _ in range(2):
         with quiet() as run:
             total = run.sum(torch.tensor([run.rank + 1.0]))
-            found.append((run.rank, run.world, total.item(), run.mean(float(run.rank)), run.sum(3)))
+            found.append((run.rank, run.world_size, total.item(), run.mean(float(run.rank)), run.sum(3)))
         assert not torch.distributed.is_initialized()
     return found
 
@@ -194,7 +194,7 @@ def test_a_world_of_another_size_than_ordered_is_an_error(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder_with(tmp_path, nodes=2, nproc=4))
-        with pytest.raises(RunError, match=r"8 ranks were ordered.*world of 1"), quiet():
+        with pytest.raises(RunError, match=r"The job has 8 ranks.*world size of 1"), quiet():
             pass
 
 
@@ -258,7 +258,7 @@ def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> No
 def write_rank(folder: str, fail: bool) -> None:
     with quiet() as run:
         total = run.sum(run.rank)
-        (Path(folder) / str(run.rank)).write_text(f"{run.world} {total} {run.identity.source}")
+        (Path(folder) / str(run.rank)).write_text(f"{run.world_size} {total} {run.identity.source}")
         if fail and run.rank == 1:
             raise ValueError("boom")
         while fail and run.rank == 0:
@@ -271,7 +271,7 @@ def test_evaluations_of_ever_new_data_do_not_pile_up() -> None:
         for _ in range(30):
             fresh = TensorDataset(torch.ones(4, 1))
             made.append(weakref.ref(fresh))
-            assert sum(len(x) for (x,) in run.evaluating(fresh)) == 4
+            assert sum(len(x) for (x,) in run.evaluate(fresh)) == 4
             del fresh
         assert sum(each() is not None for each in made) < 15
 

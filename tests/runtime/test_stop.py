@@ -42,7 +42,7 @@ def evaluate_others(run: Any, model: torch.nn.Module, held_out: Any, moment: Any
     own = [parameter.detach().clone() for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
-    for _ in run.evaluating(held_out, batch_size=2):
+    for _ in run.evaluate(held_out, batch_size=2):
         moment("evaluation of other weights")
         time.sleep(0.03)
     for parameter, kept in zip(model.parameters(), own, strict=True):
@@ -79,7 +79,7 @@ def training(
                     moment(f"step {run.step}")
                     if when == "evaluation within step 5" and run.step == 4:
                         with torch.no_grad():
-                            for _ in run.evaluating(TensorDataset(x, y), batch_size=2):
+                            for _ in run.evaluate(TensorDataset(x, y), batch_size=2):
                                 moment(when)
                                 time.sleep(0.03)
                     if when:
@@ -89,7 +89,7 @@ def training(
                     evaluate_others(run, model, TensorDataset(x, y), moment)
                 total = 0.0
                 with torch.no_grad():
-                    for number, (a, b) in enumerate(run.evaluating(TensorDataset(x, y), batch_size=2)):
+                    for number, (a, b) in enumerate(run.evaluate(TensorDataset(x, y), batch_size=2)):
                         total += ((model(a) - b) ** 2).sum().item()
                         moment(f"evaluation {epoch} {number}")
                         if when.startswith(f"evaluation {epoch}"):

@@ -33,7 +33,7 @@ def plain_steps(steps: int = 5) -> list[float]:
 def train(mode: str, how: str, compile: bool = False) -> tuple[str, list[str], int, list[float]]:
     x, y = data()
     with quiet() as run:
-        share = len(x) // run.world
+        share = len(x) // run.world_size
         mine = slice(run.rank * share, (run.rank + 1) * share)
         # Each rank begins with other weights: wrap must make them equal to rank 0's.
         model = run.wrap(net(seed=run.rank), mode=mode, compile={"backend": "eager"} if compile else False)
@@ -84,7 +84,7 @@ class Nested(torch.nn.Module):
 def train_nested(mode: str) -> list[float]:
     x, y = data()
     with quiet() as run:
-        share = len(x) // run.world
+        share = len(x) // run.world_size
         mine = slice(run.rank * share, (run.rank + 1) * share)
         torch.manual_seed(0)
         model = run.wrap(Nested().double(), mode=mode)

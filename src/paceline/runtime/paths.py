@@ -22,8 +22,8 @@ class Places:
     """What `PACELINE_*` variables say, as paths. None where no agent has made such a folder."""
 
     source_dir: Path
-    project_name: str
-    exp_name: str
+    project: str
+    experiment: str
     scratch_dir: Path | None = None
     data_dir: Path | None = None
     checkpoints_dir: Path | None = None
@@ -39,8 +39,8 @@ class Places:
         source = path(env.SOURCE_DIR) or _script_folder()
         return cls(
             source_dir=source,
-            project_name=environ.get(env.PROJECT) or source.name,
-            exp_name=environ.get(env.EXPERIMENT) or USUAL_EXPERIMENT,
+            project=environ.get(env.PROJECT) or source.name,
+            experiment=environ.get(env.EXPERIMENT) or USUAL_EXPERIMENT,
             scratch_dir=path(env.SCRATCH_DIR) or path(SCRATCH),
             data_dir=path(env.DATA),
             checkpoints_dir=path(env.CHECKPOINTS) or (folder.checkpoints if folder else None),

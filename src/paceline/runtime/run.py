@@ -18,7 +18,7 @@ from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.boundary.checkpoint_schedule import warn
 from paceline.runtime.boundary.stop import Pruned
 from paceline.runtime.checkpoint import Checkpoints, Restored
-from paceline.runtime.data.evaluation import evaluating
+from paceline.runtime.data.evaluation import evaluate
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.randomness import seed_everything
 from paceline.runtime.distributed import process_group as groups
@@ -66,8 +66,8 @@ class Run:
             places.data_dir,
         )
         self.checkpoints_dir, self.logs_dir = places.checkpoints_dir, places.logs_dir
-        self.project_name, self.exp_name = places.project_name, places.exp_name
-        self.rank, self.world = identity.rank, identity.world
+        self.project, self.experiment = places.project, places.experiment
+        self.rank, self.world_size = identity.rank, identity.world_size
         self.local_rank = identity.local_rank
         self.autocast = gradients.autocast
         self.backward = gradients.backward
@@ -151,7 +151,7 @@ class Run:
             objects.setdefault(f"loader_{number}", each)
         saving = self._boundary.saving
         checkpoints = Checkpoints(
-            place, rank=self.rank, world=self.world, group=self._group.control, attempt=self._attempt,
+            place, rank=self.rank, world_size=self.world_size, group=self._group.control, attempt=self._attempt,
             policy=saving.policy(), seed=self.settings.seed or 0, warn=warn,
         )  # fmt: skip
         self._restored = found = saving.resume(checkpoints, objects)
@@ -182,11 +182,11 @@ class Run:
         Takes what `run.loader` made, or any iterable of batches (then every rank must have equally many, and
         `accumulate` counts batches per update). `max_steps` limits this loop.
         """
-        apart = self.settings.seed if self.world > 1 and self._restored is None else None
+        apart = self.settings.seed if self.world_size > 1 and self._restored is None else None
         self._loop.begin(seed=apart)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
-    def evaluating(
+    def evaluate(
         self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
     ) -> Iterator[Any]:
         """This rank's part of a data set: every sample once over all ranks, equally many forwards on each.
@@ -195,7 +195,7 @@ class Run:
         """
         key = (id(data), batch_size, num_workers)
         if key not in self._evaluations:
-            made = evaluating(
+            made = evaluate(
                 data, batch_size=batch_size, identity=self.identity, device=self.device,
                 seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
             )  # fmt: skip
@@ -253,11 +253,11 @@ class Run:
         """The sum over all ranks, on all ranks. A tensor stays where it is; a number comes back as a number."""
         if isinstance(value, torch.Tensor):
             total = value.detach().clone()
-            if self.world > 1:
+            if self.world_size > 1:
                 on_device = total.device.type == self.device.type
                 dist.all_reduce(total, group=self._group.main if on_device else self._group.control)
             return total
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         number = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
         dist.all_reduce(number, group=self._group.control)
@@ -265,7 +265,7 @@ class Run:
 
     def mean(self, value: torch.Tensor | float) -> Any:
         """The mean over all ranks, on all ranks."""
-        return self.sum(value) / self.world
+        return self.sum(value) / self.world_size
 
     def print(self, *words: Any, **options: Any) -> None:
         """Print on rank 0 only."""
@@ -343,7 +343,7 @@ class Run:
 
     # -- the session's calls ---------------------------------------------------------------------------
 
-    def save_at_end(self) -> None:
+    def _save_at_end(self) -> None:
         """What a finished run leaves: its last state, unless that is saved already."""
         saving = self._boundary.saving
         if self.step > 0 and self.step != saving.last_step:
@@ -351,11 +351,11 @@ class Run:
             self._boundary.save(self.step, wait=True)
 
     @property
-    def current_step(self) -> int:
+    def _current_step(self) -> int:
         """The step that is being done: what an error names."""
         return self._loop.current
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End data-loader workers, and the profiler's window."""
         self._reports.close()
         self._boundary.profiler.close()

@@ -171,7 +171,7 @@ class session:
         )
         lines = Tee(writes.metrics if writes else None, feeds.common)
         low = torch.bfloat16 if settings.precision == "bf16" else None
-        wrapper = Wrapper(device, identity.world, low_precision=low)
+        wrapper = Wrapper(device, identity.world_size, low_precision=low)
         assert settings.precision == "fp32" or settings.precision in LOW
         boundary = Boundary(
             group=group.control,
@@ -185,7 +185,7 @@ class session:
                 lines,
                 rank=rank,
                 hosts=hosts,
-                world=identity.world,
+                world_size=identity.world_size,
                 factor=settings.straggler_factor,
                 device=device,
             ),
@@ -205,7 +205,7 @@ class session:
             params=Params(self._surroundings.launch_spec.params if self._surroundings.launch_spec else {}),
             wrapper=wrapper,
             gradients=Gradients(
-                wrapper, precision=settings.precision, world=identity.world,
+                wrapper, precision=settings.precision, world_size=identity.world_size,
                 skip_nonfinite=settings.on_nonfinite == "skip",
             ),
             boundary=boundary,
@@ -244,7 +244,7 @@ class session:
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
         if error is not None:
-            explained = explain_out_of_memory(error, step=made.run.current_step, device=made.run.device)
+            explained = explain_out_of_memory(error, step=made.run._current_step, device=made.run.device)
             if explained is not None:
                 raise explained from error
 
@@ -254,9 +254,9 @@ class session:
         try:
             boundary.finish()
             if not pruned:  # nobody will go on from there
-                run.save_at_end()
+                run._save_at_end()
             boundary.saving.close(wait=True)
-            run.close()
+            run._close()
         except BaseException:
             self._leave_alone(made)
             raise
@@ -278,7 +278,7 @@ class session:
         boundary.progress.close()
         boundary.metrics.finish_alone()
         boundary.saving.close(wait=False)
-        made.run.close()
+        made.run._close()
         made.lines.close()
         boundary.events.close()
         made.feeds.close(FAILED)

@@ -174,11 +174,11 @@ def fill_the_disk(folder: Path) -> list[Any]:
             (folder.parent / "ballast").write_bytes(bytes(5 << 20))
         if number == 4 and world.rank == 0:
             (folder.parent / "ballast").unlink()
-        if world.world > 1:
+        if world.world_size > 1:
             torch.distributed.barrier()
         world.checkpoints.save(number, wait=True)
         ended += [(saved.step, saved.complete) for saved in world.checkpoints.harvest()]
-        if world.world > 1:
+        if world.world_size > 1:
             torch.distributed.barrier()
         if world.rank == 0 and number == 3:
             ended.append(sorted(path.name for path in folder.iterdir() if path.is_dir()))

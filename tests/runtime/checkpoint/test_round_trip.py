@@ -31,7 +31,7 @@ def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, An
         world.checkpoints.harvest()
     expected_draws = draws() if restored is None else None
     told = {
-        "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world),
+        "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world_size),
         "found": found, "digest": world.digest(), "warnings": world.warnings, "loader": loader,
         "draws": next_draws, "expected": expected_draws,
     }  # fmt: skip
@@ -277,7 +277,9 @@ def test_a_model_in_another_memory_layout_comes_back_in_it(tmp_path: Path) -> No
 
     saved, restored = built(1), built(2)
     for (model, optimizer), attempt in ((saved, 1), (restored, 2)):
-        checkpoints = Checkpoints(tmp_path, rank=0, world=1, group=None, attempt=attempt, policy=Policy())
+        checkpoints = Checkpoints(
+            tmp_path, rank=0, world_size=1, group=None, attempt=attempt, policy=Policy()
+        )
         checkpoints.register(model=model, optimizer=optimizer)
         if attempt == 1:
             checkpoints.save(1, epoch=0, meta={}, wait=True)

@@ -48,7 +48,7 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
     group = dist.group.WORLD if world > 1 else None
     warnings: list[str] = []
     checkpoints = Checkpoints(
-        folder, rank=rank, world=world, group=group, attempt=attempt, warn=warnings.append
+        folder, rank=rank, world_size=world, group=group, attempt=attempt, warn=warnings.append
     )
     checkpoints.register(model=model, opt=optimizer)
     restored = checkpoints.restore()

@@ -56,8 +56,8 @@ class World:
     """One rank's training: model, optimizer, scheduler, loader and their checkpoints."""
 
     def __init__(self, folder: Path, *, seed: int = 0, **options: Any) -> None:
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if self.world > 1 and not dist.is_initialized():
+        self.rank, self.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("gloo")
         torch.manual_seed(seed)
         random.seed(seed)
@@ -66,9 +66,14 @@ class World:
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 3, 3])
         self.loader = Loader(self.rank)
         self.warnings: list[str] = []
-        group = dist.group.WORLD if self.world > 1 else None
+        group = dist.group.WORLD if self.world_size > 1 else None
         self.checkpoints = Checkpoints(
-            folder, rank=self.rank, world=self.world, group=group, warn=self.warnings.append, **options
+            folder,
+            rank=self.rank,
+            world_size=self.world_size,
+            group=group,
+            warn=self.warnings.append,
+            **options,
         )
         self.checkpoints.register(
             model=self.model, opt=self.optimizer, sched=self.scheduler, loader=self.loader

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from paceline.errors import UsageError
 from paceline.runtime.data.batches import At
-from paceline.runtime.data.evaluation import evaluating
+from paceline.runtime.data.evaluation import evaluate
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.transfer import map_tensors, to_device, trim
 from paceline.runtime.distributed.identity import read_identity
@@ -36,7 +36,7 @@ def count_on_a_rank(samples: int, batch_size: int) -> tuple[int, int, float, int
     model = DistributedDataParallel(net()).eval()
     hits, seen, loss, forwards = 0, 0, 0.0, 0
     with torch.no_grad():
-        for x, y in evaluating(data, batch_size=batch_size, identity=read_identity()):
+        for x, y in evaluate(data, batch_size=batch_size, identity=read_identity()):
             out = model(x)
             hits += int((out.argmax(1) == y).sum())
             seen += len(y)
@@ -62,16 +62,16 @@ def test_a_loader_stands_for_its_data_set() -> None:
     data = Noisy(21)
     ours = Loader(data, batch_size=4, identity=At())
     plain = DataLoader(data, batch_size=4, shuffle=True, collate_fn=lambda items: [len(items)])
-    assert sum(len(y) for _, y in evaluating(ours, identity=At())) == 21
-    assert [batch[0] for batch in evaluating(plain, identity=At())] == [4, 4, 4, 4, 4, 1]
+    assert sum(len(y) for _, y in evaluate(ours, identity=At())) == 21
+    assert [batch[0] for batch in evaluate(plain, identity=At())] == [4, 4, 4, 4, 4, 1]
     with pytest.raises(UsageError, match="SubsetRandomSampler"):
-        evaluating(DataLoader(data, sampler=SubsetRandomSampler([1, 2])))
+        evaluate(DataLoader(data, sampler=SubsetRandomSampler([1, 2])))
 
 
 def test_streams_and_repeated_passes() -> None:
-    stream = evaluating(Counting(21), batch_size=4, identity=At())
+    stream = evaluate(Counting(21), batch_size=4, identity=At())
     assert [sorted(torch.cat(list(stream)).tolist()) for _ in range(2)] == [list(range(21))] * 2
-    noisy = evaluating(Noisy(9), batch_size=4, identity=At(), num_workers=1)
+    noisy = evaluate(Noisy(9), batch_size=4, identity=At(), num_workers=1)
     first, second = [torch.cat([x for x, _ in noisy]) for _ in range(2)]
     noisy.close()
     assert first.equal(second), "the same randomness in every evaluation"

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.batches import At
-from paceline.runtime.data.evaluation import evaluating
+from paceline.runtime.data.evaluation import evaluate
 from paceline.runtime.data.sharded_iterable import ShardedIterable
 from paceline.runtime.data.streams import StreamLoader
 from paceline.runtime.distributed.identity import read_identity
@@ -91,7 +91,7 @@ def uneven_rank(drop_last: bool) -> tuple[list[int], int]:
     for micro in loader.micro_batches(0):
         counts.append(micro.count)
         dist.all_reduce(torch.ones(1))  # what a forward of DDP may do: hangs unless all ranks do it
-    seen = sum(len(batch) for batch in evaluating(loader, group=None, batch_size=4))
+    seen = sum(len(batch) for batch in evaluate(loader, group=None, batch_size=4))
     dist.destroy_process_group()
     return counts, seen
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.runtime.data.batches import At
-from paceline.runtime.data.evaluation import evaluating
+from paceline.runtime.data.evaluation import evaluate
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.streams import StreamLoader
 from paceline.runtime.distributed.identity import read_identity
@@ -65,7 +65,7 @@ def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], 
     """Three epochs, of which the second is then interrupted after each of its steps and resumed."""
     multiprocessing.set_start_method("fork", force=True)  # as it is on Linux; the harness has its own
     place = read_identity()
-    if place.world > 1:
+    if place.world_size > 1:
         dist.init_process_group("gloo")
 
     def loader() -> StreamLoader:
@@ -87,7 +87,7 @@ def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], 
         again = loader()
         again.load_state_dict(state)
         resumed.append(read(again) == epochs[1][step:])
-    if place.world > 1:
+    if place.world_size > 1:
         dist.destroy_process_group()
     return epochs, resumed
 
@@ -162,7 +162,7 @@ def test_resampled_shards_go_on_exactly_too(shards: list[str]) -> None:
 def test_another_number_of_ranks_is_said(shards: list[str]) -> None:
     said: list[str] = []
     loader = StreamLoader(pipeline(shards), batch_size=4, identity=At(), say=said.append)
-    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 2, "world": 2})
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 2, "world_size": 2})
     assert len(read(loader)) == sum(SIZES) // 4 - 2
     assert "come twice or not at all" in said[0]
 
@@ -170,7 +170,7 @@ def test_another_number_of_ranks_is_said(shards: list[str]) -> None:
 def evaluates(urls: list[str]) -> list[int]:
     multiprocessing.set_start_method("fork", force=True)
     dist.init_process_group("gloo")
-    seen = [n for batch in evaluating(pipeline(urls), batch_size=8, num_workers=1) for n in batch.tolist()]
+    seen = [n for batch in evaluate(pipeline(urls), batch_size=8, num_workers=1) for n in batch.tolist()]
     dist.destroy_process_group()
     return seen
 

@@ -63,7 +63,7 @@ class Recorder:
         Recorder.made.append(self)
 
     def start(self, run: RunInfo) -> None:
-        self.calls.append(("start", run.run_id, run.params, run.world))
+        self.calls.append(("start", run.run_id, run.params, run.world_size))
 
     def log(self, step: int, values: dict[str, float | str]) -> None:
         self.calls.append((step, values))

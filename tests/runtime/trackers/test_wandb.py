@@ -77,7 +77,7 @@ def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, 
     assert (kept.id, kept.project, kept.group) == ("20260102-030405-abcd", "paper", "warm")
     assert kept.config["lr"] == 0.1
     assert kept.config["net"] == {"width": 4}
-    assert kept.config["paceline"]["world"] == 4
+    assert kept.config["paceline"]["world_size"] == 4
     assert "hidden" not in json.dumps(kept.config)
     assert kept.exit_code == 0
     assert kept.summary["loss"] == lines[-1].get("loss", lines[-2].get("loss"))

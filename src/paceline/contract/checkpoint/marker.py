@@ -33,7 +33,7 @@ class Whole:
 class Marker:
     step: int
     epoch: int
-    world: int
+    world_size: int
     save: str  # which save of which attempt this is
     time: float
     meta: Any = None

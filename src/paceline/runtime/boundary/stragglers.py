@@ -30,10 +30,10 @@ class Pace:
     """This rank's own time per step; on rank 0 also the judgement of all."""
 
     def __init__(
-        self, lines: Lines, *, rank: int, hosts: list[str], world: int, factor: float, device: Any
+        self, lines: Lines, *, rank: int, hosts: list[str], world_size: int, factor: float, device: Any
     ) -> None:
-        self.on = 1 < world <= LARGEST_WORLD and factor > 0
-        self.words = world if self.on else 0
+        self.on = 1 < world_size <= LARGEST_WORLD and factor > 0
+        self.words = world_size if self.on else 0
         self._lines = lines
         self._rank, self._hosts, self._factor = rank, hosts, factor
         self._cuda = device.type == "cuda"

@@ -15,8 +15,8 @@ from paceline.runtime.checkpoint.state_tree import Taken
 class Memory:
     """Gives the image that fits a state. `prepare` makes it ahead of time, so that the first save costs no more."""
 
-    def __init__(self, *, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, *, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
         self._image: Image | None = None
         self._layout: Any = None
         self._preparing: threading.Thread | None = None
@@ -61,7 +61,7 @@ class Memory:
             self._image = None
 
     def _make(self, taken: Taken) -> Image:
-        return Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world=self.world))
+        return Image(shares.cut(taken.tensors, taken.sharded, rank=self.rank, world_size=self.world_size))
 
     def _join(self) -> None:
         if self._preparing is not None:

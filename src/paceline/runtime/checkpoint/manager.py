@@ -51,7 +51,7 @@ class Restored:
     epoch: int
     meta: Any
     folder: Path
-    world: int  # how many ranks wrote it
+    world_size: int  # how many ranks wrote it
     own: bool  # False: it came from `start_from`
 
 
@@ -72,7 +72,7 @@ class Checkpoints:
         folder: Path,
         *,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         group: Any = None,
         attempt: int = 1,
         policy: Policy | None = None,
@@ -80,10 +80,12 @@ class Checkpoints:
         warn: Callable[[str], None] = log.warning,
         patience: float = PATIENCE,
     ) -> None:
-        if world > 1 and group is None:
-            raise UsageError(f"checkpoints of {world} ranks need a process group", hint="give a gloo group")
+        if world_size > 1 and group is None:
+            raise UsageError(
+                f"checkpoints of {world_size} ranks need a process group", hint="give a gloo group"
+            )
         self.folder = Path(folder)
-        self.rank, self.world, self.group = rank, world, group
+        self.rank, self.world_size, self.group = rank, world_size, group
         self.attempt, self.seed, self.patience = attempt, seed, patience
         self.policy = policy or Policy()
         self.warn = warn
@@ -93,7 +95,7 @@ class Checkpoints:
         self._count = 0
         self._last: int | None = None
         self._damaged: list[Path] = []
-        self._memory = Memory(rank=rank, world=world)
+        self._memory = Memory(rank=rank, world_size=world_size)
         self._boundaries = 0
         self._writers: Any = None
         self._has_writers = False
@@ -167,7 +169,7 @@ class Checkpoints:
             attempt=self.attempt,
             number=self._count,
             rank=self.rank,
-            world=self.world,
+            world_size=self.world_size,
             image=image,
             objects=trees if self.rank == 0 else None,
             kinds=kinds,
@@ -245,7 +247,7 @@ class Checkpoints:
         self._land()
         if self.rank == 0:
             retention.sweep(self.folder, attempt=self.attempt)
-        peers = Peers(self.rank, self.world, self.group)
+        peers = Peers(self.rank, self.world_size, self.group)
         own = peers.from_first(lambda: marker.checkpoints(self.folder))
         told = []
         for folder in own:
@@ -267,13 +269,13 @@ class Checkpoints:
     def _load(self, folder: Path, *, own: bool) -> Restored:
         with Source(folder) as source:
             restore.load(
-                source, self._objects, rank=self.rank, world=self.world, seed=self.seed,
+                source, self._objects, rank=self.rank, world_size=self.world_size, seed=self.seed,
                 new_group=self._writers_group,
             )  # fmt: skip
             found = source.marker
         self._last = found.step if own else None
         meta = state_tree.decode(found.meta, state_tree.outline)
-        return Restored(found.step, found.epoch, meta, folder, found.world, own)
+        return Restored(found.step, found.epoch, meta, folder, found.world_size, own)
 
     def close(self, *, wait: bool = True) -> list[Saved]:
         """Let the save in flight end (or abandon it: it stays absent), and give the memory back."""

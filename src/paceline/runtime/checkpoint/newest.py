@@ -16,13 +16,13 @@ class Peers:
     """The ranks of this run, and what they tell each other while they look for a checkpoint."""
 
     rank: int
-    world: int
+    world_size: int
     group: Any
 
     def from_first(self, ask: Callable[[], list[Path]]) -> list[Path]:
         """What rank 0 finds; the others may see an older state of a network file system."""
         found = ask() if self.rank == 0 else []
-        if self.world == 1:
+        if self.world_size == 1:
             return found
         import torch.distributed as dist
 
@@ -31,11 +31,11 @@ class Peers:
         return list(box[0])
 
     def from_all(self, word: str | None) -> list[str | None]:
-        if self.world == 1:
+        if self.world_size == 1:
             return [word]
         import torch.distributed as dist
 
-        box: list[str | None] = [None] * self.world
+        box: list[str | None] = [None] * self.world_size
         dist.all_gather_object(box, word, group=self.group)
         return box
 
@@ -44,7 +44,7 @@ def damage_of(folder: Path, peers: Peers, *, warn: Callable[[str], None]) -> str
     """By sizes and checksums, each rank looking at its part of the files; all hear of any damage."""
     try:
         files = sorted(marker.read(folder).files.items(), key=lambda item: (-item[1].size, item[0]))
-        problem = marker.damage(folder, files[peers.rank :: peers.world])
+        problem = marker.damage(folder, files[peers.rank :: peers.world_size])
     except CheckpointError as error:
         problem = str(error)
     problems = [each for each in peers.from_all(problem) if each]

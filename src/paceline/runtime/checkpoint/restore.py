@@ -19,7 +19,7 @@ def load(
     objects: Mapping[str, Any],
     *,
     rank: int,
-    world: int,
+    world_size: int,
     seed: int,
     new_group: Callable[[], Any],
 ) -> None:
@@ -32,7 +32,7 @@ def load(
             hint="resume the same objects under the same names, or start a new run from exported weights",
         )
     trees = source.json("objects.json")
-    states = _rank_states(source, rank=rank, world=world)
+    states = _rank_states(source, rank=rank, world_size=world_size)
     # A sharded tensor may be filled only together with all others: it is a collective.
     loader = _Sharded(source, new_group)
     for name, thing in objects.items():
@@ -44,16 +44,16 @@ def load(
             _load_rank_state(name, thing, states, rank=rank)
         else:
             _load_object(name, thing, trees[name], source, loader)
-    if world == source.marker.world:
+    if world_size == source.marker.world_size:
         rng.restore(state_tree.decode(states[rank]["rng"], state_tree.outline))
     else:
         rng.derive(seed=seed, step=source.marker.step, rank=rank)
 
 
-def _rank_states(source: Source, *, rank: int, world: int) -> dict[int, Any]:
+def _rank_states(source: Source, *, rank: int, world_size: int) -> dict[int, Any]:
     """What each saved rank kept for itself: only our own when we are as many as it was, else all of it."""
-    saved = source.marker.world
-    wanted = [rank] if saved == world else range(saved)
+    saved = source.marker.world_size
+    wanted = [rank] if saved == world_size else range(saved)
     return {each: source.json(f"state-{each + 1:05d}-of-{saved:05d}.json") for each in wanted}
 
 

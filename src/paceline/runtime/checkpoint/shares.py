@@ -38,11 +38,13 @@ class Share:
     local_nbytes: int
 
 
-def cut(tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], *, rank: int, world: int) -> Share:
+def cut(
+    tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], *, rank: int, world_size: int
+) -> Share:
     """The share of `rank`. Wider elements come first, so that every piece is aligned wherever the cut falls."""
     ordered = sorted(tensors.items(), key=_place)
     total = sum(tensor.nbytes for _, tensor in ordered)
-    writers = max(1, min(world, total // SMALLEST_SHARE))
+    writers = max(1, min(world_size, total // SMALLEST_SHARE))
     low, high = (total * rank // writers, total * (rank + 1) // writers) if rank < writers else (total, total)
     pieces: list[Piece] = []
     position = offset = 0

@@ -40,7 +40,7 @@ class Job:
     attempt: int
     number: int  # of this attempt's saves, from 1
     rank: int
-    world: int
+    world_size: int
     image: Image
     objects: dict[str, Any] | None  # rank 0: the replicated trees
     kinds: dict[str, str]
@@ -106,7 +106,7 @@ def _write_files(job: Job) -> dict[str, Whole]:
         # First, and whatever else fails: all writers meet in it, and it tells them all of a failure.
         files |= sharded.write(job.partial, job.sharded, group=job.group, rank=job.rank)
     job.partial.mkdir(parents=True, exist_ok=True)
-    suffix = f"{job.rank + 1:05d}-of-{job.world:05d}"
+    suffix = f"{job.rank + 1:05d}-of-{job.world_size:05d}"
     if job.image.share.pieces or job.rank == 0:
         name = f"share-{suffix}.safetensors"
         files[name] = write_image(job.partial / name, job.image.memory(), size=job.image.file_size)
@@ -185,7 +185,7 @@ def _reports(job: Job) -> dict[int, dict[str, Any]]:
     deadline, pause = time.monotonic() + job.patience, 0.002
     while True:
         names = set(os.listdir(job.partial))  # listing asks NFS anew; a stat may answer from its cache
-        for rank in range(job.world):
+        for rank in range(job.world_size):
             path = _report_path(job, rank)
             if rank not in heard and path.name in names:
                 heard[rank] = json.loads(path.read_text(encoding="utf-8"))
@@ -196,10 +196,10 @@ def _reports(job: Job) -> dict[int, dict[str, Any]]:
                         f"rank {rank} holds other tensors than rank 0 (names, shapes or dtypes differ)",
                         hint="register the same objects on every rank, in the same state",
                     )
-        if len(heard) == job.world:
+        if len(heard) == job.world_size:
             return heard
         if time.monotonic() > deadline:
-            silent = sorted(set(range(job.world)) - set(heard))
+            silent = sorted(set(range(job.world_size)) - set(heard))
             raise CheckpointError(f"ranks {silent} did not finish writing within {job.patience:.0f} s")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)
@@ -211,10 +211,10 @@ def _commit(job: Job, reports: dict[int, dict[str, Any]]) -> None:
         size = os.stat(job.partial / name).st_size
         if size != whole.size:
             raise CheckpointError(f"{name} has {size} bytes instead of {whole.size}")
-    for rank in range(job.world):
+    for rank in range(job.world_size):
         _report_path(job, rank).unlink()
     made = Marker(
-        step=job.step, epoch=job.epoch, world=job.world, save=job.save, time=time.time(), meta=job.meta,
+        step=job.step, epoch=job.epoch, world_size=job.world_size, save=job.save, time=time.time(), meta=job.meta,
         objects=job.kinds, files=files,
     )  # fmt: skip
     _write_synced(job.partial / CHECKPOINT_MARKER, made.to_json().encode())

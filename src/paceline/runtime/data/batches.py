@@ -24,14 +24,14 @@ class Place(Protocol):
     def rank(self) -> int: ...
 
     @property
-    def world(self) -> int: ...
+    def world_size(self) -> int: ...
 
 
 class At(NamedTuple):
     """A place given by hand: `At(rank=1, world=4)`."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,7 @@ class Cut:
     drop_last: bool = True
 
     def __post_init__(self) -> None:
-        check_batch(self.batch_size, world=self.place.world, accumulate=self.accumulate)
+        check_batch(self.batch_size, world_size=self.place.world_size, accumulate=self.accumulate)
         if self.steps == 0:
             raise UsageError(
                 f"an epoch of {self.samples} samples has no step of batch_size={self.batch_size}",
@@ -79,7 +79,7 @@ class Cut:
             total = min(self.batch_size, self.samples - start)
             for micro in range(self.accumulate):
                 left, right = part(total, micro, self.accumulate)
-                low, high = part(right - left, self.place.rank, self.place.world)
+                low, high = part(right - left, self.place.rank, self.place.world_size)
                 last = micro == self.accumulate - 1
                 begin, end = start + left + low, start + left + high
                 if begin == end:
@@ -93,16 +93,16 @@ def part(total: int, index: int, parts: int) -> tuple[int, int]:
     return total * index // parts, total * (index + 1) // parts
 
 
-def check_batch(batch_size: int, *, world: int, accumulate: int) -> None:
+def check_batch(batch_size: int, *, world_size: int, accumulate: int) -> None:
     """A global batch must fall into equal slices: otherwise the mean of means is not the mean."""
     if accumulate < 1:
         raise UsageError(f"accumulate={accumulate}", hint="Give the micro-steps of one step: 1 or more.")
-    unit = world * accumulate
+    unit = world_size * accumulate
     if batch_size < 1 or batch_size % unit:
         below = batch_size // unit * unit
         fits = f"{below} or {below + unit}" if below > 0 else f"{unit}"
         raise UsageError(
-            f"batch_size={batch_size} cannot be cut into {world} ranks x {accumulate} micro-steps",
+            f"batch_size={batch_size} cannot be cut into {world_size} ranks x {accumulate} micro-steps",
             hint=f"batch_size is global: all ranks, all micro-steps. It must be a multiple of {unit}: {fits}.",
         )
 
@@ -112,7 +112,7 @@ def evaluation_slices(samples: int, batch_size: int, place: Place) -> Iterator[S
     for step in range(evaluation_steps(samples, batch_size)):
         start = step * batch_size
         total = min(batch_size, samples - start)
-        low, high = part(total, place.rank, place.world)
+        low, high = part(total, place.rank, place.world_size)
         if low == high:
             yield Slice(start, start + 1, 0, total, 0, True, step)
         else:

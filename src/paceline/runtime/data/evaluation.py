@@ -88,7 +88,7 @@ class StreamEvaluation:
         self.loader.close()
 
 
-def evaluating(
+def evaluate(
     dataset: Any,
     *,
     batch_size: int | None = None,
@@ -116,9 +116,9 @@ def evaluating(
         dataset = dataset.dataset
     size = batch_size or DEFAULT_BATCH
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        world = (identity if identity is not None else read_identity()).world
+        world_size = (identity if identity is not None else read_identity()).world_size
         return StreamEvaluation(
-            dataset, batch_size=max(1, size // world) * world, identity=identity, device=device, seed=seed,
+            dataset, batch_size=max(1, size // world_size) * world_size, identity=identity, device=device, seed=seed,
             num_workers=num_workers or 0, group=group, collate_fn=collate_fn, sharded=sharded,
         )  # fmt: skip
     return Evaluation(
@@ -133,6 +133,6 @@ def _check_whole(loader: DataLoader[Any]) -> None:
         return
     if not isinstance(loader.sampler, (SequentialSampler, RandomSampler, DistributedSampler)):
         raise UsageError(
-            f"evaluating() cannot cut a DataLoader whose sampler is {type(loader.sampler).__name__}",
+            f"evaluate() cannot cut a DataLoader whose sampler is {type(loader.sampler).__name__}",
             hint="Give it the data set, or torch.utils.data.Subset(dataset, indices) for a part of it.",
         )

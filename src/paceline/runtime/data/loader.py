@@ -37,7 +37,7 @@ class Micro:
     index: int  # which micro-step of its step
     last: bool  # the optimizer moves after this one
     step: int  # which step of the epoch
-    world: int
+    world_size: int
 
     @property
     def mean_scale(self) -> float:
@@ -45,12 +45,12 @@ class Micro:
 
         In a full batch that is 1 / accumulate; in a tail each slice weighs what it holds.
         """
-        return self.count * self.world / self.global_count
+        return self.count * self.world_size / self.global_count
 
     @property
     def sum_scale(self) -> float:
         """The same for a sum over this slice."""
-        return self.world / self.global_count if self.count else 0.0
+        return self.world_size / self.global_count if self.count else 0.0
 
 
 class Source(Protocol):
@@ -221,7 +221,7 @@ class Loader:
         self._resumed = None
         self.epoch, self.step = epoch, first_step
         order = epoch_order(self.cut.samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
-        world = self.cut.place.world
+        world_size = self.cut.place.world_size
         slices = self.cut.slices(first_step)
         if first_step >= self.steps_per_epoch:
             return
@@ -229,7 +229,7 @@ class Loader:
         for each, data in zip(slices, batches, strict=True):
             if each.last:
                 self.step = each.step + 1
-            yield Micro(data, each.count, each.global_count, each.index, each.last, each.step, world)
+            yield Micro(data, each.count, each.global_count, each.index, each.last, each.step, world_size)
 
     def __iter__(self) -> Iterator[Any]:
         """For a plain loop: the batches of one epoch, then of the next."""

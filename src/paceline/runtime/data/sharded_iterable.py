@@ -59,7 +59,7 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        shard, shards = self.place.rank * workers + worker, self.place.world * workers
+        shard, shards = self.place.rank * workers + worker, self.place.world_size * workers
         for position, item in self.stream():
             if position % shards == shard:
                 yield item
@@ -145,8 +145,8 @@ class Batches(IterableDataset[Any]):
         if self.sharded:
             return lane not in self.marks or position >= self.marks[lane].items
         place = self.source.place
-        batch = position // place.world // self.size
-        return batch >= self.first and position % place.world == place.rank and batch % workers == lane
+        batch = position // place.world_size // self.size
+        return batch >= self.first and position % place.world_size == place.rank and batch % workers == lane
 
     def _mark(self, lane: int, position: int) -> Mark:
         dataset: Any = self.source.dataset

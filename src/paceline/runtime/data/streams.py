@@ -51,7 +51,7 @@ class StreamLoader:
         say: Callable[[str], None] | None = None,
     ) -> None:
         place: Place = identity if identity is not None else read_identity()
-        check_batch(batch_size, world=place.world, accumulate=accumulate)
+        check_batch(batch_size, world_size=place.world_size, accumulate=accumulate)
         self.dataset = dataset
         self.batch_size, self.accumulate, self.drop_last = batch_size, accumulate, drop_last
         self.place, self.seed, self.group, self.num_workers = place, seed, group, num_workers
@@ -66,7 +66,7 @@ class StreamLoader:
         self.sharded = sharded
         self._batches = Batches(
             ShardedIterable(inner, identity=place, seed=seed),
-            size=batch_size // (place.world * accumulate),
+            size=batch_size // (place.world_size * accumulate),
             sharded=sharded,
             collate=collate_fn or default_collate,
         )
@@ -109,7 +109,10 @@ class StreamLoader:
         lanes = max(1, self.num_workers)
         self._marks, self._rest = {}, 0
         self._turn = self.step * self.accumulate % lanes
-        same = state and (state["world"], state["num_workers"]) == (self.place.world, self.num_workers)
+        same = state and (state["world_size"], state["num_workers"]) == (
+            self.place.world_size,
+            self.num_workers,
+        )
         # Lanes too short for a batch of their own leave no mark: what they gave is counted by `rest`.
         if same and self._keeps_marks and (state["marks"] or state.get("rest")):
             self._marks = {mark[0]: Mark(*mark) for mark in state["marks"]}
@@ -123,9 +126,9 @@ class StreamLoader:
             return
         if state and self.sharded and not same:
             self._say(
-                f"{state['world']} ranks with {state['num_workers']} workers read this epoch so far, now "
-                f"{self.place.world} with {self.num_workers}: the stream is cut otherwise, and some samples of the "
-                "epoch come twice or not at all"
+                f"{state['world_size']} ranks with {state['num_workers']} workers read this epoch so far, now "
+                f"{self.place.world_size} with {self.num_workers}: the stream is cut otherwise, and some samples of "
+                "the epoch come twice or not at all"
             )
         if not any(mark.state is not None for mark in self._marks.values()):
             self._say(
@@ -179,11 +182,11 @@ class StreamLoader:
         """Start to count this step's samples over all ranks; the answer, when asked for: 0 ends the epoch."""
         mine = sum(count for count, _, _ in step)
         barren = int(self._spare is None)
-        if self.place.world == 1:
+        if self.place.world_size == 1:
             return lambda: self._verdict(mine, barren)
         if not dist.is_initialized():
             raise UsageError(
-                f"{self.place.world} ranks read a stream, but there is no process group to agree on its end",
+                f"{self.place.world_size} ranks read a stream, but there is no process group to agree on its end",
                 hint="Make the loader inside paceline.session(), or after torch.distributed.init_process_group().",
             )
         on_device = dist.get_backend(self.group) in ("nccl", "xccl")
@@ -201,7 +204,7 @@ class StreamLoader:
             return 0
         if total and barren:
             raise UsageError(
-                f"{barren} of {self.place.world} ranks got no item at all from the data set",
+                f"{barren} of {self.place.world_size} ranks got no item at all from the data set",
                 hint="It holds fewer items than there are ranks: use fewer ranks, or drop_last=True.",
             )
         return total
@@ -217,7 +220,7 @@ class StreamLoader:
             last = index == self.accumulate - 1
             if last:
                 self.step = number + 1
-            yield Micro(data, count, total, index, last, number, self.place.world)
+            yield Micro(data, count, total, index, last, number, self.place.world_size)
 
     def __iter__(self) -> Iterator[Any]:
         """For a plain loop: the batches of one epoch, then of the next."""
@@ -231,7 +234,7 @@ class StreamLoader:
             "step": self.step,
             "seed": self.seed,
             "batch_size": self.batch_size,
-            "world": self.place.world,
+            "world_size": self.place.world_size,
             "num_workers": self.num_workers,
             "marks": [tuple(mark) for mark in self._marks.values()] if self._keeps_marks else [],
             "turn": self._turn,

@@ -49,14 +49,14 @@ class Pipeline(IterableDataset[Any]):
         self.names = [_name(stage) for stage in self.stages]
         self._refuse_batches()
         self.resamples = "ResampledShards" in self.names
-        lanes = place.world * max(1, workers)
+        lanes = place.world_size * max(1, workers)
         shards = getattr(self.stages[0], "urls", None)
         # Too few shards to go round: all read all of them, and each keeps its own items.
         self.splits = self.resamples or shards is None or len(shards) >= lanes
         if not self.splits:
             say(
-                f"{len(shards or ())} shards are too few for {place.world} ranks with {max(1, workers)} workers each: "
-                "every one of them reads them all, and keeps its share"
+                f"{len(shards or ())} shards are too few for {place.world_size} ranks with {max(1, workers)} workers "
+                "each: every one of them reads them all, and keeps its share"
             )
         self._refuse_uncut(workers)
 
@@ -99,7 +99,7 @@ class Pipeline(IterableDataset[Any]):
         if self._shuffles_shards():
             # Ahead of the cut, so that what a rank has too much of is not the same in every epoch.
             random.Random(mix(self.seed, self.epoch)).shuffle(dealt)
-        return iter(dealt[self.place.rank :: self.place.world])
+        return iter(dealt[self.place.rank :: self.place.world_size])
 
     def _shuffles_shards(self) -> bool:
         """Whether the first stage behind the cuts shuffles: that is where shards are, and not yet samples."""
@@ -125,7 +125,7 @@ class Pipeline(IterableDataset[Any]):
 
     def _refuse_uncut(self, workers: int) -> None:
         wanted = [
-            (self.place.world > 1, BY_RANK, "ranks", "nodesplitter=webdataset.split_by_node"),
+            (self.place.world_size > 1, BY_RANK, "ranks", "nodesplitter=webdataset.split_by_node"),
             (workers > 1, BY_WORKER, "workers", "workersplitter=webdataset.split_by_worker"),
         ]
         for needed, known, whom, remedy in wanted:

@@ -43,8 +43,8 @@ def call_the_roll(group: Group, identity: Identity, device: torch.device, *, tim
             raise problem(identity, name, f"there was no answer within {limit:g} s") from None
         except RuntimeError as error:
             raise problem(identity, name, error) from error
-        if answered != identity.world:
-            raise problem(identity, name, f"the sum of {identity.world} ones came out as {answered:g}")
+        if answered != identity.world_size:
+            raise problem(identity, name, f"the sum of {identity.world_size} ones came out as {answered:g}")
 
 
 def _start(group: Any, device: torch.device) -> tuple[torch.Tensor, Any] | RuntimeError:
@@ -78,7 +78,7 @@ def problem(
     name = _INTERFACE.get(backend)
     look = f"set {name} (--env) to the interface that the nodes share; " if name else ""
     return RunError(
-        f"rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world} ranks over {backend} "
+        f"rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world_size} ranks over {backend} "
         f"failed: {why}",
         hint="With --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) the ranks say who cannot reach whom; "
         f"{look}check = false in [launch] (submit: --no-check) goes on without it.",

@@ -23,7 +23,7 @@ def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
         module.set_device(device)
         return device
     # Apple's GPU knows no process group: it serves a world of one.
-    if identity.is_alone and torch.backends.mps.is_available():
+    if not identity.is_distributed and torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
 

@@ -20,16 +20,16 @@ class Identity:
     """Rank and world, on this node and over all of them; `source` says who told."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_world: int = 1
+    local_world_size: int = 1
     node: int = 0
-    nodes: int = 1
-    source: str = "alone"
+    num_nodes: int = 1
+    source: str = "single process"
 
     @property
-    def is_alone(self) -> bool:
-        return self.world == 1
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Row:
 
     source: str
     rank: str
-    world: str
+    world_size: str
     local_rank: str = ""
-    local_world: str = ""
+    local_world_size: str = ""
     node: str = ""
-    nodes: str = ""
+    num_nodes: str = ""
     holds: Callable[[Mapping[str, str]], bool] = lambda environ: True
 
 
@@ -85,30 +85,33 @@ def read_identity(environ: Mapping[str, str] | None = None) -> Identity:
     """The first row whose rank and world are both there; else a world of one."""
     environ = os.environ if environ is None else environ
     for row in TABLE:
-        if row.rank in environ and row.world in environ and row.holds(environ):
+        if row.rank in environ and row.world_size in environ and row.holds(environ):
             return _read(row, environ)
     return Identity()
 
 
 def _read(row: Row, environ: Mapping[str, str]) -> Identity:
-    rank, world = _number(row.rank, environ), _number(row.world, environ)
-    if not 0 <= rank < world:
+    rank, world_size = _number(row.rank, environ), _number(row.world_size, environ)
+    if not 0 <= rank < world_size:
         raise UsageError(
-            f"{row.rank}={rank} does not fit {row.world}={world}",
+            f"{row.rank}={rank} does not fit {row.world_size}={world_size}",
             hint="A rank lies between 0 and the world size less one: check what the agent sets.",
         )
     node = _number(row.node, environ) if row.node in environ else None
-    local_world = _per_node(row.local_world, environ, node or 0)
+    local_world_size = _per_node(row.local_world_size, environ, node or 0)
     local_rank = _number(row.local_rank, environ) if row.local_rank in environ else None
-    if local_world is None:
+    if local_world_size is None:
         # Somebody set rank and world by hand: one node, unless the local rank says otherwise.
-        local_world = world if local_rank is None or local_rank == rank else 1
+        local_world_size = world_size if local_rank is None or local_rank == rank else 1
     if local_rank is None:
-        local_rank = rank % local_world
+        local_rank = rank % local_world_size
     if node is None:
-        node = (rank - local_rank) // local_world
-    nodes = _number(row.nodes, environ) if row.nodes in environ else max(-(-world // local_world), node + 1)
-    return Identity(rank, world, local_rank, local_world, node, nodes, row.source)
+        node = (rank - local_rank) // local_world_size
+    if row.num_nodes in environ:
+        num_nodes = _number(row.num_nodes, environ)
+    else:
+        num_nodes = max(-(-world_size // local_world_size), node + 1)
+    return Identity(rank, world_size, local_rank, local_world_size, node, num_nodes, row.source)
 
 
 def _number(name: str, environ: Mapping[str, str]) -> int:

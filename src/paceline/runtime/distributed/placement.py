@@ -24,7 +24,7 @@ class Post:
     """One rank's place."""
 
     rank: int
-    world: int
+    world_size: int
     host: str
     local_rank: int
     device: str
@@ -35,7 +35,7 @@ class Post:
     def line(self) -> str:
         device = f"{self.device} ({self.hardware})" if self.hardware else self.device
         words = (
-            f"rank {self.rank} of {self.world}", f"node {self.host}", f"local rank {self.local_rank}",
+            f"rank {self.rank} of {self.world_size}", f"node {self.host}", f"local rank {self.local_rank}",
             device, f"pid {self.pid}", f"cpus {self.cpus}",
         )  # fmt: skip
         return " · ".join(words)
@@ -43,7 +43,7 @@ class Post:
 
 def own_post(identity: Identity, device: torch.device) -> Post:
     return Post(
-        rank=identity.rank, world=identity.world, host=socket.gethostname(), local_rank=identity.local_rank,
+        rank=identity.rank, world_size=identity.world_size, host=socket.gethostname(), local_rank=identity.local_rank,
         device=str(device), hardware=hardware_id(device), pid=os.getpid(), cpus=as_ranges(own_cpus()),
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def take_posts(store: Any, post: Post) -> list[Post]:
         if complaint != "fit":
             raise DeviceError(complaint, hint=SHARED_HINT)
         return []
-    keys = [f"post/{rank}" for rank in range(post.world)]
+    keys = [f"post/{rank}" for rank in range(post.world_size)]
     store.wait(keys)
     posts = [Post(**json.loads(text)) for text in store.multi_get(keys)]
     complaint = shared_gpus([(each.rank, each.host, each.hardware) for each in posts])
@@ -73,10 +73,11 @@ def take_posts(store: Any, post: Post) -> list[Post]:
 
 def check_world(identity: Identity, expected: int | None) -> None:
     """A world of another size than was ordered is an error, not a slow run."""
-    if expected is not None and identity.world != expected:
+    if expected is not None and identity.world_size != expected:
         raise RunError(
-            f"{expected} ranks were ordered, but this process sees a world of {identity.world} ({identity.source})",
-            hint="Something between agent and script changed WORLD_SIZE or RANK: look at the script's own start.",
+            f"The job has {expected} ranks, but this process found a world size of {identity.world_size} "
+            f"({identity.source}).",
+            hint="Check whether your script changes RANK or WORLD_SIZE before it opens the session.",
         )
 
 

@@ -79,14 +79,14 @@ def automatic_backend(device: torch.device) -> str:
 def meet(identity: Identity, *, timeout: float | None) -> Any:
     """The store of this session: a place of its own within the one that the ranks share. None when alone."""
     global _store, _sessions
-    if identity.is_alone:
+    if not identity.is_distributed:
         return None
     if _store is None:
         from torch.distributed.rendezvous import rendezvous
 
         patience = datetime.timedelta(seconds=timeout or 600)
         where = address(identity)
-        ending = f"?rank={identity.rank}&world_size={identity.world}"
+        ending = f"?rank={identity.rank}&world_size={identity.world_size}"
         url = f"env://{ending}" if where is None else f"tcp://{where[0]}:{where[1]}{ending}"
         try:
             try:
@@ -122,7 +122,7 @@ def form(
     identity: Identity, device: torch.device, *, store: Any, backend: str | None, timeout: float | None
 ) -> Group:
     """Form the groups over a store. A group that the script has made itself is used, and left alone."""
-    if identity.is_alone:
+    if not identity.is_distributed:
         return Group()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
     owned = not dist.is_initialized()
@@ -132,7 +132,7 @@ def form(
         backend = backend or automatic_backend(device)
         # With the device told, NCCL forms its communicators now: a fault shows here and not in the first step.
         dist.init_process_group(
-            backend, store=store, rank=identity.rank, world_size=identity.world, timeout=limit,
+            backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=limit,
             device_id=device if backend == "nccl" else None,
         )  # fmt: skip
     control = dist.new_group(backend="gloo", timeout=limit)
@@ -150,13 +150,13 @@ def address(identity: Identity) -> tuple[str, int] | None:
         return first_host(os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_NODELIST", ""))), _port(
             job
         )
-    if identity.nodes == 1:
+    if identity.num_nodes == 1:
         # All ranks of one host have one parent (mpirun, or its daemon), and so one number to derive a port from.
         names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDI_CONTROL_FD")
         job = "/".join([*(os.environ.get(name, "") for name in names), str(os.getppid())])
         return "127.0.0.1", _port(job)
     raise EnvironmentProblem(
-        f"{identity.world} ranks on {identity.nodes} nodes do not know where to meet ({identity.source})",
+        f"{identity.world_size} ranks on {identity.num_nodes} nodes do not know where to meet ({identity.source})",
         hint="Export MASTER_ADDR (the host of rank 0) and MASTER_PORT to all ranks, or use paceline submit.",
     )
 

@@ -55,8 +55,8 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
             process = context.Process(target=_be_a_rank, args=(fn, args, variables, os.getpid()))
             process.start()
             processes.append(process)
-        world = int(environments[0][env.WORLD_SIZE])
-        _supervise(processes, [int(variables[env.RANK]) for variables in environments], world, term)
+        world_size = int(environments[0][env.WORLD_SIZE])
+        _supervise(processes, [int(variables[env.RANK]) for variables in environments], world_size, term)
 
 
 def rank_variables(local: int, count: int, environ: Any) -> dict[str, str]:
@@ -143,7 +143,9 @@ class _PassingTermOn:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _supervise(processes: list[SpawnProcess], ranks: list[int], world: int, term: _PassingTermOn) -> None:
+def _supervise(
+    processes: list[SpawnProcess], ranks: list[int], world_size: int, term: _PassingTermOn
+) -> None:
     """Wait for all. On the first failure, or any way out of here, the rest is ended."""
     left = dict(zip(processes, ranks, strict=True))
     try:
@@ -160,7 +162,7 @@ def _supervise(processes: list[SpawnProcess], ranks: list[int], world: int, term
                 # One that was killed cannot have died of another's error; the others may have.
                 rank = min(failed, key=lambda each: (failed[each] > 0, each))
                 raise LaunchError(
-                    f"rank {rank} of {world} failed: {_in_words(failed[rank])}",
+                    f"rank {rank} of {world_size} failed: {_in_words(failed[rank])}",
                     hint="Its traceback stands above.",
                 )
     finally:

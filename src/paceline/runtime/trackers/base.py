@@ -47,7 +47,7 @@ class RunInfo:
     experiment: str = ""
     folder: Path | None = None  # the run folder
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     attempt: int = 1
     already: int = 0  # bytes of metrics.jsonl that earlier attempts have written
     params: dict[str, Any] = field(default_factory=dict)  # run.params

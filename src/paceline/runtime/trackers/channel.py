@@ -19,7 +19,7 @@ _words = 0  # told or heard so far: equally many on all ranks
 def same_on_all(make: Callable[[], str]) -> str:
     """What rank 0 makes, on all ranks. All ranks call it."""
     identity = read_identity()
-    if identity.is_alone:
+    if not identity.is_distributed:
         return make()
     if identity.rank:
         return hear()
@@ -38,7 +38,7 @@ def tell(word: str) -> None:
 
 def wait_until_heard() -> None:
     """Rank 0 only: the store dies with it, and words that nobody has fetched yet die with the store."""
-    expected = (read_identity().world - 1) * _words
+    expected = (read_identity().world_size - 1) * _words
     while _place().add("heard", 0) < expected:
         time.sleep(0.02)
 

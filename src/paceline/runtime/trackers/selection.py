@@ -78,7 +78,7 @@ def open_feeds(
     """The trackers of a session, not yet begun."""
     launch_spec = around.launch_spec
     tracking = Tracking.of(launch_spec)
-    config = {"world": identity.world, "seed": settings.seed, "precision": settings.precision}
+    config = {"world_size": identity.world_size, "seed": settings.seed, "precision": settings.precision}
     mode, _, metric = (settings.best or "").rpartition(":")
     info = RunInfo(
         run_id=launch_spec.run_id if launch_spec else "",
@@ -86,7 +86,7 @@ def open_feeds(
         experiment=launch_spec.experiment if launch_spec else "",
         folder=folder.path if folder else None,
         rank=identity.rank,
-        world=identity.world,
+        world_size=identity.world_size,
         attempt=around.attempt,
         already=_size(folder.metrics) if folder else 0,
         params=dict(launch_spec.params) if launch_spec else {},
@@ -113,7 +113,7 @@ def choose(tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *,
     if tracking.wandb is False:
         wanted = [each for each in wanted if each != WANDB]
     feeds = Feeds()
-    everyone = tracking.wandb_all_processes and info.world > 1
+    everyone = tracking.wandb_all_processes and info.world_size > 1
     for each in _once(wanted):
         of_each_rank = each == WANDB and everyone
         if info.rank and not of_each_rank:

@@ -35,13 +35,13 @@ class _Known:
 class Gradients:
     """The part of a step that follows the forward. `steps` calls `begin` ahead of each forward."""
 
-    def __init__(self, wrapper: Wrapper, *, precision: str, world: int, skip_nonfinite: bool) -> None:
+    def __init__(self, wrapper: Wrapper, *, precision: str, world_size: int, skip_nonfinite: bool) -> None:
         self.wrapper = wrapper
-        self.world = world
+        self.world_size = world_size
         self.device = wrapper.device
         self.guard: LossGuard | None = None
         self.pace: Pace | None = None
-        self.ends_steps = precision == "fp16" or world > 1
+        self.ends_steps = precision == "fp16" or world_size > 1
         self.scaler: Any = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         self.skipped = 0
         self._dtype = LOW.get(precision)
@@ -81,7 +81,7 @@ class Gradients:
         if self.scaler is not None and self._stepped:
             self.scaler.update()
             self._stepped.clear()
-        if self.world > 1:
+        if self.world_size > 1:
             for each in self.wrapper.wrapped:
                 each.prepared = False
 
@@ -120,13 +120,13 @@ class Gradients:
         if self._sum_scale is None:
             raise UsageError(
                 "run.backward(..., weight=n) needs a loader of run.loader, which knows the global batch",
-                hint="Elsewhere divide by yourself: run.backward(loss_sum * run.world / run.sum(n)).",
+                hint="Elsewhere divide by yourself: run.backward(loss_sum * run.world_size / run.sum(n)).",
             )
         if self._count and weight != self._count:
             raise UsageError(
                 f"weight={weight}, but this rank's slice has {self._count} samples",
                 hint="weight counts samples. For other weights (tokens): "
-                "run.backward(loss_sum * run.world / run.sum(tokens)).",
+                "run.backward(loss_sum * run.world_size / run.sum(tokens)).",
             )
         return self._sum_scale
 
@@ -138,7 +138,7 @@ class Gradients:
         if not self._last:
             return False
         parameters = known[1].parameters
-        if self.world > 1:
+        if self.world_size > 1:
             for each in known[1].models:
                 each.sync_missed()
         moved = self._step(optimizer, parameters, clip)

@@ -158,9 +158,9 @@ Wrapped = Replica | Sharded | Alone
 class Wrapper:
     """All models of a session."""
 
-    def __init__(self, device: torch.device, world: int, *, low_precision: torch.dtype | None) -> None:
+    def __init__(self, device: torch.device, world_size: int, *, low_precision: torch.dtype | None) -> None:
         self.device = device
-        self.world = world
+        self.world_size = world_size
         self.low_precision = low_precision
         self.wrapped: list[Wrapped] = []
         self._mine: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -186,7 +186,7 @@ class Wrapper:
             wrapped = self._shard(model, layers, options)
             if compiling:
                 model.compile(**_compile_options(compiling))
-        elif mode == "none" or self.world == 1 or not trained:
+        elif mode == "none" or self.world_size == 1 or not trained:
             wrapped = Alone(model)
             if compiling:
                 model.compile(**_compile_options(compiling))
@@ -199,7 +199,7 @@ class Wrapper:
         return model
 
     def _shard(self, model: nn.Module, layers: Any, options: dict[str, Any]) -> Wrapped:
-        if self.world == 1:
+        if self.world_size == 1:
             # As with several ranks: the parameters are new objects, so the same mistakes show on a laptop.
             _renew_parameters(model)
             return Alone(model)
@@ -209,7 +209,7 @@ class Wrapper:
         # Each rank keeps a part of its own initial values: they must be parts of one and the same model.
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.data, src=0)
-        options.setdefault("mesh", init_device_mesh(self.device.type, (self.world,)))
+        options.setdefault("mesh", init_device_mesh(self.device.type, (self.world_size,)))
         if self.low_precision is not None:
             options.setdefault(
                 "mp_policy", MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
@@ -232,7 +232,7 @@ class Wrapper:
                     hint="Wrap first, then build the optimizer: opt = Optimizer(model.parameters()).",
                 )
             mine = self._mine.get(id(parameter))
-            if self.world > 1 and (mine is None or mine() is not parameter):
+            if self.world_size > 1 and (mine is None or mine() is not parameter):
                 raise UsageError(
                     f"{name} holds a parameter of shape {tuple(parameter.shape)} that no wrapped model owns: "
                     "it would drift apart on the ranks",

@@ -30,7 +30,7 @@ def complete(folder: Path) -> bool:
         experiment=launch_spec.experiment,
         folder=folder,
         already=size,
-        world=launch_spec.world_size,
+        world_size=launch_spec.world_size,
         attempt=len(run.attempts()),
         params=dict(launch_spec.params),
     )

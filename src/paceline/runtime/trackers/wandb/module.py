@@ -70,7 +70,7 @@ class Standin:
 
     @property
     def everyone(self) -> bool:
-        return (self.every_process or self.tracking.wandb_all_processes) and self.identity.world > 1
+        return (self.every_process or self.tracking.wandb_all_processes) and self.identity.world_size > 1
 
     @property
     def may_have_a_run(self) -> bool:
@@ -230,7 +230,7 @@ class Standin:
         if self.package is None or not sweep_id:
             self.tell("W&B is off: there is no sweep to take points from, and the function is not called")
             return
-        if self.identity.world == 1:
+        if self.identity.world_size == 1:
             self.package.agent(sweep_id, function=function, **options)
             return
         if function is None:

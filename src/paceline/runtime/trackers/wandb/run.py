@@ -114,7 +114,7 @@ class WandbTracker:
         return {key: value for key, value in options.items() if value is not None}
 
     def _is_one_of_many(self, run: RunInfo) -> bool:
-        return self._tracking.wandb_all_processes and run.world > 1
+        return self._tracking.wandb_all_processes and run.world_size > 1
 
     def _begin(self, mode: str, *, silent: bool = False) -> None:
         # What ranks print is in their logs; capturing it would change sys.stdout under the script. Of its own words
