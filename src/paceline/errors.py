@@ -1,29 +1,33 @@
-"""What can go wrong, drawn as a tree. Every error says what was found, what was expected, and what to do.
+"""All errors, as a tree. Each says what is wrong, what was expected, and what to do.
 
 PacelineError
-├── UsageError        the command line, or a value given to a function
-│   └── SpecError     paceline.toml: names the file and the key
+├── UsageError        a wrong command line, or a wrong argument of a function
+│   └── SpecError     a wrong value in paceline.toml; names the file and the key
 ├── EnvironmentProblem  this machine lacks something, or a path cannot be used
-├── ClusterError      the scheduler refused, or cannot be asked
+├── ClusterError      the scheduler fails or does not respond
+│   └── JobRejected   sbatch rejected the job, for a `reason`
 └── RunError          the training itself
-    ├── LaunchError     ranks could not be started, or one of them failed
-    ├── DeviceError     two ranks on one GPU, a GPU that is not there
+    ├── LaunchError     ranks did not start, or one of them failed
+    ├── DeviceError     two ranks on one GPU, or a missing GPU
     ├── CheckpointError nothing to resume from, or state that does not fit
-    └── NonFinite       a loss that is not a number
+    └── NonFinite       a loss that is NaN or infinite
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class PacelineError(Exception):
-    """A problem with a way out: `hint` is the line that says what to do."""
+    """A problem and its solution: `hint` says what to do. `earlier` are further problems, found before this one."""
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", earlier: Sequence[PacelineError] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.earlier = tuple(earlier)
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
@@ -50,6 +54,14 @@ class EnvironmentProblem(PacelineError):
 
 class ClusterError(PacelineError):
     pass
+
+
+class JobRejected(ClusterError):
+    """sbatch rejected the job; `reason` is its own message."""
+
+    def __init__(self, message: str = "", *, reason: str = "", hint: str = "") -> None:
+        super().__init__(message or f"sbatch rejected the job: {reason}.", hint=hint)
+        self.reason = reason
 
 
 class RunError(PacelineError):

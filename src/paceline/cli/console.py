@@ -36,7 +36,8 @@ def say_note(text: str) -> None:
 
 
 def say_error(error: PacelineError) -> None:
-    say_problem(error.message, error.hint)
+    for each in (*error.earlier, error):
+        say_problem(each.message, each.hint)
 
 
 def say_problem(message: str, hint: str = "") -> None:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options, runs
-from paceline.cli.submit import Draft
 from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding, worst
 from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
 from paceline.cluster.secrets.secrets import inspect_secrets
+from paceline.cluster.slurm.submission import Draft
 from paceline.spec import Program, load_job
 
 MARKS = {GOOD: ("✓", "good"), "warning": ("!", "yellow"), PROBLEM: ("✗", "bad")}

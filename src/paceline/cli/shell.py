@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options, runs
-from paceline.cli.submit import Draft
 from paceline.cluster.runs.run_half import stored_run_half
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.submission import Draft
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError

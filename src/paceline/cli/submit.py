@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,22 +10,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
-from paceline.cluster.checks.job import check_job
-from paceline.cluster.environment.store import settle
-from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import path_in_snapshot, prepare
-from paceline.cluster.secrets.secrets import read_secrets
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.limits import explain_refusal
-from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.cluster.checks.finding import Finding
+from paceline.cluster.slurm.submission import Draft, Submitted
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
-from paceline.errors import ClusterError, UsageError
-from paceline.plan.run_path import RunPath
-from paceline.plan.slurm.array import Trials
-from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
-from paceline.spec import Job, load_job
+from paceline.spec import load_job
 
 
 def option(name: str, text: str, *, metavar: str | None = None) -> typer.models.OptionInfo:
@@ -142,124 +130,34 @@ def command(
     if dry_run:
         print(draft.plan(draft.run_path).show(), end="")
         return 0
-    draft.check()
-    folder, number = draft.submit(script_only=script_only)
-    if number is None:
-        return 0
-    if follow or wait:
-        return see_it_through(folder, follow=follow)
+    warn(draft.check())
+    submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)
+    describe(submitted, script_only)
+    if submitted.job_id is not None and (follow or wait):
+        return see_it_through(submitted.folder, follow=follow)
     return 0
 
 
-class Draft:
-    """A job on its way to the queue: what the cluster has, and the plan that follows from it."""
+def warn(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        console.say_note(f"{finding.text}{f' ({finding.hint})' if finding.hint else ''}")
 
-    def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
-        self.trials = trials  # of a sweep, where it is one
-        self.job = job = settle(job, os.environ)
-        self.run_path = folders.new_run_path(job, os.environ)
-        self.secrets = read_secrets(job, os.environ)
-        self.partitions: list[Partition] = find_partitions()
-        self.after = [self._job_id(word) for word in after]
 
-    def plan(self, run_path: RunPath) -> SlurmPlan:
-        job = self.job
-        gpus = job.resources.gpus_per_node or 0
-        names = job.resources.partition or os.environ.get("SBATCH_PARTITION")
-        fair = fair_cpus(
-            select_partitions(self.partitions, names), gpus=gpus, gpu_type=job.resources.gpu_type,
-            nproc=job.launch.nproc or 1,
-        )  # fmt: skip
-
-        def place_of(path: Path) -> Path:
-            return path_in_snapshot(path, job=job, run_path=run_path) if job.project.snapshot else path
-
-        return plan_slurm(
-            job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
-            after=self.after, filed=self.secrets, place_of=place_of, trials=self.trials,
-        )  # fmt: skip
-
-    def findings(self) -> list[Finding]:
-        return check_job(self.job, self.plan(self.run_path), self.partitions)
-
-    def check(self) -> None:
-        """Say what is doubtful; refuse what cannot work."""
-        if not slurm.available():
-            raise ClusterError(
-                "there is no sbatch here",
-                hint="type this on a login node of the cluster, or make a small one here: paceline sandbox up",
-            )
-        if not self.job.launch.check:
-            return
-        found = self.findings()
-        for each in found:
-            if each.level == WARNING:
-                console.say_note(f"{each.text}{f' ({each.hint})' if each.hint else ''}")
-        problems = [each for each in found if each.level == PROBLEM]
-        for each in problems[:-1]:
-            console.say_problem(each.text, each.hint)
-        if problems:
-            raise UsageError(problems[-1].text, hint=problems[-1].hint or "or submit anyway: --no-check")
-
-    def submit(self, *, script_only: Path | None = None) -> tuple[RunFolder, str | None]:
-        """Make the run folder and give it to Slurm; a refusal leaves nothing behind."""
-        job, number = self.job, None
-        with folders.create_run_folder(self.run_path) as run_path:
-            plan = self.plan(run_path)
-            prepared = prepare(
-                job,
-                run_path=run_path,
-                shape=plan.shape,
-                launch_spec=plan.launch_spec,
-                command=["paceline", *sys.argv[1:]],
-                backend="slurm",
-                snapshot_required=True,
-                compiled=job.environment.kind == "current",
-            )
-            slurm.write_files(plan)
-            if script_only is not None:
-                write_atomically(script_only.absolute(), plan.script)
-            else:
-                number = self._give(plan)
-        for note in (*plan.notes, *prepared.notes):
-            console.say_note(note)
-        self._tell(plan, number, script_only)
-        return run_path.folder, number
-
-    def _give(self, plan: SlurmPlan) -> str:
-        try:
-            return slurm.submit(plan)
-        except ClusterError as refusal:
-            words = refusal.message.partition("refused the job: ")[2]
-            if not words:
-                raise
-            raise explain_refusal(self.job, plan, self.partitions, words) from None
-
-    def _tell(self, plan: SlurmPlan, number: str | None, script_only: Path | None) -> None:
-        run = plan.run_path.run_id
-        if number is None:
-            print(f"prepared {run}; submit it: sbatch {script_only}")
-        else:
-            print(f"submitted {run} as job {number}: {plan.layout.nodes} nodes x {plan.layout.nproc} ranks")
-        print(f"  folder  {plan.run_path.folder.path}")
-        if number is not None:
-            print(f"  logs    paceline logs -f {run}")
-            print("  state   paceline ps")
-            print(f"  end it  paceline cancel {run}", flush=True)
-
-    def _job_id(self, word: str) -> str:
-        """`--after`: a run, or a job's id."""
-        try:
-            found = slurm.read_job_id(folders.find_run(word, self.run_path.scratch))
-        except UsageError:
-            if word.replace("_", "").isdigit():
-                return word
-            raise
-        if found is None:
-            raise UsageError(
-                f"--after {word}: that run is no job of Slurm's", hint="runs here cannot be waited for"
-            )
-        return found
+def describe(submitted: Submitted, script_only: Path | None) -> None:
+    """Print where the run is and what to type next."""
+    for note in submitted.notes:
+        console.say_note(note)
+    plan, job_id = submitted.plan, submitted.job_id
+    run = plan.run_path.run_id
+    if job_id is None:
+        print(f"prepared {run}; submit it: sbatch {script_only}")
+    else:
+        print(f"submitted {run} as job {job_id}: {plan.layout.nodes} nodes x {plan.layout.nproc} ranks")
+    print(f"  folder  {submitted.folder.path}")
+    if job_id is not None:
+        print(f"  logs    paceline logs -f {run}")
+        print("  state   paceline ps")
+        print(f"  end it  paceline cancel {run}", flush=True)
 
 
 def see_it_through(folder: RunFolder, *, follow: bool) -> int:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.cli import console
-from paceline.cli.submit import Draft
 from paceline.cli.sweep_wandb import settle
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
@@ -20,6 +19,7 @@ from paceline.cluster.runs.prepare import path_in_snapshot, prepare
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.arrays import array_size_limit, max_new_jobs
+from paceline.cluster.slurm.submission import Draft
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import DONE, FAILED, Point
@@ -188,7 +188,8 @@ class _Queue:
         return "\n".join([plan.script, *(f"# submitted by: {call}" for call in calls)])
 
     def carry_out(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
-        self.draft.check()
+        for warning in self.draft.check():
+            console.say_note(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
         start, job = self.start, self.draft.job
         refusal: ClusterError | None = None
         with start.kit(new, numbers) as run_path, at_work(run_path.folder.path):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import ClusterError
+from paceline.errors import JobRejected
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.sweep.folder import Ledger
 from paceline.sweep.tasks import Chunk, cut, group
@@ -44,9 +44,9 @@ class Submission:
             for chunk in chunks:
                 try:
                     self._give(chunk)
-                except ClusterError as refusal:
+                except JobRejected as refusal:
                     tasks = math.ceil(len(left) / max(1, len(chunk.trials) // len(chunk.tasks)))
-                    if not JOB_LIMIT_REACHED.search(refusal.message) or tasks < 2:
+                    if not JOB_LIMIT_REACHED.search(refusal.reason) or tasks < 2:
                         raise
                     most = tasks // 2
                     break

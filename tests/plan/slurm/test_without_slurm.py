@@ -27,7 +27,7 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Typed]) -> None:
 
     refused = type_it("submit", "--gpus", "1", "train.py")
     assert refused.returncode == 1
-    assert "there is no sbatch here" in refused.stderr
+    assert "sbatch was not found" in refused.stderr
     assert "paceline sandbox up" in refused.stderr
     assert not (tmp_path / "scratch").exists()
 

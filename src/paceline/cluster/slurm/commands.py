@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, JobRejected
 from paceline.plan.slurm.plan import SlurmPlan
 
 COMMAND_TIMEOUT = 60.0  # seconds for one answer: a busy controller takes its time
@@ -78,10 +78,10 @@ def write_files(plan: SlurmPlan) -> None:
 
 
 def run_sbatch(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Call sbatch. The job's id; a refusal is a ClusterError in sbatch's words."""
+    """Call sbatch. Return the job id; raise JobRejected with sbatch's message."""
     done = call(words, environ=environ, check=False)
     if done.returncode:
-        raise ClusterError(f"sbatch refused the job: {error_text(done)}")
+        raise JobRejected(reason=error_text(done))
     # The last line that is an id: what a site has put around sbatch may speak too.
     ids: list[str] = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
     if not ids:
