@@ -33,7 +33,6 @@ MAY_IMPORT = {
 
 # Single modules that may be imported across the halves, each free of torch.
 BRIDGES = {
-    ("agent", "paceline.runtime.distributed.identity"),
     (
         "__main__",
         "paceline.agent.workers.zygote.prestart",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.agent.placement import Place, expand_hosts, find_place, host_of_node
+from paceline.agent.placement import Place, find_place, host_of_node
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
@@ -172,10 +172,7 @@ def test_every_rank_is_started_once(nodes: int, nproc: int, per_rank: bool) -> N
             assert (place.node, local) == divmod(rank, nproc)
 
 
-def test_host_lists() -> None:
-    assert expand_hosts("a[1-3,07],b,gpu[008-010]x[1-2]") == [
-        "a1", "a2", "a3", "a07", "b", "gpu008x1", "gpu008x2", "gpu009x1", "gpu009x2", "gpu010x1", "gpu010x2",
-    ]  # fmt: skip
-    assert expand_hosts("") == []
+def test_the_host_of_a_node_that_has_not_joined() -> None:
     assert host_of_node(1, {"SLURM_JOB_NODELIST": "node[3-4]"}) == "node4"
     assert host_of_node(1, {}) == ""
+    assert host_of_node(0, {"SLURM_JOB_NODELIST": "node[3-"}) == ""

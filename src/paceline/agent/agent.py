@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from paceline.agent import restart_policy
 from paceline.agent.attempt import Outcome, Supervision
-from paceline.agent.events import Events
 from paceline.agent.failures import Failure
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Beats
@@ -29,6 +28,7 @@ from paceline.agent.workers.starter import FreshRanks, Launch, Starter
 from paceline.agent.workers.torchrun import TorchrunRanks
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract import env
+from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED
@@ -60,7 +60,7 @@ class Agent:
         self.beats: Beats | None = None
         self.data: NodeData | None = None
         self.sampling: Sampling | None = None
-        self.events = Events(run.events, "agent-0")
+        self.events = EventWriter(run.events / "agent-0.jsonl")
         self.number = 0
 
     def say(self, text: str) -> None:
@@ -75,7 +75,7 @@ class Agent:
     def carry_out(self) -> int:
         """Returns the exit code: 0 for done and stopped, 1 for failed, 130 when interrupted."""
         self.place = place = find_place(self.launch_spec, self.environ)
-        self.events = Events(self.run.events, f"agent-{place.index}")
+        self.events = EventWriter(self.run.events / f"agent-{place.index}.jsonl")
         facts = preflight.gather(place, folder=self.run.path, environ=self.environ)
         facts["attempt"] = len(self.run.attempts()) and self.run.attempts()[-1].number
         self.meeting = join(place, self.environ, facts, give_up=lambda: self.requests.end_now)

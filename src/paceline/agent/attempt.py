@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent import failures, restart_policy
-from paceline.agent.events import Events
 from paceline.agent.failures import Ending, Failure, RankEnd
 from paceline.agent.health import watchdog
 from paceline.agent.health.heartbeat import Beats
@@ -25,6 +24,7 @@ from paceline.agent.workers import processes
 from paceline.agent.workers.output import Streams
 from paceline.agent.workers.starter import Exit, Launch, Starter
 from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder
 from paceline.contract.verdict import STOPPED_EXIT
 
@@ -56,7 +56,7 @@ class Supervision:
         meeting: Meeting,
         requests: Requests,
         job_start: JobStartFolder,
-        events: Events,
+        events: EventWriter,
         say: Callable[[str], None],
     ) -> None:
         self.launch, self.starter, self.streams, self.beats = launch, starter, streams, beats

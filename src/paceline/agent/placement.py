@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract import env
+from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.rank_env import MPI, TABLE, RankVariables
 from paceline.contract.run_folder import JobStartFolder, RunFolder
-from paceline.errors import LaunchError
+from paceline.errors import LaunchError, UsageError
 
 RANK_STYLES = ("srun",)  # the scheduler starts one agent per rank
 EITHER_STYLES = ("mpirun",)  # one agent per rank, or one per node (mpirun over torchrun)
@@ -57,47 +59,11 @@ class Interrupted(LaunchError):
     """Somebody wants it to end before it has begun."""
 
 
-@dataclass(frozen=True)
-class Numbering:
-    """Variables by which a starter of processes numbers them. A node agent's node is its own number unless told."""
-
-    said_by: str
-    index: str
-    count: str
-    local: str = ""
-    node: str = ""
-    styles: tuple[str, ...] = ()  # empty: all styles
-
-    def applies(self, style: str, environ: Mapping[str, str]) -> bool:
-        if self.styles and style not in self.styles:
-            return False
-        return self.index in environ and self.count in environ
-
-
-def _slurm(count: str) -> Numbering:
-    return Numbering("Slurm", index="SLURM_PROCID", count=count, local="SLURM_LOCALID", node="SLURM_NODEID")
-
-
-# The first row that applies speaks. Under mpirun SLURM_PROCID and SLURM_NTASKS describe the daemon that mpirun
-# started on each node, not the program: so MPI's own numbers come first, and only for the style that wants them.
-NUMBERINGS = (
-    Numbering(
-        "OpenMPI", index="OMPI_COMM_WORLD_RANK", count="OMPI_COMM_WORLD_SIZE",
-        local="OMPI_COMM_WORLD_LOCAL_RANK", styles=EITHER_STYLES,
-    ),
-    Numbering(
-        "MVAPICH", index="MV2_COMM_WORLD_RANK", count="MV2_COMM_WORLD_SIZE",
-        local="MV2_COMM_WORLD_LOCAL_RANK", styles=EITHER_STYLES,
-    ),
-    Numbering("MPICH (Hydra)", index="PMI_RANK", count="PMI_SIZE", local="MPI_LOCALRANKID", styles=EITHER_STYLES),
-    _slurm("SLURM_STEP_NUM_TASKS"),
-    _slurm("SLURM_NTASKS"),
-)  # fmt: skip
+_NAMES = {
+    "slurm": "Slurm", "openmpi": "OpenMPI", "mvapich": "MVAPICH", "intelmpi": "Intel MPI", "mpich": "MPICH",
+}  # fmt: skip
 
 VERDICT_WITHIN = 15.0  # seconds that a member which cannot go on waits for the head to end the run
-
-# Steps that are no steps: the batch script, the allocation's interactive shell, the external one.
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 def find_place(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place:
@@ -106,15 +72,13 @@ def find_place(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place:
     if env.AGENT in environ:
         index, count = _index_and_count(environ[env.AGENT])
         return _placed(launch_spec, env.AGENT, index=index, count=count, host=host)
-    for row in NUMBERINGS:
-        if not row.applies(launch_spec.style, environ) or (
-            row.said_by == "Slurm" and not _in_a_step(environ)
-        ):
+    for row in TABLE:
+        if not _counts(row, launch_spec.style) or not row.are_set(environ):
             continue
         return _placed(
-            launch_spec, row.said_by, host=host,
-            index=_number(environ, row.index), count=_number(environ, row.count),
-            local=_number(environ, row.local) if row.local in environ else None,
+            launch_spec, _NAMES[row.source], host=host,
+            index=_number(environ, row.rank), count=_number(environ, row.world_size),
+            local=_number(environ, row.local_rank) if row.local_rank in environ else None,
             node=_number(environ, row.node) if row.node in environ else None,
         )  # fmt: skip
     return _placed(
@@ -187,10 +151,9 @@ def _placed(
     return Place(index, count, node, launch_spec.nodes, [local], index, launch_spec.nproc, host)
 
 
-def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process: in a batch script SLURM_PROCID=0 stands alone and means nothing."""
-    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
-    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
+def _counts(row: RankVariables, style: str) -> bool:
+    """Return whether a row numbers agents: MPI's do so only under mpirun, Slurm's always."""
+    return row.source == "slurm" or (row.source in MPI and style in EITHER_STYLES)
 
 
 def _index_and_count(text: str) -> tuple[int, int]:
@@ -224,26 +187,8 @@ def await_verdict(job_start: JobStartFolder, give_up: Callable[[], bool] = lambd
 def host_of_node(node: int, environ: Mapping[str, str]) -> str:
     """The name of a node that has not spoken yet, as the scheduler lists it; empty where nobody can say."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    hosts = expand_hosts(listed)
+    try:
+        hosts = expand(listed)
+    except UsageError:
+        return ""
     return hosts[node] if node < len(hosts) else ""
-
-
-def expand_hosts(text: str) -> list[str]:
-    """`a[1-3,07],b` as names, in order. Compute nodes may have no `scontrol` to ask (containers)."""
-    hosts: list[str] = []
-    for item in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
-        names = [""]
-        for piece in re.findall(r"\[[^\]]*\]|[^\[]+", item):
-            endings = _numbers(piece[1:-1]) if piece.startswith("[") else [piece]
-            names = [name + ending for name in names for ending in endings]
-        hosts.extend(names)
-    return hosts
-
-
-def _numbers(ranges: str) -> list[str]:
-    numbers: list[str] = []
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        width = len(first)
-        numbers.extend(str(number).zfill(width) for number in range(int(first), int(last or first) + 1))
-    return numbers

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from paceline.contract import env
+from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
@@ -25,7 +26,6 @@ START = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
     "from paceline.agent.main import main; sys.exit(main())"
 )
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash after it
 
 
@@ -112,7 +112,7 @@ def plan_local(
     secrets = choose_secrets(job, environ=environ or {}, filed=filed, in_a_job=False)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
-        variables.setdefault(VISIBLE, "")  # for scripts that do not ask the runtime for their device
+        variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that do not ask the runtime for their device
     launch_spec = make_launch_spec(
         job, run_path=run_path, shape=shape, python=python, style=style, variables=variables,
         max_restarts=local_restarts(job),
@@ -141,7 +141,7 @@ def _starters(
         variables = {**common, env.AGENT: f"{number}/{launch_spec.nodes}"}
         if launch_spec.nodes > 1 and launch_spec.gpus:  # each node here has GPUs of its own, as real nodes do
             first = number * launch_spec.gpus
-            variables[VISIBLE] = ",".join(machine.device_names()[first : first + launch_spec.gpus])
+            variables[VISIBLE_DEVICES] = ",".join(machine.device_names()[first : first + launch_spec.gpus])
         starters.append(Starter(argv, variables))
     return tuple(starters)
 

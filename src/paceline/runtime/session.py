@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
+from paceline.contract.jsonl import EventWriter, LineWriter
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.runtime.boundary.boundary import Boundary
@@ -29,7 +30,6 @@ from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.affinity import bind_near
 from paceline.runtime.distributed.identity import Identity, read_identity
-from paceline.runtime.metrics.events import Events, Lines
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import Progress
 from paceline.runtime.metrics.report import Reports
@@ -52,7 +52,7 @@ class _Made:
     run: Run
     group: groups.Group
     boundary: Boundary
-    lines: Lines
+    lines: LineWriter
     feeds: Feeds
 
 
@@ -160,7 +160,7 @@ class session:
     ) -> _Made:
         settings, rank = self._settings, identity.rank
         writes = self._folder if rank == 0 else None
-        events = Events(writes.events / "rank-0.jsonl" if writes else None)
+        events = EventWriter(writes.events / "rank-0.jsonl" if writes else None)
         feeds = open_feeds(
             self._surroundings,
             settings,

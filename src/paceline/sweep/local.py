@@ -10,10 +10,11 @@ from typing import Any
 
 from paceline.agent.trial import close_trial, open_trial
 from paceline.cluster.local.parallel_runs import ParallelRuns
+from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.sweep_folder import NoPoint
 from paceline.contract.verdict import FAILED, STOPPED
 from paceline.errors import PacelineError
-from paceline.plan.local import VISIBLE, LocalPlan, plan_local
+from paceline.plan.local import LocalPlan, plan_local
 from paceline.plan.secrets import NO_SECRETS, Secrets
 from paceline.plan.shape import Machine
 from paceline.spec import Job
@@ -85,7 +86,7 @@ class LocalTrials:
         devices = self.room[slot].devices
         if not plan.launch_spec.gpus or len(plan.agents) > 1:
             return plan
-        own = {VISIBLE: ",".join(devices)}
+        own = {VISIBLE_DEVICES: ",".join(devices)}
         agents = tuple(replace(each, variables={**each.variables, **own}) for each in plan.agents)
         return replace(plan, agents=agents)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.events import Events
 from paceline.agent.health import preflight
 from paceline.agent.placement import find_place
 from paceline.agent.rendezvous import network
+from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder
 from paceline.errors import LaunchError
@@ -178,16 +178,16 @@ def test_an_unknown_host_is_an_error_that_names_host_and_node() -> None:
 def test_events_outlive_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = Events(tmp_path / "events", "agent-0")
+    events = EventWriter(tmp_path / "events" / "agent-0.jsonl")
     events.write("started", host="é", path=tmp_path)
     events.write("done")
     lines = (tmp_path / "events" / "agent-0.jsonl").read_text().splitlines()
     assert len(lines) == 2
     assert '"event": "started"' in lines[0]
-    blocked = Events(Path("/dev/null/events"), "agent-0")
+    blocked = EventWriter(Path("/dev/null/events/agent-0.jsonl"))
     blocked.write("started")
     blocked.write("done")
-    assert capsys.readouterr().err.count("events are not recorded") == 1
+    assert capsys.readouterr().err.count("could not write to") == 1
 
 
 def test_a_place_travels_in_the_facts(tmp_path: Path) -> None:

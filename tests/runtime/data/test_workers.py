@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import sys, time
-from paceline.runtime.loader import Loader
-from paceline.runtime.slicing import At
+from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.batches import At
 from tests.runtime.data.sets import Endless, Numbers
 
 data = {data}

@@ -6,8 +6,9 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.contract.gpus import VISIBLE_DEVICES, listed_devices
+
 LIBRARY = "libnvidia-ml.so.1"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_SENSOR = 0
 _NAME_LENGTH = 96
 
@@ -37,7 +38,7 @@ class Gpus:
                 return None
         except (OSError, AttributeError):
             return None
-        handles = _visible(loaded, environ.get(VISIBLE))
+        handles = _visible(loaded, environ.get(VISIBLE_DEVICES))
         if not handles:
             loaded.nvmlShutdown()
             return None
@@ -84,7 +85,7 @@ def _visible(library: ctypes.CDLL, wanted: str | None) -> list[ctypes.c_void_p]:
         return []
     names = [str(number) for number in range(count.value)]
     if wanted is not None:
-        names = [name.strip() for name in wanted.split(",")]
+        names = listed_devices(wanted)
     found = []
     for name in names:
         handle = ctypes.c_void_p()

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.agent.placement import Place
 from paceline.agent.rendezvous import network
+from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, write_atomically
 
@@ -26,7 +27,6 @@ Facts = dict[str, Any]
 
 LITTLE_DISK = 256 << 20  # bytes
 LITTLE_MEMORY = 256 << 20
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 # -- facts of one node ---------------------------------------------------------------------------------
@@ -56,17 +56,8 @@ def gather(place: Place, *, folder: Path, environ: Mapping[str, str]) -> Facts:
 
 def visible_gpus(environ: Mapping[str, str]) -> int | None:
     """How many GPUs the environment lets a process see; None: it does not say."""
-    for name in _VISIBLE:
-        if name in environ:
-            listed = [entry.strip() for entry in environ[name].split(",")]
-            count = 0
-            for entry in listed:
-                # As the driver reads it: the list ends at the first entry that is no device.
-                if entry in ("", "-1", "NoDevFiles"):
-                    break
-                count += 1
-            return count
-    return None
+    devices = visible_devices(environ)
+    return None if devices is None else len(devices)
 
 
 def gpu_devices() -> int:

@@ -13,10 +13,10 @@ from typing import Any
 
 from paceline.agent.health.heartbeat import Beats
 from paceline.agent.placement import Place
+from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 FIRST = 1.0  # seconds: a short run leaves lines too; each pause is twice the last, up to what was asked for
 CLOSED_WITHIN = 2.0  # a driver that hangs must not keep the agent
 
@@ -88,7 +88,7 @@ def begin_sampling(
         return None
     around = {**environ, **launch_spec.variables}
     if launch_spec.one_gpu_per_rank:  # this agent is shown one of the node's GPUs, and reports on all
-        around.pop(VISIBLE, None)
+        around.pop(VISIBLE_DEVICES, None)
 
     def roots() -> set[int]:
         """This agent and its ranks; where each rank has its own agent, whoever started all of them."""

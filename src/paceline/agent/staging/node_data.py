@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.events import Events
 from paceline.agent.placement import Interrupted, Place
 from paceline.agent.rendezvous.rendezvous import Meeting
 from paceline.agent.signals import Requests
@@ -25,6 +24,7 @@ from paceline.agent.staging.packs import Packs
 from paceline.agent.staging.request import read_wish
 from paceline.agent.staging.stage import Planned, Stager, Worker, notes_on
 from paceline.contract import env
+from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError, PacelineError
@@ -44,7 +44,7 @@ class Around:
     meeting: Meeting
     requests: Requests
     job_start: JobStartFolder
-    events: Events
+    events: EventWriter
     say: Callable[[str], None]
 
 

@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from paceline.agent.workers import bootstrap, processes
+from paceline.agent.workers import bootstrap
 from paceline.agent.workers.environment import PARENT, STREAMS
-from paceline.contract import env
+from paceline.contract import env, process
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import STOPPED_EXIT
@@ -17,7 +17,7 @@ from paceline.contract.verdict import STOPPED_EXIT
 def main(_: list[str] | None = None) -> None:
     environ = os.environ
     if PARENT in environ:
-        processes.die_with_parent(int(environ[PARENT]))
+        process.die_with_parent(int(environ[PARENT]))
     run = RunFolder(Path(environ[env.RUN]))
     launch_spec = LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
     local_rank = int(environ.get(env.LOCAL_RANK, "0"))

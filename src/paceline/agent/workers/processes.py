@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -10,36 +9,20 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from paceline.contract.process import prctl
+
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _prctl(option: int, value: int | bytes) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """End this process when `parent` ends, also by kill -9; and now, if it has ended already."""
-    _prctl(_PR_SET_PDEATHSIG, int(signum))
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def outlive_parent() -> None:
-    """Take `die_with_parent` back."""
-    _prctl(_PR_SET_PDEATHSIG, 0)
-
-
 def adopt_orphans() -> None:
     """Descendants whose parent ends become children of this process, so that none escapes it."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:
     """What `top` and `ps -e` show."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
+    prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _parents(*, dead: bool = False) -> dict[int, int]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
 from paceline.contract import env
+from paceline.contract.process import die_with_parent
 from paceline.errors import LaunchError
 from paceline.plan.local import LocalPlan, Starter
 
 EXIT_TIMEOUT = 20.0  # seconds that other agents have to end once the head has
-PR_SET_PDEATHSIG = 1
 
 
 def job_start_name() -> str:
@@ -116,15 +114,11 @@ def _agent_setup() -> Callable[[], None] | None:
     """In a process group of its own, so that Ctrl-C reaches it once, from here; told to stop if this process dies."""
     if os.name != "posix":
         return None
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     parent = os.getpid()
 
     def prepare() -> None:
         os.setpgid(0, 0)
-        if libc is not None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
+        die_with_parent(parent, signal.SIGTERM)
 
     return prepare
 

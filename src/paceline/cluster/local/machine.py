@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import paceline
+from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem
 from paceline.plan.shape import Machine
 from paceline.spec import Job
 
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
 
 def detect_machine(environ: Mapping[str, str]) -> Machine:
     gpus = usable_gpus(environ)
-    named = next((environ[name] for name in _VISIBLE if name in environ), "")
-    devices = tuple(item.strip() for item in named.split(",") if item.strip())[:gpus]
+    devices = tuple(visible_devices(environ) or ())[:gpus]
     return Machine(cores=usable_cores(), gpus=gpus, system=platform.system(), devices=devices)
 
 
@@ -66,13 +64,8 @@ def usable_cores() -> int:
 def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """GPUs that a rank could use. Device files are what a container is given, so they are what counts."""
     present = len(list(devices.glob("nvidia[0-9]*"))) or _amd_gpus(devices)
-    for name in _VISIBLE:
-        if name in environ:
-            shown = [item for item in environ[name].split(",") if item.strip()]
-            # An entry that is no device hides those after it, as the driver sees it.
-            chosen = shown[: shown.index("-1")] if "-1" in shown else shown
-            return min(present, len(chosen))
-    return present
+    visible = visible_devices(environ)
+    return present if visible is None else min(present, len(visible))
 
 
 def _amd_gpus(devices: Path) -> int:

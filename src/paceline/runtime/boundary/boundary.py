@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.contract.heartbeat_file import RUNNING
+from paceline.contract.jsonl import EventWriter
 from paceline.runtime.boundary.checkpoint_schedule import Saving
 from paceline.runtime.boundary.heartbeat import Beat
 from paceline.runtime.boundary.nonfinite import LossGuard
@@ -24,7 +25,6 @@ from paceline.runtime.boundary.stop import (
     StopSignals,
 )
 from paceline.runtime.boundary.stragglers import Pace
-from paceline.runtime.metrics.events import Events
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import Progress
 
@@ -37,7 +37,7 @@ class Boundary:
         *,
         group: Any,
         beat: Beat,
-        events: Events,
+        events: EventWriter,
         metrics: Metrics,
         guard: LossGuard,
         saving: Saving,

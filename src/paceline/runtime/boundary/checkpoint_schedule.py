@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from paceline.contract.jsonl import EventWriter
 from paceline.runtime.checkpoint import Checkpoints, Policy, Restored, Saved, rng
-from paceline.runtime.metrics.events import Events
 from paceline.runtime.settings import Settings
 
 SMALL = 1 << 20  # bytes of tensors up to which a state is copied aside at the end of an epoch
@@ -24,7 +24,7 @@ NORMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Saving:
     """The checkpoints of a session; without `resume` there are none, and every call does nothing."""
 
-    def __init__(self, settings: Settings, *, rank: int, events: Events) -> None:
+    def __init__(self, settings: Settings, *, rank: int, events: EventWriter) -> None:
         self.settings = settings
         self.rank = rank
         self.events = events

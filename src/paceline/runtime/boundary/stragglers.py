@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.metrics.events import Lines
+from paceline.contract.jsonl import LineWriter
 
 LARGEST_WORLD = 1024  # ranks up to which each has its own place in the agreement
 KEPT = 7  # measurements whose median is a rank's pace: one hiccup is no straggler
@@ -30,7 +30,7 @@ class Pace:
     """This rank's own time per step; on rank 0 also the judgement of all."""
 
     def __init__(
-        self, lines: Lines, *, rank: int, hosts: list[str], world_size: int, factor: float, device: Any
+        self, lines: LineWriter, *, rank: int, hosts: list[str], world_size: int, factor: float, device: Any
     ) -> None:
         self.on = 1 < world_size <= LARGEST_WORLD and factor > 0
         self.words = world_size if self.on else 0

@@ -6,11 +6,8 @@ before the save, so workers ignore it; and so that none is left behind, each die
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data._utils import signal_handling
 
-_PR_SET_PDEATHSIG = 1
+from paceline.contract.process import die_with_parent
+
 PATIENCE = 3.0  # seconds that workers have to end by themselves, all together
 _IGNORED = ("SIGTERM", "SIGUSR1", "SIGINT")
 
@@ -35,22 +33,18 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         for name in _IGNORED:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-        die_with_parent()
+        end_with_rank()
         torch.set_num_threads(1)
         if self.then is not None:
             self.then(worker)
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, and end now if that has already happened."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def end_with_rank() -> None:
+    """End this worker when its rank ends, and now if the rank has already ended."""
     parent = multiprocessing.parent_process()
-    # A fork server stands between the two: the parent by descent is then another process from the start.
+    # With a fork server, the parent by descent is the server from the start.
     by_server = multiprocessing.get_start_method(allow_none=True) == "forkserver"
-    if parent is not None and not by_server and os.getppid() != parent.pid:
-        os._exit(1)
+    die_with_parent(None if parent is None or by_server else parent.pid)
 
 
 class Crew:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.contract import gpus
 from paceline.errors import DeviceError
 from paceline.runtime.distributed.identity import Identity
 
@@ -41,7 +42,7 @@ def _index(identity: Identity, visible: int, kind: str) -> int:
 
 
 def _visible_names() -> str:
-    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+    names = (*gpus.NAMES, "ZE_AFFINITY_MASK")
     told = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     return ", ".join(told) or "CUDA_VISIBLE_DEVICES is not set"
 

@@ -10,7 +10,6 @@ import atexit
 import ctypes
 import datetime
 import os
-import re
 import time
 import zlib
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.contract.hostlist import expand
 from paceline.errors import EnvironmentProblem
 from paceline.runtime.distributed.identity import Identity
 
@@ -167,10 +167,10 @@ def _port(job: str) -> int:
 
 
 def first_host(hostlist: str) -> str:
-    """The first name of Slurm's `node[03-07,9],login1`."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", hostlist)
-    if not match:
+    """Return the first host of a Slurm host list."""
+    hosts = expand(hostlist)
+    if not hosts:
         raise EnvironmentProblem(
-            f"SLURM_STEP_NODELIST={hostlist!r} names no host", hint="Export MASTER_ADDR and MASTER_PORT."
+            "SLURM_STEP_NODELIST names no host.", hint="Export MASTER_ADDR and MASTER_PORT to all ranks."
         )
-    return "".join(part or "" for part in match.groups())
+    return hosts[0]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -22,10 +20,11 @@ from types import FrameType
 from typing import Any
 
 from paceline.contract import env
+from paceline.contract.process import die_with_parent
+from paceline.contract.rank_env import SPAWNED
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.boundary.heartbeat import Beat
-from paceline.runtime.distributed.identity import SPAWNED
 from paceline.runtime.settings import Surroundings
 
 SAME_TERM = 1.0  # seconds: one request may arrive twice, from the scheduler and passed on by a command
@@ -88,10 +87,7 @@ def _asked_for() -> int:
 
 def _be_a_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], parent: int) -> None:
     os.environ.update(variables)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent, however it ends
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent(parent)
     # Ctrl-C reaches the whole terminal group; the parent decides, so that there is one traceback and not many.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     attempt, rank = _attempt(), int(variables[env.RANK])

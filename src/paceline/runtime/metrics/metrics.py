@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from paceline.contract.jsonl import LineWriter
 from paceline.errors import UsageError
-from paceline.runtime.metrics.events import Lines
 
 # What one call of `log` leaves: step, epoch, samples of the step, weight of these values, time, the values.
 Entry = tuple[int, int, int, float, float, dict[str, Any]]
@@ -164,7 +164,7 @@ class _Batch:
 class Metrics:
     """The log of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
 
-    def __init__(self, lines: Lines, *, group: Any, rank: int, own: Sequence[Taker] = ()) -> None:
+    def __init__(self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[Taker] = ()) -> None:
         self.latest: dict[str, float] = {}
         self._text = _Text()
         self._own = own

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import env
+from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import SweepFolder, TrialFolder, read_lines
 from paceline.errors import UsageError
-from paceline.runtime.metrics.events import Lines
 
 
 class Reports:
@@ -28,7 +28,7 @@ class Reports:
         self.can_prune = trial.get("prune", "none") != "none" and trial.get("optuna") is not None
         self._trial = trial
         self._folder = TrialFolder(folder) if folder is not None and rank == 0 else None
-        self._lines = Lines(self._folder.reports if self._folder else None)
+        self._lines = LineWriter(self._folder.reports if self._folder else None)
         self._seen: dict[Any, int] = {}  # step -> which report that was
         self._judge: Any = None
         self._broken = False  # no more is asked; peers are told as before

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.jsonl import LineWriter
 from paceline.contract.verdict import FAILED, STOPPED
-from paceline.runtime.metrics.events import Lines
 from paceline.runtime.trackers.base import RunInfo, Tracker, first_line, warn
 
 MOST_WAITING = 100_000  # lines
@@ -28,7 +28,7 @@ WORDS_OF_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-in
 
 
 class Feed:
-    """One tracker and its thread. `append` takes whole lines of JSON, as `Lines.append` does."""
+    """One tracker and its thread. `append` takes whole lines of JSON, as `LineWriter.append` does."""
 
     def __init__(self, name: str, tracker: Tracker, info: RunInfo) -> None:
         self.name = name
@@ -111,7 +111,7 @@ def patience_for(status: str, *, urgent: bool) -> float:
     return {FAILED: PATIENCE_AFTER_ERROR, STOPPED: PATIENCE_AT_A_STOP}.get(status, PATIENCE)
 
 
-class Tee(Lines):
+class Tee(LineWriter):
     """A file of lines that feeds read, too."""
 
     def __init__(self, path: Path | None, feeds: list[Feed]) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 
 from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, Opening, count_of, open_zygote
+from paceline.contract.gpus import visible_devices
 
 # Options of `paceline run` that stand alone; all others are followed by a value.
 ALONE = (
@@ -86,7 +87,7 @@ def _may_not_fork(program: str) -> bool:
 def _usual_ranks(on_cpu: bool, environ: dict[str, str]) -> int:
     """As the plan has it: one per visible GPU, else two."""
     gpus = sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None:
-        gpus = min(gpus, len([each for each in shown.split(",") if each.strip() not in ("", "-1")]))
+    visible = visible_devices(environ)
+    if visible is not None:
+        gpus = min(gpus, len(visible))
     return 2 if on_cpu or not gpus else gpus

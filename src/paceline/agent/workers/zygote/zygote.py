@@ -23,6 +23,7 @@ from paceline.agent.workers import fork_safety, processes
 from paceline.agent.workers.environment import thread_variables
 from paceline.agent.workers.zygote.messages import Closed, Wire
 from paceline.agent.workers.zygote.start import Opening
+from paceline.contract import process
 
 # A scheduler may signal every process of a step. What a signal means is for the agent to say.
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -32,7 +33,7 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 def main(words: list[str]) -> None:
     descriptor, parent = int(words[0]), int(words[1])
     opening = Opening.read(words[2:])
-    processes.die_with_parent(parent)
+    process.die_with_parent(parent)
     for each in DEAF_TO:
         signal.signal(each, signal.SIG_IGN)
     wire = Wire(socket.socket(fileno=descriptor))
@@ -97,7 +98,7 @@ class Zygote:
     def serve(self) -> dict[str, Any] | None:
         """Until the socket closes. Returns a job in each forked child, which then unwinds to become a rank."""
         # The agent that took over may not be the parent: from here on, the end of the socket is the sign.
-        processes.outlive_parent()
+        process.outlive_parent()
         processes.adopt_orphans()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -138,7 +139,7 @@ class Zygote:
                 self.wire.send({"kind": "broken", "module": "", "why": f"fork: {problem}"})
                 break
             if pid == 0:
-                processes.die_with_parent(parent)
+                process.die_with_parent(parent)
                 output = descriptors[2 * position : 2 * position + 2]
                 for number, descriptor in enumerate(output, start=1):
                     os.dup2(descriptor, number)

@@ -1,0 +1,30 @@
+"""Which GPUs the environment shows to a process. Light: `paceline run` reads this before it has imported anything."""
+
+from __future__ import annotations
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+TYPE_CHECKING = False  # typing's own takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# NVIDIA's, then AMD's two. The first that is set counts.
+NAMES = (VISIBLE_DEVICES, "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that the environment lists, by number or by identity; None if it does not restrict them."""
+    for name in NAMES:
+        if name in environ:
+            return listed_devices(environ[name])
+    return None
+
+
+def listed_devices(text: str) -> list[str]:
+    """Return the devices in a list such as "0,2". As for the driver, an invalid entry ends the list."""
+    devices: list[str] = []
+    for entry in text.split(","):
+        device = entry.strip()
+        if device in ("", "-1", "NoDevFiles"):
+            break
+        devices.append(device)
+    return devices

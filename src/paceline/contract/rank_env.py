@@ -1,0 +1,64 @@
+"""The variables by which torchrun, MPI and Slurm number the processes that they start: one table for all readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+SPAWNED = "PACELINE_SPAWNED"  # set by paceline.spawn in its children, besides torchrun's variables
+
+# `srun` numbers its steps from 0. The batch script, an interactive shell and the external step have reserved numbers
+# or names: SLURM_PROCID=0 there does not mean rank 0 of SLURM_NTASKS.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+
+
+@dataclass(frozen=True)
+class RankVariables:
+    """The variables of one launcher. An empty name means that it does not set such a variable."""
+
+    source: str
+    rank: str
+    world_size: str
+    local_rank: str = ""
+    local_world_size: str = ""
+    node: str = ""
+    num_nodes: str = ""
+    condition: Callable[[Mapping[str, str]], bool] = lambda environ: True
+
+    def are_set(self, environ: Mapping[str, str]) -> bool:
+        return self.rank in environ and self.world_size in environ and self.condition(environ)
+
+
+def in_slurm_step(environ: Mapping[str, str]) -> bool:
+    """Return whether `srun` started this process, or one of its ancestors."""
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+    return step.isdigit() and int(step) < _FIRST_RESERVED_STEP
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    return in_slurm_step(environ) and "SLURM_PTY_PORT" not in environ  # not a shell in `srun --pty`
+
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+# The first row whose variables are set counts. torchrun's variables come first, since our own agents set them. MPI
+# comes before Slurm: under mpirun the ranks also inherit the SLURM_* variables of the daemon that started them.
+TABLE = (
+    RankVariables("spawn", *_TORCHRUN, condition=lambda environ: SPAWNED in environ),
+    RankVariables("torchrun", *_TORCHRUN),
+    RankVariables("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                  "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    RankVariables("mvapich", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+                  "MV2_COMM_WORLD_LOCAL_SIZE"),
+    RankVariables("intelmpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+                  condition=lambda environ: any(name.startswith("I_MPI_") for name in environ)),
+    RankVariables("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+                  condition=lambda environ: "MPI_LOCALRANKID" in environ),
+    RankVariables("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+                  "SLURM_NODEID", "SLURM_STEP_NUM_NODES", condition=_is_slurm_task),
+    RankVariables("slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE",
+                  "SLURM_NODEID", "SLURM_NNODES", condition=_is_slurm_task),
+    RankVariables("pmix", "PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
+)  # fmt: skip
+
+MPI = ("openmpi", "mvapich", "intelmpi", "mpich")  # what `mpirun` may be

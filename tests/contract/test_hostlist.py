@@ -1,0 +1,29 @@
+"""Slurm host lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.contract.hostlist import expand
+from paceline.errors import UsageError
+
+TABLE = [
+    ("a", ["a"]),
+    ("a,b", ["a", "b"]),
+    ("n[1-3]", ["n1", "n2", "n3"]),
+    ("n[08-10,3],login1", ["n08", "n09", "n10", "n3", "login1"]),
+    ("r[1-2]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
+    ("gpu[008-009]x[1-2]", ["gpu008x1", "gpu008x2", "gpu009x1", "gpu009x2"]),
+    ("", []),
+]
+
+
+@pytest.mark.parametrize(("text", "hosts"), TABLE)
+def test_expand(text: str, hosts: list[str]) -> None:
+    assert expand(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]"])
+def test_what_is_no_host_list_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a host list"):
+        expand(text)
