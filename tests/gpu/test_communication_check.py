@@ -11,7 +11,7 @@ import torch.distributed as dist
 from paceline.errors import RunError
 from paceline.runtime.distributed import communication_check
 from paceline.runtime.distributed.identity import read_identity
-from paceline.runtime.distributed.process_group import Group
+from paceline.runtime.distributed.process_group import ProcessGroups
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,22 +21,22 @@ DEVICE = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
+def group() -> Iterator[ProcessGroups]:
     """A world of one rank on NCCL: a session would form none."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
-    yield Group(main=dist.group.WORLD, control=dist.new_group(backend="gloo"))
+    yield ProcessGroups(main=dist.group.WORLD, control=dist.new_group(backend="gloo"))
     dist.destroy_process_group()
 
 
-def test_it_answers(group: Group) -> None:
-    communication_check.call_the_roll(group, read_identity(), DEVICE, timeout=60)
+def test_it_answers(group: ProcessGroups) -> None:
+    communication_check.check_communication(group, read_identity(), DEVICE, timeout=60)
 
 
-def test_a_device_that_does_not_come_to_it_is_named(group: Group) -> None:
+def test_a_device_that_does_not_come_to_it_is_named(group: ProcessGroups) -> None:
     torch.cuda._sleep(20_000_000_000)  # cycles: about ten seconds, ahead of the sum
     with pytest.raises(
         RunError, match=r"1 ranks over nccl failed: there was no answer within 0.5 s"
     ) as caught:
-        communication_check.call_the_roll(group, read_identity(), DEVICE, timeout=0.5)
+        communication_check.check_communication(group, read_identity(), DEVICE, timeout=0.5)
     assert "NCCL_SOCKET_IFNAME" in caught.value.hint
     torch.cuda.synchronize()

@@ -20,16 +20,16 @@ from tests.runtime.test_session import folder_with
 from tests.runtime.test_wrap import quiet
 
 
-def formed() -> groups.Group:
+def formed() -> groups.ProcessGroups:
     identity = read_identity()
-    store = groups.meet(identity, timeout=60)
-    return groups.form(identity, torch.device("cpu"), store=store, backend=None, timeout=60)
+    store = groups.open_store(identity, timeout=60)
+    return groups.init_process_groups(identity, torch.device("cpu"), store=store, backend=None, timeout=60)
 
 
-def tried(group: groups.Group, *, timeout: float = 60) -> str:
+def tried(group: groups.ProcessGroups, *, timeout: float = 60) -> str:
     """The complaint; empty where there is none."""
     try:
-        communication_check.call_the_roll(group, read_identity(), torch.device("cpu"), timeout=timeout)
+        communication_check.check_communication(group, read_identity(), torch.device("cpu"), timeout=timeout)
     except RunError as error:
         group.abandon()
         return str(error)
@@ -70,14 +70,14 @@ def test_a_peer_that_does_not_answer_is_given_up(ranks: Ranks, tmp_path: Path) -
 
 def a_session_whose_peer_is_gone() -> str:
     """Rank 1 leaves once the groups are formed, and its process ends."""
-    trying = communication_check.call_the_roll
+    trying = communication_check.check_communication
 
     def leave(*args: Any, **options: Any) -> None:
         if read_identity().rank == 1:
             raise RunError("gone")
         trying(*args, **options)
 
-    communication_check.call_the_roll = leave
+    communication_check.check_communication = leave
     try:
         with quiet():
             return "never"
@@ -108,7 +108,7 @@ def test_a_sum_that_is_not_the_world_is_an_error(ranks: Ranks) -> None:
 def sessions_calls(folder: str) -> list[Any]:
     """How often a session tries its groups, with and without an order that says not to."""
     counted: list[Any] = []
-    communication_check.call_the_roll = lambda *_, **__: counted.append("tried")
+    communication_check.check_communication = lambda *_, **__: counted.append("tried")
     with quiet():
         pass
     os.environ[env.RUN] = folder

@@ -12,7 +12,7 @@ import pytest
 
 import paceline
 from paceline.contract.run_folder import RunFolder
-from paceline.runtime.paths import Places
+from paceline.runtime.paths import Paths
 
 Type = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -53,7 +53,7 @@ def test_without_a_agent(tmp_path: Path) -> None:
 
 
 def test_what_is_known_without_a_agent(tmp_path: Path) -> None:
-    found = Places.read({"PACELINE_SCRATCH": "/s", "PACELINE_DATA": "/d"}, RunFolder(tmp_path))
+    found = Paths.read({"PACELINE_SCRATCH": "/s", "PACELINE_DATA": "/d"}, RunFolder(tmp_path))
     assert (found.scratch_dir, found.data_dir) == (Path("/s"), Path("/d"))
     assert (found.checkpoints_dir, found.logs_dir) == (tmp_path / "checkpoints", None)
 

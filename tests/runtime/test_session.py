@@ -20,9 +20,9 @@ from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import LaunchError, RunError, UsageError
-from paceline.runtime.distributed.affinity import as_ranges, from_ranges
-from paceline.runtime.distributed.device import shared_gpus
-from paceline.runtime.distributed.placement import Post
+from paceline.runtime.distributed.affinity import format_cpu_list, parse_cpu_list
+from paceline.runtime.distributed.device import find_shared_gpu
+from paceline.runtime.distributed.placement import RankPlacement
 from paceline.runtime.settings import Params, Settings
 from tests.forked import Ranks, free_port
 from tests.runtime.models import net
@@ -235,13 +235,13 @@ def test_wrong_settings_are_named() -> None:
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
     placed = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
-    assert shared_gpus(placed[:3]) is None
-    assert shared_gpus(placed) == "ranks 2 and 3 are on the same GPU of b (GPU-1)"
-    assert shared_gpus([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
+    assert find_shared_gpu(placed[:3]) is None
+    assert find_shared_gpu(placed) == "ranks 2 and 3 are on the same GPU of b (GPU-1)"
+    assert find_shared_gpu([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
 
 
 def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> None:
-    post = Post(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
+    post = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
     assert post.line() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
     with paceline.session(cpu=True) as run:
         run.print("hello")
@@ -252,7 +252,7 @@ def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> No
         in said.err
     )
     assert "done in" in said.err
-    assert from_ranges(as_ranges({0, 1, 2, 5, 9})) == {0, 1, 2, 5, 9}
+    assert parse_cpu_list(format_cpu_list({0, 1, 2, 5, 9})) == {0, 1, 2, 5, 9}
 
 
 def write_rank(folder: str, fail: bool) -> None:

@@ -14,11 +14,11 @@ from paceline.contract.run_folder import RunFolder
 SCRATCH = (
     "PACELINE_SCRATCH"  # what the launch half goes by; all that is known of scratch where it had no part
 )
-USUAL_EXPERIMENT = "default"
+DEFAULT_EXPERIMENT = "default"
 
 
 @dataclass(frozen=True)
-class Places:
+class Paths:
     """What `PACELINE_*` variables say, as paths. None where no agent has made such a folder."""
 
     source_dir: Path
@@ -30,7 +30,7 @@ class Places:
     logs_dir: Path | None = None
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], folder: RunFolder | None) -> Places:
+    def read(cls, environ: Mapping[str, str], folder: RunFolder | None) -> Paths:
         """`folder` is where a script that nobody launched keeps its own checkpoints."""
 
         def path(name: str) -> Path | None:
@@ -40,7 +40,7 @@ class Places:
         return cls(
             source_dir=source,
             project=environ.get(env.PROJECT) or source.name,
-            experiment=environ.get(env.EXPERIMENT) or USUAL_EXPERIMENT,
+            experiment=environ.get(env.EXPERIMENT) or DEFAULT_EXPERIMENT,
             scratch_dir=path(env.SCRATCH_DIR) or path(SCRATCH),
             data_dir=path(env.DATA),
             checkpoints_dir=path(env.CHECKPOINTS) or (folder.checkpoints if folder else None),

@@ -24,13 +24,13 @@ from paceline.runtime.data.randomness import seed_everything
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.loop import Loop
-from paceline.runtime.metrics.report import Reports
-from paceline.runtime.paths import Places
+from paceline.runtime.metrics.report import TrialReporter
+from paceline.runtime.paths import Paths
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.trackers.noop import NoRun
 from paceline.runtime.trackers.selection import Feeds
 from paceline.runtime.training.gradients import Gradients
-from paceline.runtime.training.wrap import Model, Replica, Wrapper
+from paceline.runtime.training.wrap import DDPModel, Model, Wrapper
 
 KEPT_EVALUATIONS = 8  # data sets whose workers stay for the next evaluation
 
@@ -43,16 +43,16 @@ class Run:
         *,
         identity: Identity,
         device: torch.device,
-        group: groups.Group,
+        group: groups.ProcessGroups,
         settings: Settings,
         params: Params,
         wrapper: Wrapper,
         gradients: Gradients,
         boundary: Boundary,
         folder: RunFolder | None,
-        places: Places,
+        places: Paths,
         attempt: int,
-        reports: Reports,
+        reports: TrialReporter,
         feeds: Feeds,
     ) -> None:
         self.identity = identity
@@ -82,9 +82,9 @@ class Run:
         self._boundary = boundary
         self._metrics = boundary.metrics
         self._loop = Loop(boundary, gradients, device=device, rank=self.rank, max_steps=settings.max_steps)
-        boundary.guard.clock = self._loop
-        gradients.guard = boundary.guard if boundary.guard.on else None
-        gradients.pace = boundary.pace if boundary.pace.on else None
+        boundary.loss_check.clock = self._loop
+        gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
+        gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
         self._evaluations: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
@@ -149,12 +149,12 @@ class Run:
         known = {id(thing) for thing in objects.values()}
         for number, each in enumerate(loader for loader in self._loaders if id(loader) not in known):
             objects.setdefault(f"loader_{number}", each)
-        saving = self._boundary.saving
+        checkpoint_schedule = self._boundary.checkpoint_schedule
         checkpoints = Checkpoints(
             place, rank=self.rank, world_size=self.world_size, group=self._group.control, attempt=self._attempt,
-            policy=saving.policy(), seed=self.settings.seed or 0, warn=warn,
+            policy=checkpoint_schedule.policy(), seed=self.settings.seed or 0, warn=warn,
         )  # fmt: skip
-        self._restored = found = saving.resume(checkpoints, objects)
+        self._restored = found = checkpoint_schedule.resume(checkpoints, objects)
         if found is not None:
             self._loop.step, self._loop.epoch = found.step, found.epoch
             self._loop.skip = int(found.meta.get("plain_batches", 0))
@@ -203,7 +203,7 @@ class Run:
             if len(self._evaluations) > KEPT_EVALUATIONS:  # a script that makes its data anew in every epoch
                 self._evaluations.pop(next(iter(self._evaluations)))[1].close()
         self._wrapper.sync_buffers()
-        self._boundary.agreement.start_of_loop()
+        self._boundary.consensus.begin_loop()
         for batch in self._evaluations[key][1]:
             yield batch
             self._boundary.after_forward(self.step, in_a_step=self._loop.micro is not None)
@@ -240,7 +240,7 @@ class Run:
         """
         chosen = self._reports.chosen(value, named)
         gives_up = self._reports.add(chosen, self.step if step is None else step)
-        if self._reports.can_prune and self._boundary.agreement.is_so_anywhere(gives_up):
+        if self._reports.can_prune and self._boundary.consensus.any_rank(gives_up):
             raise Pruned
 
     @overload
@@ -298,7 +298,7 @@ class Run:
         after_its_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
         self._boundary.enter_epoch(self.epoch)
         # An epoch's body is entered again after a resume: what it does after its loop must not have been done.
-        with self._boundary.saving.as_held() if after_its_loop else contextlib.nullcontext():
+        with self._boundary.checkpoint_schedule.as_held() if after_its_loop else contextlib.nullcontext():
             self._boundary.save(self.step, wait=wait)
 
     @contextlib.contextmanager
@@ -317,7 +317,7 @@ class Run:
             finally:
                 store.set(key, word)
         else:
-            if groups.await_word(store, key) != "done":
+            if groups.wait_for_key(store, key) != "done":
                 raise RunError("rank 0 failed in rank_zero_first", hint="Its own error says why.")
             yield
 
@@ -326,7 +326,7 @@ class Run:
 
         `run.steps` over `run.loader` does not need it. A no-op in a world of one.
         """
-        replicas = [each for each in self._wrapper.wrapped if isinstance(each, Replica)]
+        replicas = [each for each in self._wrapper.wrapped if isinstance(each, DDPModel)]
         asked: list[Any] = [
             each.ddp for each in replicas if not models or any(each.model is model for model in models)
         ]
@@ -345,8 +345,8 @@ class Run:
 
     def _save_at_end(self) -> None:
         """What a finished run leaves: its last state, unless that is saved already."""
-        saving = self._boundary.saving
-        if self.step > 0 and self.step != saving.last_step:
+        checkpoint_schedule = self._boundary.checkpoint_schedule
+        if self.step > 0 and self.step != checkpoint_schedule.last_step:
             self._boundary.enter_epoch(self.epoch)
             self._boundary.save(self.step, wait=True)
 

@@ -18,24 +18,25 @@ from paceline.contract.jsonl import EventWriter, LineWriter
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.runtime.boundary.boundary import Boundary
-from paceline.runtime.boundary.checkpoint_schedule import Saving
-from paceline.runtime.boundary.heartbeat import Beat
-from paceline.runtime.boundary.nonfinite import LossGuard, explain_out_of_memory
+from paceline.runtime.boundary.checkpoint_schedule import CheckpointSchedule
+from paceline.runtime.boundary.heartbeat import Heartbeat
+from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck, explain_out_of_memory
 from paceline.runtime.boundary.profiler import ProfilerWindow
 from paceline.runtime.boundary.stop import Pruned, Stopped
-from paceline.runtime.boundary.stragglers import Pace
+from paceline.runtime.boundary.stragglers import StragglerDetector
 from paceline.runtime.data.randomness import seed_everything
 from paceline.runtime.distributed import communication_check, placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
-from paceline.runtime.distributed.affinity import bind_near
+from paceline.runtime.distributed.affinity import bind_to_device_cpus
 from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import Progress
-from paceline.runtime.metrics.report import Reports
-from paceline.runtime.paths import Places
+from paceline.runtime.metrics.report import TrialReporter
+from paceline.runtime.paths import Paths
 from paceline.runtime.run import Run
-from paceline.runtime.settings import Params, Settings, Surroundings
+from paceline.runtime.settings import Params, Settings
 from paceline.runtime.trackers.base import Tracker
 from paceline.runtime.trackers.feed import Tee
 from paceline.runtime.trackers.selection import Feeds, open_feeds
@@ -50,7 +51,7 @@ class _Made:
     """What set-up has made so far, so that leaving undoes exactly that."""
 
     run: Run
-    group: groups.Group
+    group: groups.ProcessGroups
     boundary: Boundary
     lines: LineWriter
     feeds: Feeds
@@ -93,7 +94,7 @@ class session:
         folder: str | Path | None = None,
         trackers: Sequence[Tracker | str] = (),
     ) -> None:
-        self._surroundings = Surroundings.read()
+        self._context = LaunchContext.read()
         given = Settings(
             seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
             profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
@@ -101,9 +102,9 @@ class session:
             start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor, progress=progress,
             report=report,
         )  # fmt: skip
-        launch_spec = self._surroundings.launch_spec
+        launch_spec = self._context.launch_spec
         self._settings = given.overridden(launch_spec.runtime if launch_spec else {}).checked()
-        self._folder = self._surroundings.folder
+        self._folder = self._context.folder
         if self._folder is None and folder is not None:
             self._folder = RunFolder(Path(folder))
         self._trackers = trackers
@@ -123,46 +124,54 @@ class session:
             raise
 
     def _make(self) -> _Made:
-        settings, around = self._settings, self._surroundings
+        settings, context = self._settings, self._context
         identity = read_identity()
-        placement.check_world(identity, around.launch_spec.world_size if around.launch_spec else None)
-        beat = Beat(around.beat, identity.local_rank)
+        placement.check_world_size(identity, context.launch_spec.world_size if context.launch_spec else None)
+        heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
         device = devices.choose_device(identity, cpu=settings.cpu)
-        if settings.bind and around.launch_spec is not None:
-            bind_near(device)
-        store = groups.meet(identity, timeout=settings.timeout)
-        posts = placement.take_posts(store, placement.own_post(identity, device))
+        if settings.bind and context.launch_spec is not None:
+            bind_to_device_cpus(device)
+        store = groups.open_store(identity, timeout=settings.timeout)
+        posts = placement.gather_placements(store, placement.local_placement(identity, device))
         if posts and settings.report:
-            placement.print_posts(posts)
+            placement.print_placements(posts)
         group = self._form(identity, device, store)
         if settings.seed is not None:
             seed_everything(settings.seed, settings.deterministic)
-        return self._assemble(identity, device, group, beat, hosts=[post.host for post in posts])
+        return self._assemble(identity, device, group, heartbeat, hosts=[post.host for post in posts])
 
-    def _form(self, identity: Identity, device: torch.device, store: Any) -> groups.Group:
+    def _form(self, identity: Identity, device: torch.device, store: Any) -> groups.ProcessGroups:
         """The groups, formed and tried out. Of those that do not work none is waited for."""
-        settings, launch_spec = self._settings, self._surroundings.launch_spec
-        backend = settings.backend or groups.automatic_backend(device)
+        settings, launch_spec = self._settings, self._context.launch_spec
+        backend = settings.backend or groups.default_backend(device)
         try:
-            group = groups.form(identity, device, store=store, backend=backend, timeout=settings.timeout)
+            group = groups.init_process_groups(
+                identity, device, store=store, backend=backend, timeout=settings.timeout
+            )
         except RuntimeError as error:
             raise communication_check.problem(identity, backend, error, what="forming the group") from error
         try:
             if launch_spec is None or launch_spec.check:
-                communication_check.call_the_roll(group, identity, device, timeout=settings.timeout)
+                communication_check.check_communication(group, identity, device, timeout=settings.timeout)
         except BaseException:
             group.abandon()
             raise
         return group
 
     def _assemble(
-        self, identity: Identity, device: torch.device, group: groups.Group, beat: Beat, *, hosts: list[str]
+        self,
+        identity: Identity,
+        device: torch.device,
+        group: groups.ProcessGroups,
+        heartbeat: Heartbeat,
+        *,
+        hosts: list[str],
     ) -> _Made:
         settings, rank = self._settings, identity.rank
         writes = self._folder if rank == 0 else None
         events = EventWriter(writes.events / "rank-0.jsonl" if writes else None)
         feeds = open_feeds(
-            self._surroundings,
+            self._context,
             settings,
             identity,
             folder=self._folder,
@@ -175,13 +184,15 @@ class session:
         assert settings.precision == "fp32" or settings.precision in LOW
         boundary = Boundary(
             group=group.control,
-            beat=beat,
+            heartbeat=heartbeat,
             events=events,
             metrics=Metrics(lines, group=group.control, rank=rank, own=feeds.own),
-            guard=LossGuard(rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"),
-            saving=Saving(settings, rank=rank, events=events),
+            loss_check=NonFiniteLossCheck(
+                rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"
+            ),
+            checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
             progress=Progress(settings.progress and rank == 0),
-            pace=Pace(
+            stragglers=StragglerDetector(
                 lines,
                 rank=rank,
                 hosts=hosts,
@@ -196,13 +207,13 @@ class session:
         )
         boundary.tracker_ids = feeds.ids()
         boundary.signals.install()
-        beat.become(max(beat.state, READY))
+        heartbeat.become(max(heartbeat.state, READY))
         run = Run(
             identity=identity,
             device=device,
             group=group,
             settings=settings,
-            params=Params(self._surroundings.launch_spec.params if self._surroundings.launch_spec else {}),
+            params=Params(self._context.launch_spec.params if self._context.launch_spec else {}),
             wrapper=wrapper,
             gradients=Gradients(
                 wrapper, precision=settings.precision, world_size=identity.world_size,
@@ -210,11 +221,11 @@ class session:
             ),
             boundary=boundary,
             folder=self._folder,
-            places=Places.read(os.environ, self._folder),
-            attempt=self._surroundings.attempt,
-            reports=Reports(
+            places=Paths.read(os.environ, self._folder),
+            attempt=self._context.attempt,
+            reports=TrialReporter(
                 self._folder.path if self._folder else None,
-                trial=self._surroundings.launch_spec.trial if self._surroundings.launch_spec else {},
+                trial=self._context.launch_spec.trial if self._context.launch_spec else {},
                 rank=rank,
             ),
             feeds=feeds,
@@ -255,7 +266,7 @@ class session:
             boundary.finish()
             if not pruned:  # nobody will go on from there
                 run._save_at_end()
-            boundary.saving.close(wait=True)
+            boundary.checkpoint_schedule.close(wait=True)
             run._close()
         except BaseException:
             self._leave_alone(made)
@@ -267,8 +278,8 @@ class session:
         made.lines.close()
         boundary.events.close()
         made.group.close()
-        boundary.beat.become(SAVED_AND_STOPPED if stopped else FINISHED)
-        boundary.beat.close()
+        boundary.heartbeat.become(SAVED_AND_STOPPED if stopped else FINISHED)
+        boundary.heartbeat.close()
         made.feeds.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
 
     def _leave_alone(self, made: _Made) -> None:
@@ -277,7 +288,7 @@ class session:
         made.group.abandon()
         boundary.progress.close()
         boundary.metrics.finish_alone()
-        boundary.saving.close(wait=False)
+        boundary.checkpoint_schedule.close(wait=False)
         made.run._close()
         made.lines.close()
         boundary.events.close()
@@ -286,7 +297,7 @@ class session:
     def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()
         seconds = time.perf_counter() - self._began
-        launched = self._surroundings.launch_spec is not None  # then the agent tells it
+        launched = self._context.launch_spec is not None  # then the agent tells it
         if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
             print(f"paceline: done in {_duration(seconds)}{steps}", file=sys.stderr, flush=True)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-from paceline.contract import env
-from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import UsageError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -117,29 +112,3 @@ class Params(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Params({self._values!r})"
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What the agent told this rank: the run folder, which attempt, and the order. All absent when alone."""
-
-    folder: RunFolder | None = None
-    attempt: int = 1
-    launch_spec: LaunchSpec | None = None
-    beat: str | None = None
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str] | None = None) -> Surroundings:
-        environ = os.environ if environ is None else environ
-        if not environ.get(env.RUN):
-            return cls(beat=environ.get(env.HEARTBEAT))
-        folder = RunFolder(Path(environ[env.RUN]))
-        try:
-            launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            launch_spec = None
-        except (OSError, ValueError, TypeError) as error:
-            raise EnvironmentProblem(
-                f"{folder.launch_spec} cannot be read: {error}", hint=f"{env.RUN} names the run folder."
-            ) from None
-        return cls(folder, int(environ.get(env.ATTEMPT, "1")), launch_spec, environ.get(env.HEARTBEAT))

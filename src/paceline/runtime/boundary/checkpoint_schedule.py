@@ -21,7 +21,7 @@ SMALL = 1 << 20  # bytes of tensors up to which a state is copied aside at the e
 NORMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class Saving:
+class CheckpointSchedule:
     """The checkpoints of a session; without `resume` there are none, and every call does nothing."""
 
     def __init__(self, settings: Settings, *, rank: int, events: EventWriter) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.contract.heartbeat_file import ABSENT, HEADER, SLOT, slot_offset
 
 
-class Beat:
+class Heartbeat:
     """Writes this rank's slot; reads the agent's header. Without a beat file every call does nothing."""
 
     def __init__(self, path: str | None, local_rank: int) -> None:
@@ -36,7 +36,7 @@ class Beat:
         return self._map is not None and bool(HEADER.unpack_from(self._map, 0)[0])
 
     @property
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether the agent has asked for a stop: for a rank that was not yet listening when the signal came."""
         return self._map is not None and bool(HEADER.unpack_from(self._map, 0)[2])
 

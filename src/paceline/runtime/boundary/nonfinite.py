@@ -9,7 +9,7 @@ import torch
 
 from paceline.errors import NonFinite, RunError
 from paceline.runtime.boundary.stop import NOTHING_BAD
-from paceline.runtime.metrics.metrics import Deferred
+from paceline.runtime.metrics.metrics import PendingScalars
 
 
 class Clock(Protocol):
@@ -22,7 +22,7 @@ class _Stopped:
     step = 0
 
 
-class LossGuard:
+class NonFiniteLossCheck:
     """Looks at every loss, but only after the fact: no step waits for the device.
 
     On a CPU a loss is looked at when it comes. On a device losses are copied aside and looked at one agreement
@@ -36,7 +36,7 @@ class LossGuard:
         self.bad: tuple[int, float] | None = None
         self._steps: list[int] = []
         self._losses: list[torch.Tensor] = []
-        self._coming: tuple[list[int], Deferred] | None = None
+        self._coming: tuple[list[int], PendingScalars] | None = None
 
     def see(self, loss: torch.Tensor) -> None:
         if loss.is_cpu:
@@ -51,7 +51,7 @@ class LossGuard:
         """Look at what has arrived, send for the rest; this rank's word for the agreement."""
         self._look()
         if self._losses:
-            self._coming = (self._steps, Deferred(self._losses))
+            self._coming = (self._steps, PendingScalars(self._losses))
             self._steps, self._losses = [], []
         return NOTHING_BAD if self.bad is None else -float(self.bad[0])
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.runtime.boundary.heartbeat import Beat
+from paceline.runtime.boundary.heartbeat import Heartbeat
 
 INTERVAL = 0.4  # seconds from launch to harvest: one small reduction in that time is far below 0.1 %
 SLOW_STEP = 2.0  # from here on an agreement is harvested where it is launched: waiting a step would cost more
@@ -45,10 +45,10 @@ class Pruned(Stopped):
 class StopSignals:
     """SIGUSR1 and SIGTERM as requests to stop, for as long as a session lives."""
 
-    def __init__(self, beat: Beat, notify: Callable[[], None]) -> None:
+    def __init__(self, heartbeat: Heartbeat, notify: Callable[[], None]) -> None:
         self.asked = False
         self.is_urgent = False  # a scheduler's SIGTERM: its SIGKILL is seconds away
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._notify = notify
         self._before: dict[int, Any] = {}
 
@@ -66,7 +66,7 @@ class StopSignals:
         self._before.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and self._beat.ending:
+        if number == signal.SIGTERM and self._heartbeat.ending:
             # The agent ends its ranks because one has failed: that is not a request to save and stop.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -76,7 +76,7 @@ class StopSignals:
         self._notify()
 
 
-class Agreement:
+class StopConsensus:
     """The reduction that is under way. `due` is the tick at which it is harvested, the same on all ranks."""
 
     def __init__(self, group: Any) -> None:
@@ -95,7 +95,7 @@ class Agreement:
         if self.group is None:
             self.due = 0
 
-    def start_of_loop(self) -> None:
+    def begin_loop(self) -> None:
         """Time that passed outside the loop is nobody's step time, and a loop has a pace of its own.
 
         So its first boundary decides at once: after steps of a millisecond, an evaluation of slow batches must not
@@ -127,7 +127,7 @@ class Agreement:
         self.seconds = agreed[SECONDS]
         return agreed
 
-    def is_so_anywhere(self, mine: bool) -> bool:
+    def any_rank(self, mine: bool) -> bool:
         """A question that all ranks ask at the same place, and wait for."""
         if self.group is None:
             return mine

@@ -26,7 +26,7 @@ IN_A_ROW = 3  # agreements
 SAY_AGAIN = 300.0  # seconds until the same rank is named again
 
 
-class Pace:
+class StragglerDetector:
     """This rank's own time per step; on rank 0 also the judgement of all."""
 
     def __init__(

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 
-def own_cpus() -> set[int]:
+def allowed_cpus() -> set[int]:
     """The CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
-def as_ranges(cpus: Iterable[int]) -> str:
+def format_cpu_list(cpus: Iterable[int]) -> str:
     """`0-3,8` for 0, 1, 2, 3 and 8."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
@@ -28,8 +28,8 @@ def as_ranges(cpus: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def from_ranges(text: str) -> set[int]:
-    """The reverse of `as_ranges`: what the kernel writes as a list of CPUs."""
+def parse_cpu_list(text: str) -> set[int]:
+    """The reverse of `format_cpu_list`: what the kernel writes as a list of CPUs."""
     found: set[int] = set()
     for span in filter(None, text.strip().split(",")):
         low, _, high = span.partition("-")
@@ -37,29 +37,29 @@ def from_ranges(text: str) -> set[int]:
     return found
 
 
-def bind_near(device: torch.device) -> bool:
+def bind_to_device_cpus(device: torch.device) -> bool:
     """Bind this process to its GPU's own CPUs, unless somebody (Slurm, taskset) has bound it already."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return False
-    if len(own_cpus()) < (os.cpu_count() or 1):
+    if len(allowed_cpus()) < (os.cpu_count() or 1):
         return False
-    near = cpus_near(device)
-    if not near or near >= own_cpus():
+    near = device_cpus(device)
+    if not near or near >= allowed_cpus():
         return False
     try:
-        os.sched_setaffinity(0, near & own_cpus())
+        os.sched_setaffinity(0, near & allowed_cpus())
     except OSError:  # a container may forbid it; being bound is a favour, not a need
         return False
     return True
 
 
-def cpus_near(device: torch.device) -> set[int]:
+def device_cpus(device: torch.device) -> set[int]:
     """The CPUs of the GPU's NUMA node, as the kernel tells them; empty when it does not."""
     properties: Any = torch.cuda.get_device_properties(device)
     try:
         address = (
             f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
         )
-        return from_ranges(Path(f"/sys/bus/pci/devices/{address}/local_cpulist").read_text())
+        return parse_cpu_list(Path(f"/sys/bus/pci/devices/{address}/local_cpulist").read_text())
     except (AttributeError, OSError, ValueError):
         return set()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from paceline.errors import RunError
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.distributed.process_group import Group
+from paceline.runtime.distributed.process_group import ProcessGroups
 
 WITHIN = (
     300.0  # seconds, unless the session says: adapters of a large world may take minutes to find each other
@@ -25,7 +25,9 @@ LOOK_EVERY = 0.0005
 _INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 
 
-def call_the_roll(group: Group, identity: Identity, device: torch.device, *, timeout: float | None) -> None:
+def check_communication(
+    group: ProcessGroups, identity: Identity, device: torch.device, *, timeout: float | None
+) -> None:
     """Every rank contributes 1 to both groups, at once; the sum must be the world. Otherwise a `RunError`."""
     if group.main is None:
         return

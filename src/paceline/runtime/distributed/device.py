@@ -31,7 +31,7 @@ def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
 
 def _index(identity: Identity, visible: int, kind: str) -> int:
     if visible == 1:
-        return 0  # bound by the scheduler; if it is not, `shared_gpus` finds two ranks on it
+        return 0  # bound by the scheduler; if it is not, `find_shared_gpu` finds two ranks on it
     if identity.local_rank < visible:
         return identity.local_rank
     raise DeviceError(
@@ -57,7 +57,7 @@ def hardware_id(device: torch.device) -> str:
     return ""
 
 
-def shared_gpus(placed: Sequence[tuple[int, str, str]]) -> str | None:
+def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
     """The complaint about two ranks on one GPU, from (rank, host, hardware id) of all; None when there are none."""
     seen: dict[tuple[str, str], int] = {}
     for rank, host, hardware in placed:

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from paceline.errors import DeviceError, RunError
-from paceline.runtime.distributed.affinity import as_ranges, own_cpus
-from paceline.runtime.distributed.device import SHARED_HINT, hardware_id, shared_gpus
+from paceline.runtime.distributed.affinity import allowed_cpus, format_cpu_list
+from paceline.runtime.distributed.device import SHARED_HINT, find_shared_gpu, hardware_id
 from paceline.runtime.distributed.identity import Identity
 
 SHOWN = 64  # ranks printed one by one; a larger world is summed up
 
 
 @dataclass(frozen=True)
-class Post:
+class RankPlacement:
     """One rank's place."""
 
     rank: int
@@ -41,14 +41,14 @@ class Post:
         return " · ".join(words)
 
 
-def own_post(identity: Identity, device: torch.device) -> Post:
-    return Post(
+def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
+    return RankPlacement(
         rank=identity.rank, world_size=identity.world_size, host=socket.gethostname(), local_rank=identity.local_rank,
-        device=str(device), hardware=hardware_id(device), pid=os.getpid(), cpus=as_ranges(own_cpus()),
+        device=str(device), hardware=hardware_id(device), pid=os.getpid(), cpus=format_cpu_list(allowed_cpus()),
     )  # fmt: skip
 
 
-def take_posts(store: Any, post: Post) -> list[Post]:
+def gather_placements(store: Any, post: RankPlacement) -> list[RankPlacement]:
     """Tell rank 0 where this rank is, and hear its judgement. Rank 0 gets all posts; the others an empty list.
 
     It goes through the store: two ranks on one GPU must be found before NCCL hangs on them.
@@ -63,15 +63,15 @@ def take_posts(store: Any, post: Post) -> list[Post]:
         return []
     keys = [f"post/{rank}" for rank in range(post.world_size)]
     store.wait(keys)
-    posts = [Post(**json.loads(text)) for text in store.multi_get(keys)]
-    complaint = shared_gpus([(each.rank, each.host, each.hardware) for each in posts])
+    posts = [RankPlacement(**json.loads(text)) for text in store.multi_get(keys)]
+    complaint = find_shared_gpu([(each.rank, each.host, each.hardware) for each in posts])
     store.set("judgement", complaint or "fit")
     if complaint:
         raise DeviceError(complaint, hint=SHARED_HINT)
     return posts
 
 
-def check_world(identity: Identity, expected: int | None) -> None:
+def check_world_size(identity: Identity, expected: int | None) -> None:
     """A world of another size than was ordered is an error, not a slow run."""
     if expected is not None and identity.world_size != expected:
         raise RunError(
@@ -81,7 +81,7 @@ def check_world(identity: Identity, expected: int | None) -> None:
         )
 
 
-def print_posts(posts: list[Post]) -> None:
+def print_placements(posts: list[RankPlacement]) -> None:
     """One line per rank, columns aligned; on standard error, which is not the script's own output."""
     rows = [post.line().split(" · ") for post in posts[:SHOWN]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []

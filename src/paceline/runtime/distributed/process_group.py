@@ -29,7 +29,7 @@ LETTING_GO = 0.1  # seconds, once per process
 
 
 @dataclass
-class Group:
+class ProcessGroups:
     """Both groups of a world; in a world of one there are none, and every call is answered at once."""
 
     store: Any = None
@@ -58,7 +58,7 @@ class Group:
         self.main = self.control = None
 
 
-def let_threads_rest() -> None:
+def wait_for_gloo_threads() -> None:
     """Gloo's threads let go of their last tensors, for which they need the interpreter.
 
     One that comes to it only while the interpreter ends aborts the process: a run that is done would have failed,
@@ -67,7 +67,7 @@ def let_threads_rest() -> None:
     time.sleep(LETTING_GO)
 
 
-def automatic_backend(device: torch.device) -> str:
+def default_backend(device: torch.device) -> str:
     """What carries gradients for a device."""
     if device.type == "cuda" and dist.is_nccl_available():
         return "nccl"
@@ -76,7 +76,7 @@ def automatic_backend(device: torch.device) -> str:
     return "gloo"
 
 
-def meet(identity: Identity, *, timeout: float | None) -> Any:
+def open_store(identity: Identity, *, timeout: float | None) -> Any:
     """The store of this session: a place of its own within the one that the ranks share. None when alone."""
     global _store, _sessions
     if not identity.is_distributed:
@@ -105,7 +105,7 @@ def meet(identity: Identity, *, timeout: float | None) -> Any:
     return torch.distributed.distributed_c10d.PrefixStore(f"paceline/{_sessions}", _store)
 
 
-def await_word(store: Any, key: str) -> str | None:
+def wait_for_key(store: Any, key: str) -> str | None:
     """What a peer leaves in the store, however long it takes; None when the store has died with its owner."""
     try:
         while True:
@@ -118,25 +118,25 @@ def await_word(store: Any, key: str) -> str | None:
         return None
 
 
-def form(
+def init_process_groups(
     identity: Identity, device: torch.device, *, store: Any, backend: str | None, timeout: float | None
-) -> Group:
+) -> ProcessGroups:
     """Form the groups over a store. A group that the script has made itself is used, and left alone."""
     if not identity.is_distributed:
-        return Group()
+        return ProcessGroups()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
     owned = not dist.is_initialized()
-    atexit.unregister(let_threads_rest)  # of an earlier session
-    atexit.register(let_threads_rest)
+    atexit.unregister(wait_for_gloo_threads)  # of an earlier session
+    atexit.register(wait_for_gloo_threads)
     if owned:
-        backend = backend or automatic_backend(device)
+        backend = backend or default_backend(device)
         # With the device told, NCCL forms its communicators now: a fault shows here and not in the first step.
         dist.init_process_group(
             backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=limit,
             device_id=device if backend == "nccl" else None,
         )  # fmt: skip
     control = dist.new_group(backend="gloo", timeout=limit)
-    return Group(store=store, main=dist.group.WORLD, control=control, owned=owned)
+    return ProcessGroups(store=store, main=dist.group.WORLD, control=control, owned=owned)
 
 
 def address(identity: Identity) -> tuple[str, int] | None:

@@ -24,8 +24,8 @@ from paceline.contract.process import die_with_parent
 from paceline.contract.rank_env import SPAWNED
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import LaunchError, UsageError
-from paceline.runtime.boundary.heartbeat import Beat
-from paceline.runtime.settings import Surroundings
+from paceline.runtime.boundary.heartbeat import Heartbeat
+from paceline.runtime.launch_context import LaunchContext
 
 SAME_TERM = 1.0  # seconds: one request may arrive twice, from the scheduler and passed on by a command
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed
@@ -77,7 +77,7 @@ def rank_variables(local: int, count: int, environ: Any) -> dict[str, str]:
 
 def _asked_for() -> int:
     """As many as the order says; else one per GPU; else two, so that the distributed path is the one tried."""
-    launch_spec = Surroundings.read().launch_spec
+    launch_spec = LaunchContext.read().launch_spec
     if launch_spec is not None:
         return launch_spec.nproc
     import torch
@@ -109,7 +109,7 @@ class _PassingTermOn:
 
     def __init__(self, processes: list[SpawnProcess]) -> None:
         self._processes = processes
-        self._beat = Beat(Surroundings.read().beat, 0)
+        self._heartbeat = Heartbeat(LaunchContext.read().heartbeat_file, 0)
         self.since: float | None = None
         self._listens = False
 
@@ -123,11 +123,11 @@ class _PassingTermOn:
     def __exit__(self, *_: object) -> None:
         if self._listens:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._beat.close()
+        self._heartbeat.close()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._beat.ending or (self.since is not None and now - self.since > SAME_TERM):
+        if self._heartbeat.ending or (self.since is not None and now - self.since > SAME_TERM):
             self.die()
         self.since = now if self.since is None else self.since
         for process in self._processes:
@@ -167,10 +167,10 @@ def _supervise(
 
 def _attempt() -> AttemptFolder | None:
     """Where a agent looks for what became of its ranks."""
-    around = Surroundings.read()
+    context = LaunchContext.read()
     return (
-        around.folder.attempt(around.attempt)
-        if around.launch_spec is not None and around.folder is not None
+        context.folder.attempt(context.attempt)
+        if context.launch_spec is not None and context.folder is not None
         else None
     )
 

@@ -31,13 +31,13 @@ Entry = tuple[int, int, int, float, float, dict[str, Any]]
 PATIENCE = 2.0  # seconds that a rank which has failed waits for numbers of its device
 
 
-class Taker(Protocol):
+class LineSink(Protocol):
     """Takes whole lines of JSON: a file, or a tracker's feed."""
 
     def append(self, text: str) -> None: ...
 
 
-class Deferred:
+class PendingScalars:
     """Scalars of a device on their way to the host, without waiting for the device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -100,7 +100,7 @@ class _Batch:
         tensors = [
             value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)
         ]
-        self._coming = Deferred(tensors) if tensors else None
+        self._coming = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, _Row] = {}
         self._reduced = torch.empty(0)
         self.work: Any = None
@@ -164,7 +164,7 @@ class _Batch:
 class Metrics:
     """The log of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
 
-    def __init__(self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[Taker] = ()) -> None:
+    def __init__(self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[LineSink] = ()) -> None:
         self.latest: dict[str, float] = {}
         self._text = _Text()
         self._own = own

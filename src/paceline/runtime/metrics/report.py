@@ -19,7 +19,7 @@ from paceline.contract.sweep_folder import SweepFolder, TrialFolder, read_lines
 from paceline.errors import UsageError
 
 
-class Reports:
+class TrialReporter:
     """Rank 0 writes, and asks the pruner; all others only hear what came of it."""
 
     def __init__(self, folder: Path | None, *, trial: dict[str, Any], rank: int) -> None:
@@ -93,6 +93,6 @@ def report(value: float, *, step: int = 0) -> None:
     """
     folder = os.environ.get(env.RUN)
     if folder and os.environ.get(env.RANK, "0") == "0":
-        reports = Reports(Path(folder), trial={}, rank=0)
+        reports = TrialReporter(Path(folder), trial={}, rank=0)
         reports.add(value, step)
         reports.close()

@@ -46,10 +46,10 @@ def wait_until_heard() -> None:
 def hear() -> str:
     """The next word of rank 0's, however long it takes."""
     global _words
-    from paceline.runtime.distributed.process_group import await_word
+    from paceline.runtime.distributed.process_group import wait_for_key
 
     _words += 1
-    word = await_word(_place(), f"word/{_words}")
+    word = wait_for_key(_place(), f"word/{_words}")
     if word is None or word == "failed":
         raise RunError("rank 0 failed while the others waited for its word", hint="Its own error says why.")
     _place().add("heard", 1)
@@ -74,7 +74,7 @@ def _place() -> Any:
                 "paceline/words", dist.distributed_c10d._get_default_store()
             )
         else:
-            _store = process_group.meet(read_identity(), timeout=None)
+            _store = process_group.open_store(read_identity(), timeout=None)
     return _store
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from paceline.contract.run_folder import RunFolder
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.settings import Settings, Surroundings
+from paceline.runtime.launch_context import LaunchContext
+from paceline.runtime.settings import Settings
 from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line, warn
 from paceline.runtime.trackers.feed import Feed, patience_for
 
@@ -67,7 +68,7 @@ def _stand_in() -> Any:
 
 
 def open_feeds(
-    around: Surroundings,
+    context: LaunchContext,
     settings: Settings,
     identity: Identity,
     *,
@@ -76,7 +77,7 @@ def open_feeds(
     store: Any,
 ) -> Feeds:
     """The trackers of a session, not yet begun."""
-    launch_spec = around.launch_spec
+    launch_spec = context.launch_spec
     tracking = Tracking.of(launch_spec)
     config = {"world_size": identity.world_size, "seed": settings.seed, "precision": settings.precision}
     mode, _, metric = (settings.best or "").rpartition(":")
@@ -87,7 +88,7 @@ def open_feeds(
         folder=folder.path if folder else None,
         rank=identity.rank,
         world_size=identity.world_size,
-        attempt=around.attempt,
+        attempt=context.attempt,
         already=_size(folder.metrics) if folder else 0,
         params=dict(launch_spec.params) if launch_spec else {},
         config={**config, **({name: getattr(launch_spec, name) for name in TOLD} if launch_spec else {})},

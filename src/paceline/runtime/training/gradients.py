@@ -10,21 +10,21 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.runtime.boundary.nonfinite import LossGuard
-from paceline.runtime.boundary.stragglers import Pace
-from paceline.runtime.training.wrap import Sharded, Wrapped, Wrapper
+from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.boundary.stragglers import StragglerDetector
+from paceline.runtime.training.wrap import FSDPModel, WrappedModel, Wrapper
 
 _NOTHING = contextlib.nullcontext()
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class _Known:
+class _OptimizerInfo:
     """What is worked out once per optimizer."""
 
     __slots__ = ("all_of_them", "groups", "models", "parameters")
 
     def __init__(
-        self, parameters: list[nn.Parameter], models: list[Wrapped], *, groups: int, all_of_them: bool
+        self, parameters: list[nn.Parameter], models: list[WrappedModel], *, groups: int, all_of_them: bool
     ) -> None:
         self.groups = groups  # as many as there were: `add_param_group` adds to them
         self.parameters = parameters
@@ -39,14 +39,14 @@ class Gradients:
         self.wrapper = wrapper
         self.world_size = world_size
         self.device = wrapper.device
-        self.guard: LossGuard | None = None
-        self.pace: Pace | None = None
+        self.loss_check: NonFiniteLossCheck | None = None
+        self.stragglers: StragglerDetector | None = None
         self.ends_steps = precision == "fp16" or world_size > 1
         self.scaler: Any = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         self.skipped = 0
         self._dtype = LOW.get(precision)
         self._skip_nonfinite = skip_nonfinite
-        self._known: dict[int, tuple[torch.optim.Optimizer, _Known]] = {}
+        self._known: dict[int, tuple[torch.optim.Optimizer, _OptimizerInfo]] = {}
         self._mean_scale = 1.0
         self._sum_scale: float | None = None
         self._count: int | None = None
@@ -99,10 +99,10 @@ class Gradients:
         A mean over a short slice is weighted by the samples in it. With `weight=n` the loss is a sum over n
         samples, and is divided by the number of samples of the global batch.
         """
-        if self.pace is not None:
-            self.pace.reached_backward()
-        if self.guard is not None:
-            self.guard.see(loss)
+        if self.stragglers is not None:
+            self.stragglers.reached_backward()
+        if self.loss_check is not None:
+            self.loss_check.see(loss)
         if self._stale and self._single:
             self._clear_stale()
         scale = self._mean_scale if weight is None else self._weighted(weight)
@@ -176,9 +176,9 @@ class Gradients:
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return math.isfinite(whole.item())
 
-    def _learn(self, optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, _Known]:
+    def _learn(self, optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, _OptimizerInfo]:
         parameters = self.wrapper.check(optimizer)
-        if self.scaler is not None and any(isinstance(each, Sharded) for each in self.wrapper.wrapped):
+        if self.scaler is not None and any(isinstance(each, FSDPModel) for each in self.wrapper.wrapped):
             raise UsageError(
                 "precision='fp16' does not go with FSDP: its scaler cannot see all shards",
                 hint="Use precision='bf16', which needs no scaler.",
@@ -187,7 +187,7 @@ class Gradients:
         others = any(id(p) not in own for p in self.wrapper.parameters() if p.requires_grad)
         models = [each for each in self.wrapper.wrapped if any(id(p) in own for p in each.model.parameters())]
         groups = len(optimizer.param_groups)
-        entry = (optimizer, _Known(parameters, models, groups=groups, all_of_them=not others))
+        entry = (optimizer, _OptimizerInfo(parameters, models, groups=groups, all_of_them=not others))
         self._known[id(optimizer)] = entry
         return entry
 

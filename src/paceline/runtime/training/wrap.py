@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 MODES = ("auto", "none", "ddp", "fsdp")
 
 
-class _Shell(nn.Module):
+class _DDPModule(nn.Module):
     """What DDP wraps: it owns the model's parameters, and its forward is the model's original one."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
@@ -35,10 +35,10 @@ class _Shell(nn.Module):
         return self._forward(*args, **options)
 
 
-class _Led:
+class _DDPForward:
     """Stands in for `model.forward`, and leads calls that will be differentiated through DDP."""
 
-    def __init__(self, model: nn.Module, replica: Replica) -> None:
+    def __init__(self, model: nn.Module, replica: DDPModel) -> None:
         self._model = model
         self._replica = replica
 
@@ -65,7 +65,7 @@ def _plain_forward(model: nn.Module) -> Any:
     return types.MethodType(type(model).forward, model)
 
 
-class Replica:
+class DDPModel:
     """A model that DDP keeps equal on all ranks."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Replica:
     ) -> None:
         self.model = model
         self.prepared = False  # whether DDP has seen a forward since the last update
-        shell = _Shell(model, model.forward)
+        shell = _DDPModule(model, model.forward)
         index = [device] if device.type in ("cuda", "xpu") else None
         deterministic = torch.are_deterministic_algorithms_enabled()
         if deterministic and dist.get_world_size() > 2 and "static_graph" not in options:
@@ -89,7 +89,7 @@ class Replica:
             self.through = torch.compile(self.ddp, **_compile_options(compiling))
             self.alone = torch.compile(shell, **_compile_options(compiling))
         self._trained = [p for p in model.parameters() if p.requires_grad]
-        object.__setattr__(model, "forward", _Led(model, self))
+        object.__setattr__(model, "forward", _DDPForward(model, self))
 
     @property
     def is_trained(self) -> bool:
@@ -115,7 +115,7 @@ class Replica:
             dist.broadcast(buffer, src=0)
 
 
-class Sharded:
+class FSDPModel:
     """A model whose parameters FSDP2 has cut over the ranks."""
 
     prepared = True
@@ -134,7 +134,7 @@ class Sharded:
             dist.broadcast(buffer, src=0)
 
 
-class Alone:
+class LocalModel:
     """A model in a world of one, or one that the script keeps for itself."""
 
     prepared = True
@@ -152,7 +152,7 @@ class Alone:
         pass
 
 
-Wrapped = Replica | Sharded | Alone
+WrappedModel = DDPModel | FSDPModel | LocalModel
 
 
 class Wrapper:
@@ -162,7 +162,7 @@ class Wrapper:
         self.device = device
         self.world_size = world_size
         self.low_precision = low_precision
-        self.wrapped: list[Wrapped] = []
+        self.wrapped: list[WrappedModel] = []
         self._mine: dict[int, weakref.ref[nn.Parameter]] = {}
         self._replaced: dict[int, weakref.ref[nn.Parameter]] = {}
 
@@ -187,22 +187,22 @@ class Wrapper:
             if compiling:
                 model.compile(**_compile_options(compiling))
         elif mode == "none" or self.world_size == 1 or not trained:
-            wrapped = Alone(model)
+            wrapped = LocalModel(model)
             if compiling:
                 model.compile(**_compile_options(compiling))
         else:
-            wrapped = Replica(model, device=self.device, compiling=compiling, options=options)
+            wrapped = DDPModel(model, device=self.device, compiling=compiling, options=options)
         now = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
         self._mine.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
         self.wrapped.append(wrapped)
         return model
 
-    def _shard(self, model: nn.Module, layers: Any, options: dict[str, Any]) -> Wrapped:
+    def _shard(self, model: nn.Module, layers: Any, options: dict[str, Any]) -> WrappedModel:
         if self.world_size == 1:
             # As with several ranks: the parameters are new objects, so the same mistakes show on a laptop.
             _renew_parameters(model)
-            return Alone(model)
+            return LocalModel(model)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -218,7 +218,7 @@ class Wrapper:
         for block in reversed(list(dict.fromkeys(blocks(model, layers)))):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        return Sharded(model)
+        return FSDPModel(model)
 
     def check(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
         """The parameters of an optimizer, all of which must belong to a wrapped model."""

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.contract import wandb_server
 from paceline.errors import UsageError
 from paceline.runtime.distributed.identity import Identity, read_identity
-from paceline.runtime.settings import Surroundings
+from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.trackers import channel
 from paceline.runtime.trackers.base import RunInfo, Tracking, first_line, warn
 from paceline.runtime.trackers.feed import PATIENCE
@@ -45,12 +45,12 @@ class Standin:
     # -- who and whether -------------------------------------------------------------------------------
 
     @functools.cached_property
-    def around(self) -> Surroundings:
-        return Surroundings.read()
+    def context(self) -> LaunchContext:
+        return LaunchContext.read()
 
     @functools.cached_property
     def tracking(self) -> Tracking:
-        return Tracking.of(self.around.launch_spec)
+        return Tracking.of(self.context.launch_spec)
 
     @property
     def identity(self) -> Identity:
@@ -126,7 +126,7 @@ class Standin:
         said = self.tracking
         over = {"project": said.wandb_project, "group": said.wandb_group, "entity": said.wandb_entity}
         options = {**options, **{name: value for name, value in over.items() if value is not None}}
-        folder, launch_spec = self.around.folder, self.around.launch_spec
+        folder, launch_spec = self.context.folder, self.context.launch_spec
         has_id = options.get("id") or agent.RUN_ID in os.environ or agent.SWEEP_ID in os.environ
         if launch_spec is not None and folder is not None and not has_id:
             # The same after a resume; a script that begins several runs begins them in the same order.
@@ -153,7 +153,7 @@ class Standin:
         options["name"] = rank_name(options.get("name") or common, rank)
 
     def _kept_in(self, options: dict[str, Any]) -> str:
-        launch_spec = self.around.launch_spec
+        launch_spec = self.context.launch_spec
         send = f"; send it later: paceline sync {launch_spec.run_id}" if launch_spec else ""
         place = Path(options.get("dir") or os.environ.get("WANDB_DIR") or ".", "wandb")
         return f"the run is kept in {place}{send}"
