@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.agent.staging.folders import private_folder
-from paceline.agent.staging.request import make_wish
+from paceline.agent.staging.request import make_request
 from paceline.agent.staging.stage import Stager, look
 
 from machine import describe, show
@@ -64,7 +64,7 @@ def plant_large(root: Path, megabytes: int) -> None:
 
 
 def ours(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
-    wish = make_wish({"stage": [name], "keep": keep}, base=base, environ=os.environ)
+    wish = make_request({"stage": [name], "keep": keep}, base=base, environ=os.environ)
     private = private_folder(disk)
     data = Path(tempfile.mkdtemp(dir=private))
     stager = Stager(wish, private=private, data=data, host="here", makes_packs=True)

@@ -10,7 +10,7 @@ def main() -> None:
         # torch takes longest to import: it is set going before this command's own imports.
         from paceline.agent.workers.zygote import prestart
 
-        prestart.begin(sys.argv)
+        prestart.start(sys.argv)
     import gc
 
     gc.disable()  # a command is short, and collecting while it imports costs a tenth of that time

@@ -21,11 +21,12 @@ from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.rendezvous import Absent, Meeting, await_verdict, join
 from paceline.agent.signals import Requests
 from paceline.agent.verdict import Conclusions, Next, newest_checkpoint, step_of
-from paceline.agent.workers.environment import threads_of
-from paceline.agent.workers.fork import ForkedRanks, Interrupted, Unsafe
-from paceline.agent.workers.output import Streams
-from paceline.agent.workers.starter import FreshRanks, Launch, Starter
-from paceline.agent.workers.torchrun import TorchrunRanks
+from paceline.agent.workers.environment import thread_count
+from paceline.agent.workers.exec import ExecWorkers
+from paceline.agent.workers.fork import ForkedWorkers, Interrupted, UnsafeToFork
+from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.torchrun import TorchrunWorkers
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract import env
 from paceline.contract.jsonl import EventWriter
@@ -35,7 +36,7 @@ from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 
 if TYPE_CHECKING:  # most runs stage nothing
-    from paceline.agent.staging.node_data import NodeData
+    from paceline.agent.staging.node_staging import NodeStaging
 
 
 class Agent:
@@ -48,7 +49,7 @@ class Agent:
         *,
         environ: Mapping[str, str],
         requests: Requests,
-        zygote: ForkedRanks | None,
+        zygote: ForkedWorkers | None,
     ) -> None:
         self.run, self.launch_spec, self.environ, self.requests = run, launch_spec, environ, requests
         self.zygote = zygote
@@ -56,9 +57,9 @@ class Agent:
         self.job_start = self.conclusions.job_start
         self.place: Place | None = None
         self.meeting: Meeting | None = None
-        self.starter: Starter | None = zygote
+        self.starter: WorkerGroup | None = zygote
         self.beats: Beats | None = None
-        self.data: NodeData | None = None
+        self.data: NodeStaging | None = None
         self.sampling: Sampling | None = None
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.number = 0
@@ -135,7 +136,7 @@ class Agent:
         if self.sampling is not None:
             self.sampling.close()
         if self.data is not None:
-            self.conclusions.quietly(self.data.leave)
+            self.conclusions.quietly(self.data.stage_out)
         for each in {id(part): part for part in (self.starter, self.zygote, self.meeting)}.values():
             if each is not None:
                 each.close()
@@ -167,7 +168,7 @@ class Agent:
 
     def _tell_threads(self) -> None:
         """A number from the environment decides over the one that was worked out: not without a word."""
-        chosen = threads_of(self.launch_spec, self.environ)
+        chosen = thread_count(self.launch_spec, self.environ)
         if (
             self.place
             and self.place.is_head
@@ -181,12 +182,12 @@ class Agent:
 
     def _bring_data(self) -> bool:
         """Stage in, while the zygote imports torch. False when a stop was asked for meanwhile: nothing has begun."""
-        from paceline.agent.staging.node_data import Around, NodeData
+        from paceline.agent.staging.node_staging import NodeStaging, StagingContext
 
         assert self.place is not None
         assert self.meeting is not None
-        self.data = NodeData(
-            Around(
+        self.data = NodeStaging(
+            StagingContext(
                 self.run,
                 self.launch_spec,
                 self.place,
@@ -198,7 +199,7 @@ class Agent:
                 self.say,
             )
         )
-        if self.data.bring():
+        if self.data.stage_in():
             return True
         if self.place.is_head:
             self.say("asked to stop while data was staged: no rank was started")
@@ -212,10 +213,11 @@ class Agent:
         private = [Path(base) / f"paceline-{os.geteuid()}" for base in sorted(bases)]
         if not any(path.is_dir() for path in private):
             return
-        from paceline.agent.staging.cleanup import sweep
+        from paceline.agent.staging.cleanup import remove_leftovers
 
+        job_start = self.job_start.path.name
         removed = [
-            gone for path in private for gone in sweep(path, self.environ, job_start=self.job_start.path.name)
+            gone for path in private for gone in remove_leftovers(path, self.environ, job_start=job_start)
         ]
         if removed:
             self.say(f"removed {len(removed)} folders that earlier runs had left on {self.place.host}")
@@ -240,11 +242,11 @@ class Agent:
         if self.data is not None:
             extra = {**extra, **self.data.variables}
         launch = Launch(
-            self.launch_spec, self.place, attempt, beat=str(self.beats.path), address=master.addr, port=master.port,
-            environ=self.environ, extra=extra,
+            self.launch_spec, self.place, attempt, heartbeat=str(self.beats.path), address=master.addr,
+            port=master.port, environ=self.environ, extra=extra,
         )  # fmt: skip
         saved_before = newest_checkpoint(self.run)
-        streams = Streams(
+        streams = OutputCapture(
             log_path=launch.log, shared_log=attempt.node_log(self.place.node) if launch.shares_log else None,
             tee=self.launch_spec.tee, warn=lambda text: self.say(f"warning: {text}"),
         )  # fmt: skip
@@ -255,7 +257,7 @@ class Agent:
         try:
             outcome = supervision.run()
         finally:
-            starter.sweep()
+            starter.kill_leftovers()
             streams.close()
             self.conclusions.quietly(lambda: _remove_empty(attempt.path.glob("stacks-*.txt")))
         if not self.place.is_head:
@@ -275,20 +277,20 @@ class Agent:
         if self.place.is_head and not self.requests.stop:
             self.say("network: " + " ".join(f"{name}={value}" for name, value in chosen.items()))
 
-    def _starter(self) -> Starter:
+    def _starter(self) -> WorkerGroup:
         """Made once; a relaunch uses the same."""
         assert self.beats is not None
         if self.zygote is not None and self.starter is self.zygote:
             if self.zygote.gone:  # somebody killed it: another one serves the next attempt
                 self.zygote.close()
                 around = {name: text for name, text in self.environ.items() if name != env.ZYGOTE}
-                self.zygote = self.starter = ForkedRanks.begin(self.launch_spec, around)
+                self.zygote = self.starter = ForkedWorkers.prepare(self.launch_spec, around)
             try:
                 self.zygote.wait_until_ready(lambda: self.requests.end_now)
                 return self.zygote
             except Interrupted:
                 raise LaunchError("interrupted before the ranks were started") from None
-            except Unsafe as why:
+            except UnsafeToFork as why:
                 self.say(f"{why}: ranks are started as fresh processes instead of being forked")
                 self.zygote.close()
                 self.zygote = self.starter = None
@@ -296,9 +298,9 @@ class Agent:
             if self.launch_spec.style == "torchrun" or (
                 self.launch_spec.style == "mpirun" and not self._starts_one()
             ):
-                self.starter = TorchrunRanks(self.beats)
+                self.starter = TorchrunWorkers(self.beats)
             else:
-                self.starter = FreshRanks(per_node=self.launch_spec.style == "spawn")
+                self.starter = ExecWorkers(per_node=self.launch_spec.style == "spawn")
         return self.starter
 
     def _starts_one(self) -> bool:

@@ -21,8 +21,8 @@ from paceline.agent.health.heartbeat import Beats
 from paceline.agent.rendezvous.rendezvous import Meeting
 from paceline.agent.signals import Requests
 from paceline.agent.workers import processes
-from paceline.agent.workers.output import Streams
-from paceline.agent.workers.starter import Exit, Launch, Starter
+from paceline.agent.workers.group import Exit, Launch, WorkerGroup
+from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder
@@ -50,8 +50,8 @@ class Supervision:
         self,
         launch: Launch,
         *,
-        starter: Starter,
-        streams: Streams,
+        starter: WorkerGroup,
+        streams: OutputCapture,
         beats: Beats,
         meeting: Meeting,
         requests: Requests,
@@ -151,15 +151,15 @@ class Supervision:
             if beat.state < READY or beat.state > RUNNING or heard >= beat.state:
                 continue
             self.signalled[beat.pid] = beat.state
-            processes.send(beat.pid, signal.SIGUSR1)
+            processes.send_signal(beat.pid, signal.SIGUSR1)
             if self.requests.by_term and beat.state == READY:
                 # No runtime has shown itself. A script's own handler, or Python's default, takes SIGTERM.
-                processes.send(beat.pid, signal.SIGTERM)
+                processes.send_signal(beat.pid, signal.SIGTERM)
 
     # -- ends of ranks ---------------------------------------------------------------------------------
 
     def _take_exits(self) -> None:
-        if self.starter.in_trouble() and not self.ending.begun:
+        if self.starter.has_failed_rank() and not self.ending.begun:
             self.ending.begin()
         for each in self.starter.poll():
             self.waiting_for.discard(each.local_rank)
@@ -201,7 +201,7 @@ class Supervision:
             found.append(failures.failure_of(
                 self.attempt, rank=rank, host=self.place.host, code=each.code, when=each.time,
                 step=beat.step if beat.state >= RUNNING else None, log=self.launch.log(self.rank_of[each.local_rank]),
-                tail=self.streams.last_words(self.rank_of[each.local_rank]),
+                tail=self.streams.tail(self.rank_of[each.local_rank]),
             ))  # fmt: skip
         first = failures.first_failure(found)
         assert first is not None
@@ -256,7 +256,7 @@ class Supervision:
 
     def _after_the_last(self) -> None:
         """No rank is left here: end what they left behind, and tell the head."""
-        self.starter.sweep()
+        self.starter.kill_leftovers()
         ends = [failures.end_to_json(each) for each in self.ends]
         self.meeting.say({"kind": "ended", "ends": ends, "stop": self.stop_asked}, to=0)
 
@@ -300,8 +300,8 @@ class Supervision:
         """Ask every rank for its Python stacks and wait until they stand in its file."""
         asked = []
         for local_rank, pid in self._rank_pids().items():
-            if self.beats.read(local_rank).state >= READY and processes.send(pid, signal.SIGUSR2):
-                processes.send(pid, signal.SIGCONT)  # one that somebody has stopped could not write
+            if self.beats.read(local_rank).state >= READY and processes.send_signal(pid, signal.SIGUSR2):
+                processes.send_signal(pid, signal.SIGCONT)  # one that somebody has stopped could not write
                 asked.append(self.attempt.stacks(self.rank_of[local_rank]))
         deadline = time.monotonic() + STACKS_WITHIN
         while time.monotonic() < deadline and not all(_has_text(path) for path in asked):

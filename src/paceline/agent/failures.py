@@ -14,7 +14,7 @@ from typing import Any
 from paceline.agent import restart_policy
 from paceline.agent.health.heartbeat import Beats
 from paceline.agent.workers import processes
-from paceline.agent.workers.starter import Starter
+from paceline.agent.workers.group import WorkerGroup
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT
@@ -59,7 +59,7 @@ class Failure:
 
     def how(self) -> str:
         """What happened, without who."""
-        return processes.told(self.code) if self.code is not None else self.message
+        return processes.describe_exit(self.code) if self.code is not None else self.message
 
     def headline(self, world_size: int) -> str:
         if self.rank is None:
@@ -145,7 +145,7 @@ def verdict_of(ends: Iterable[RankEnd], *, failed: bool, stop_asked: bool) -> st
 class Ending:
     """Ends the ranks of this node: SIGTERM, and SIGKILL to the whole group of whoever has not gone in time."""
 
-    def __init__(self, starter: Starter, beats: Beats, *, kill_after: float) -> None:
+    def __init__(self, starter: WorkerGroup, beats: Beats, *, kill_after: float) -> None:
         self._starter = starter
         self._beats = beats
         self._kill_after = kill_after
@@ -162,7 +162,7 @@ class Ending:
         self.since = time.monotonic()
         self._beats.say_ending()
         for pid in self._starter.pids().values():
-            processes.send(pid, signal.SIGTERM)
+            processes.send_signal(pid, signal.SIGTERM)
 
     def hurry(self) -> None:
         """At once, then."""
@@ -179,8 +179,8 @@ class Ending:
             patience = min(self._kill_after, QUICK_KILL) if uses_runtime else self._kill_after
             if waited >= patience:
                 self.killed.add(local_rank)
-                processes.send_group(pid, signal.SIGKILL)
-                processes.send(pid, signal.SIGKILL)
+                processes.signal_group(pid, signal.SIGKILL)
+                processes.send_signal(pid, signal.SIGKILL)
 
 
 def write_failure(attempt: AttemptFolder, failure: Failure) -> None:

@@ -60,11 +60,11 @@ def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
         ) from None
 
 
-def _begin(launch_spec: LaunchSpec) -> tuple[fork.ForkedRanks | None, str]:
+def _begin(launch_spec: LaunchSpec) -> tuple[fork.ForkedWorkers | None, str]:
     """Start the zygote where ranks are to be forked; else why not, where that must be said."""
     forks = launch_spec.style in FORKING_STYLES
-    why_not = (fork.can_fork(launch_spec) or "") if forks else ""
+    why_not = (fork.reason_not_to_fork(launch_spec) or "") if forks else ""
     if not forks or why_not:
-        fork.dismiss(os.environ)
+        fork.discard_prestarted(os.environ)
         return None, why_not
-    return fork.ForkedRanks.begin(launch_spec, os.environ), ""
+    return fork.ForkedWorkers.prepare(launch_spec, os.environ), ""

@@ -148,7 +148,7 @@ class Conclusions:
     def _decide(
         self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int
     ) -> restart_policy.Decision:
-        source = fork_safety.source_of(
+        source = fork_safety.read_source(
             self.launch_spec.program,
             is_module=self.launch_spec.is_module,
             import_path=self.launch_spec.import_path,

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from paceline.agent.staging import cleanup
-from paceline.agent.staging.cleanup import Remains
+from paceline.agent.staging.cleanup import Leftover
 from paceline.agent.staging.folders import choose_base
 from paceline.cli import console
-from paceline.cluster.checks.data import on_node, wish_of
+from paceline.cluster.checks.data import on_node, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
 from paceline.spec import Program, load_job
@@ -45,10 +45,10 @@ def command(
     """
     if node:
         return _elsewhere(node, folder=folder, kept=kept, yes=yes)
-    found: list[Remains] = []
+    found: list[Leftover] = []
     for base in [folder] if folder is not None else _bases():
         private = base / f"paceline-{os.geteuid()}"
-        found += cleanup.find_remains(private, os.environ, every_kept=kept)
+        found += cleanup.find_leftovers(private, os.environ, every_kept=kept)
     if not found:
         print("nothing is left behind")
         return 0
@@ -65,7 +65,7 @@ def command(
 def _bases() -> list[Path]:
     """Where runs that were started from here put their data, on this machine."""
     job = load_job(Program(""))
-    wish = wish_of(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
+    wish = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
     with suppress(UsageError):  # a folder whose name only a job knows
         places.insert(0, choose_base(wish, os.environ))

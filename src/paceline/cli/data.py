@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from paceline.agent.staging.copy.progress import shown
-from paceline.agent.staging.copy.transfer import Copying
-from paceline.agent.staging.folders import show_size
+from paceline.agent.staging.copy.transfer import Transfer
+from paceline.agent.staging.folders import format_size
 from paceline.agent.staging.packs import Packs
-from paceline.agent.staging.stage import Planned, look, notes_on
+from paceline.agent.staging.stage import ScannedItem, look, notes_on
 from paceline.agent.staging.stage import make_packs as pack_all
 from paceline.cli import console, options
-from paceline.cluster.checks.data import wish_of
+from paceline.cluster.checks.data import staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
 from paceline.spec import Flag, Program, load_job
@@ -48,7 +48,7 @@ def stage(
     """
     flags = [Flag("PATHS", "data.stage", paths or None)]
     job = load_job(Program(""), flags=flags, config=config, profile=cluster_profile, cwd=Path.cwd())
-    wish = wish_of(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
+    wish = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     if not wish.items:
         raise UsageError(
             "there is nothing to stage", hint="name paths, or set stage in [data] of paceline.toml"
@@ -59,14 +59,14 @@ def stage(
         print(f"{each.name}: {_told(each)}")
     for note in notes_on(planned):
         console.say_note(note)
-    copying = Copying()
+    copying = Transfer()
     with shown("packing", copying, say=console.say_note):
         made = pack_all(planned, packs, copying)
     print(f"packed {made} of them into {wish.packs}" if made else "there is nothing left to pack")
     return 0
 
 
-def _told(planned: Planned) -> str:
+def _told(planned: ScannedItem) -> str:
     manifest = planned.manifest
     small = len(manifest.small())
-    return f"{len(manifest.files)} files ({small} small), {show_size(manifest.size)}"
+    return f"{len(manifest.files)} files ({small} small), {format_size(manifest.size)}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.staging.cache import kept_item
+from paceline.agent.staging.cache import cached_item
 from paceline.agent.staging.folders import private_folder
 from paceline.agent.staging.manifest import scan
 from paceline.contract.launch_spec import LaunchSpec
@@ -170,7 +170,7 @@ def test_a_launcher_per_rank_stages_once_per_node_and_keeps(
     assert left_on(disk) == ["kept"]
     staged = [json.loads(line) for path in run.run.events.iterdir() for line in path.read_text().splitlines()]
     assert [each["files"] for each in staged if each["event"] == "staged"] == [len(scan(base / "set").files)]
-    kept = kept_item(private_folder(disk), scan(base / "set").key)
+    kept = cached_item(private_folder(disk), scan(base / "set").key)
     assert content(kept.content / "set") == content(base / "set")
 
 
@@ -179,7 +179,7 @@ def test_a_stop_while_data_is_staged_starts_no_rank(
 ) -> None:
     disk = tmp_path / "a"
     disk.mkdir()
-    lock = kept_item(private_folder(disk), scan(base / "set").key).lock()
+    lock = cached_item(private_folder(disk), scan(base / "set").key).lock()
     assert lock.take(alone=True)  # another job stages the same data, and takes its time
     run = launch("one", LOOK, disks=[disk], data={"keep": 3600})
     run.await_that(lambda: any("run-one" in name for name in left_on(disk)))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.staging.cleanup import find_remains, live_jobs, sweep
+from paceline.agent.staging.cleanup import find_leftovers, live_jobs, remove_leftovers
 from paceline.agent.staging.collect import Collected, Collection
-from paceline.agent.staging.copy.transfer import Copying
+from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import Owner, make_run_folder, private_folder, remove_tree, this_process
 from tests.agent.staging.trees import ODD, content
 
@@ -25,7 +25,7 @@ def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
 
 
 def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = ()) -> Collected:
-    return Collection(data, back, patterns=patterns, staged=staged).carry_out(Copying())
+    return Collection(data, back, patterns=patterns, staged=staged).carry_out(Transfer())
 
 
 def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) -> None:
@@ -109,12 +109,14 @@ def test_what_somebody_else_has_put_there_is_left_alone(
     environ = {"SLURMD_NODENAME": "n1"}
     link = tmp_path / "link"
     link.symlink_to(theirs)
-    assert not sweep(link, environ, job_start="l")
+    assert not remove_leftovers(link, environ, job_start="l")
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
-        assert not sweep(theirs, environ, job_start="l")
+        assert not remove_leftovers(theirs, environ, job_start="l")
     assert not list(destination.iterdir())
-    assert sweep(theirs, environ, job_start="l") == [run]  # in a folder of one's own it is what it says
+    assert remove_leftovers(theirs, environ, job_start="l") == [
+        run
+    ]  # in a folder of one's own it is what it says
     assert (destination / "planted").exists()
 
 
@@ -142,14 +144,18 @@ def test_only_what_is_over_goes(tmp_path: Path, squeue: Callable[[str], dict[str
 
     def over(environ: dict[str, str]) -> set[str]:
         mine = {**environ, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}
-        return {each.path.name.removeprefix("run-") for each in find_remains(private, mine, job_start="15-1")}
+        return {
+            each.path.name.removeprefix("run-") for each in find_leftovers(private, mine, job_start="15-1")
+        }
 
     certain = {"ended", "reused", "unmarked-old", "earlier"}
     assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
     answering = squeue("printf '11 RUNNING\\n13 PENDING\\n15 RUNNING\\n'")
     assert live_jobs(answering) == {"11", "15"}
     assert over(answering) == certain | {"job-12", "job-13"}
-    removed = sweep(private, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1")
+    removed = remove_leftovers(
+        private, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1"
+    )
     assert len(removed) == 6
     assert (private / "run-job-11").is_dir()
     assert (private / "run-live").is_dir()
@@ -172,7 +178,7 @@ def test_a_sweep_brings_results_back_first(tmp_path: Path) -> None:
     write(private / "run-a" / "data" / "out" / "result", "42")
     make_run_folder(private / "run-b", replace(owner, collected=True))
     write(private / "run-b" / "data" / "out" / "had it", "43")
-    assert len(sweep(private, {"SLURMD_NODENAME": "n1"}, job_start="")) == 2
+    assert len(remove_leftovers(private, {"SLURMD_NODENAME": "n1"}, job_start="")) == 2
     assert (back / "out" / "result").read_text() == "42"
     assert not (back / "out" / "had it").exists()
     assert not list(private.iterdir())

@@ -1,4 +1,4 @@
-"""Copying ahead: the last pack is unpacked while its source is looked at, and counts only if nothing has changed."""
+"""Transfer ahead: the last pack is unpacked while its source is looked at, and counts only if nothing has changed."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_where_it_cannot_be_done_all_is_done_in_its_turn(
         last.unlink()
         os.mkfifo(last)
     elif damage == "room":
-        monkeypatch.setattr(prefetch, "check_space", _no_room)
+        monkeypatch.setattr(prefetch, "check_free_space", _no_room)
     else:
         asked = wish(base, "set", keep=3600)
     stager = node.stager(asked)
@@ -285,12 +285,12 @@ def _no_room(*_: object, **__: object) -> None:
 
 
 def test_parts_of_a_copying_count_above_and_end_with_it() -> None:
-    above = transfer.Copying()
-    part = transfer.Copying(above)
+    above = transfer.Transfer()
+    part = transfer.Transfer(above)
     part.count(5)
     assert (above.done, part.done) == (5, 5)
     part.stop.set()
     assert not above.is_over
-    other = transfer.Copying(above)
+    other = transfer.Transfer(above)
     above.stop.set()
     assert other.is_over

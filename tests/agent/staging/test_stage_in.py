@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.agent.staging import cache, manifest
-from paceline.agent.staging.cache import kept_items
+from paceline.agent.staging.cache import cached_items
 from paceline.agent.staging.copy import helpers, small_files, transfer
 from paceline.agent.staging.copy.progress import Progress, shown
-from paceline.agent.staging.copy.transfer import Copying, Stopped
+from paceline.agent.staging.copy.transfer import Stopped, Transfer
 from paceline.agent.staging.folders import choose_base, private_folder
 from paceline.agent.staging.manifest import AT_ONCE, FILES_AT_ONCE, SMALL, Entry, Group, Manifest, scan
 from paceline.agent.staging.packs import Packs
@@ -87,7 +87,7 @@ def test_helpers_copy_pack_and_unpack(
         assert placed
         assert all(helper.process.returncode == 0 for helper in placed)
     packs = Packs(base / "elsewhere")
-    assert make_packs(look(asked, packs), packs, Copying()) == 1
+    assert make_packs(look(asked, packs), packs, Transfer()) == 1
     (made,), (expected,) = packs.folder.glob("*.pack"), asked.packs.glob("*.pack")
     assert made.read_bytes() == expected.read_bytes()
 
@@ -137,8 +137,8 @@ def test_packs_may_be_made_ahead(base: Path, node: Node) -> None:
     source = plant(base / "set")
     asked = wish(base, "set", verify="checksum")
     packs = Packs(asked.packs)
-    assert make_packs(look(asked, packs), packs, Copying()) == 1
-    assert make_packs(look(asked, packs), packs, Copying()) == 0
+    assert make_packs(look(asked, packs), packs, Transfer()) == 1
+    assert make_packs(look(asked, packs), packs, Transfer()) == 0
     data, _ = node.stage(asked, makes_packs=False)
     assert content(data / "set") == content(source)
 
@@ -147,7 +147,7 @@ def test_checksums_find_a_bad_pack(base: Path, node: Node) -> None:
     plant(base / "set")
     asked = wish(base, "set", verify="checksum")
     packs = Packs(asked.packs)
-    make_packs(look(asked, packs), packs, Copying())
+    make_packs(look(asked, packs), packs, Transfer())
     pack = next(asked.packs.glob("*.pack"))
     damaged = bytearray(pack.read_bytes())
     damaged[1000] ^= 1
@@ -199,14 +199,14 @@ def test_kept_data_is_used_again_and_goes_when_its_time_is_over(base: Path, node
     second, again = node.stage(asked)
     assert (again.staged.size, again.staged.reused) == (0, scan(source).size)
     assert (first / "set").resolve() == (second / "set").resolve()
-    (kept,) = kept_items(node.private)
+    (kept,) = cached_items(node.private)
     assert not kept.is_expired(time.time())
     assert kept.is_expired(time.time() + 4000)
     assert not kept.remove()  # two runs use it
     for lock in [*stager.locks, *again.locks]:
         lock.close()
     assert kept.remove()
-    assert not kept_items(node.private)
+    assert not cached_items(node.private)
     assert not list((node.private / "kept").iterdir())
 
 
@@ -261,7 +261,7 @@ def test_kept_data_whose_end_was_not_written_is_finished(
 
 def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
     source = plant(base / "set")
-    item = cache.kept_item(node.private, "k" * 32)
+    item = cache.cached_item(node.private, "k" * 32)
     began, go_on = threading.Event(), threading.Event()
     filled: list[int] = []
 
@@ -314,9 +314,9 @@ def test_kept_data_makes_room_and_a_disk_that_fills_up_is_named(
         node.stage(wish(base, "two", keep=3600))
     stager.locks[0].close()
     _, stager = node.stage(wish(base, "two", keep=3600))  # now the other one goes
-    assert [item.about()[1] for item in kept_items(node.private)] == [str(base / "two")]
+    assert [item.about()[1] for item in cached_items(node.private)] == [str(base / "two")]
     monkeypatch.setattr(
-        "paceline.agent.staging.stage.check_space", lambda *_, **__: None
+        "paceline.agent.staging.stage.check_free_space", lambda *_, **__: None
     )  # others fill it meanwhile
     with pytest.raises(EnvironmentProblem, match="is full"):
         node.stage(wish(base, "one", keep=3600))
@@ -394,7 +394,7 @@ def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
 
 
 def test_the_first_error_ends_all_workers() -> None:
-    copy, ran = Copying(), []
+    copy, ran = Transfer(), []
 
     def fails() -> None:
         ran.append(1)
@@ -413,7 +413,7 @@ def test_progress_is_shown(
     monkeypatch.setattr("paceline.agent.staging.copy.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     said: list[str] = []
-    line, copy = Progress(said.append), Copying()
+    line, copy = Progress(said.append), Transfer()
     copy.total = 4_000_000
     copy.count(1_000_000)
     line.show("staging data", copy)  # too soon
@@ -459,7 +459,7 @@ def test_data_stage_packs_ahead_of_any_job(base: Path, paceline: Callable[..., T
 def test_how_far_a_copying_is_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.agent.staging.copy.progress.SAY_EVERY", 0.0)
     said: list[str] = []
-    going = Copying()
+    going = Transfer()
     with shown("packing", going, say=said.append):
         going.total = 4_000_000
         going.count(1_000_000)

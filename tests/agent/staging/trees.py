@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.agent.staging.folders import private_folder
 from paceline.agent.staging.manifest import SMALL
-from paceline.agent.staging.request import Wish, make_wish
+from paceline.agent.staging.request import StagingRequest, make_request
 from paceline.agent.staging.stage import Stager, look
 
 ODD = "a name with spaces\nand a newline"
@@ -48,8 +48,8 @@ def content(root: Path) -> dict[str, object]:
     return found
 
 
-def wish(base: Path, *stage: str, **more: object) -> Wish:
-    return make_wish({"stage": list(stage), **more}, base=base, environ={"HOME": "/home/ann"})
+def wish(base: Path, *stage: str, **more: object) -> StagingRequest:
+    return make_request({"stage": list(stage), **more}, base=base, environ={"HOME": "/home/ann"})
 
 
 class Node:
@@ -60,13 +60,13 @@ class Node:
         self.private = private_folder(path)
         self.runs = 0
 
-    def stager(self, asked: Wish, *, makes_packs: bool = True) -> Stager:
+    def stager(self, asked: StagingRequest, *, makes_packs: bool = True) -> Stager:
         self.runs += 1
         data = self.private / f"run-{self.runs}" / "data"
         data.mkdir(parents=True)
         return Stager(asked, private=self.private, data=data, host="here", makes_packs=makes_packs)
 
-    def stage(self, asked: Wish, *, makes_packs: bool = True) -> tuple[Path, Stager]:
+    def stage(self, asked: StagingRequest, *, makes_packs: bool = True) -> tuple[Path, Stager]:
         stager = self.stager(asked, makes_packs=makes_packs)
         stager.begin()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.agent.workers.fork_safety import set_before_torch, wanted_modules
+from paceline.agent.workers.fork_safety import modules_to_preload, variable_set_before_torch
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ from paceline.agent.workers.fork_safety import set_before_torch, wanted_modules
     ],
 )
 def test_variables_that_come_too_late_for_a_forked_rank(source: str, name: str | None) -> None:
-    assert set_before_torch(source) == name
+    assert variable_set_before_torch(source) == name
 
 
 def test_what_a_script_will_import() -> None:
-    assert wanted_modules("import torch\nprint(1)") == []
-    assert wanted_modules("torch.optim.AdamW(...)") == ["torch._dynamo"]
-    assert "paceline.runtime.session" in wanted_modules("import paceline")
+    assert modules_to_preload("import torch\nprint(1)") == []
+    assert modules_to_preload("torch.optim.AdamW(...)") == ["torch._dynamo"]
+    assert "paceline.runtime.session" in modules_to_preload("import paceline")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.workers.output import Lines
+from paceline.agent.workers.output import LinePrefixer
 from tests.agent.conftest import Launch
 
 TALKS = """
@@ -55,7 +55,7 @@ def test_rank_zero_passes_as_it_is(launch: Launch) -> None:
 
 def test_of_a_redrawn_line_the_last_is_shown_with_a_prefix() -> None:
     written: list[bytes] = []
-    lines = Lines("[3] ", written.append)
+    lines = LinePrefixer("[3] ", written.append)
     for piece in (b"10%\r", b"20%\rdone\r\nne", b"xt\n\npart"):
         lines.feed(piece)
     lines.finish()
@@ -134,7 +134,7 @@ if os.environ["RANK"] == "1":
     assert started.wait() == 0, started.err()
     assert (tmp_path / "result").read_text() == "trained to the end"
     assert started.out().endswith("a disk 19999\n")
-    assert started.err().count("No space left on device; the run goes on") == 1
+    assert started.err().count("No space left on device; the run continues") == 1
 
 
 def test_a_folder_that_is_gone_ends_nothing(launch: Launch, tmp_path: Path) -> None:

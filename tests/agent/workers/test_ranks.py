@@ -246,7 +246,7 @@ def test_a_preload_that_starts_threads_is_named(launch: Launch, tmp_path: Path) 
 def test_a_preload_that_is_not_there_is_named(launch: Launch) -> None:
     started = launch("", preload=["no_such_thing"])
     assert started.wait() == 1
-    assert "cannot preload no_such_thing" in started.err()
+    assert "Cannot preload no_such_thing" in started.err()
     assert started.verdicts()[1] == "failed"
 
 

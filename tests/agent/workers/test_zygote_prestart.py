@@ -12,8 +12,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from paceline.agent.workers.zygote.prestart import ALONE, ENDS, guess
-from paceline.agent.workers.zygote.start import Opening, open_zygote
+from paceline.agent.workers.zygote.prestart import FLAGS, NO_PRESTART, guess
+from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
 from paceline.cli.run import command
 from tests.agent.conftest import Launch, is_alive, until
 
@@ -34,18 +34,18 @@ def test_a_guess(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    opening = guess(words, cores=8, environ={"CUDA_VISIBLE_DEVICES": ""})
-    assert opening is not None
-    assert (opening.threads, opening.preload) == (threads, preload)
-    assert Opening.read(opening.words()).words() == opening.words()
+    options = guess(words, cores=8, environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert options is not None
+    assert (options.threads, options.preload) == (threads, preload)
+    assert ZygoteOptions.from_args(options.to_args()).to_args() == options.to_args()
 
 
 def test_a_guess_knows_of_threads_that_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    opening = guess(["t.py"], cores=8, environ={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"})
-    assert opening is not None
-    assert opening.threads == 3
+    options = guess(["t.py"], cores=8, environ={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"})
+    assert options is not None
+    assert options.threads == 3
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_options_that_stand_alone_are_known() -> None:
     words = [word for option in options for word in (option.default, *option.param_decls)]
     alone = {part for word in words if isinstance(word, str) for part in word.split("/")}
     assert {"--cpu", "--no-wandb"} <= alone
-    assert alone <= {*ALONE, *ENDS}
+    assert alone <= {*FLAGS, *NO_PRESTART}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_is_adopted_only_when_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
     launch("", nproc=1).wait()  # makes the stand-in for torch
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")}
-    opening = Opening("train.py", is_module=False, threads=threads, preload=[])
-    ours, pid = open_zygote(sys.executable, opening, environ)
+    options = ZygoteOptions("train.py", is_module=False, threads=threads, preload=[])
+    ours, pid = start_zygote(sys.executable, options, environ)
     with ours:
         started = launch(
             "import os; print(os.getppid())", nproc=1, threads=1, env={"PACELINE_ZYGOTE": str(ours.fileno())},
@@ -96,7 +96,7 @@ def test_it_is_adopted_only_when_the_guess_was_right(launch: Launch, tmp_path: P
 STARTS_ONE = """
 import os, sys, time
 from paceline.agent.workers.zygote import prestart
-prestart.begin(["paceline", "run", "t.py"])
+prestart.start(["paceline", "run", "t.py"])
 assert prestart.descriptor() is not None
 print("begun", flush=True)
 time.sleep(3600)

@@ -59,7 +59,7 @@ class Lock:
 
 
 @dataclass(frozen=True)
-class KeptItem:
+class CachedItem:
     """One content on this node."""
 
     folder: Path  # kept/<key>
@@ -114,21 +114,21 @@ class KeptItem:
             lock.close()
 
 
-def kept_item(private: Path, key: str) -> KeptItem:
+def cached_item(private: Path, key: str) -> CachedItem:
     kept = private / "kept"
     kept.mkdir(mode=0o700, exist_ok=True)
-    return KeptItem(kept / key)
+    return CachedItem(kept / key)
 
 
-def kept_items(private: Path) -> list[KeptItem]:
+def cached_items(private: Path) -> list[CachedItem]:
     kept = private / "kept"
     if not kept.is_dir():
         return []
-    return [KeptItem(path) for path in sorted(kept.iterdir()) if path.is_dir()]
+    return [CachedItem(path) for path in sorted(kept.iterdir()) if path.is_dir()]
 
 
 def obtain(
-    item: KeptItem, *, stage: Callable[[Path, bool], None], stopped: Callable[[], bool]
+    item: CachedItem, *, stage: Callable[[Path, bool], None], stopped: Callable[[], bool]
 ) -> tuple[Lock, bool]:
     """The item whole, and the shared lock that holds it; whether it was there already.
 

@@ -1,4 +1,4 @@
-"""Remains of runs that are over: found by their markers, judged by the scheduler or by the process table.
+"""Leftover of runs that are over: found by their markers, judged by the scheduler or by the process table.
 
 When nobody can say, a folder stays. What a run had to bring back is brought back before its folder goes.
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent.staging.cache import KeptItem, kept_items
+from paceline.agent.staging.cache import CachedItem, cached_items
 from paceline.agent.staging.collect import Collection
-from paceline.agent.staging.copy.transfer import Copying
+from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import Owner, is_own_folder, namespace, read_owner, remove_tree, start_of
 
 PATIENCE = 20.0  # seconds for the scheduler's answer
@@ -23,13 +23,13 @@ UNMARKED = 86400.0  # seconds after which a folder without a marker counts as le
 
 
 @dataclass(frozen=True)
-class Remains:
+class Leftover:
     """Something that may go, and why."""
 
     path: Path
     why: str
     owner: Owner | None = None
-    kept: KeptItem | None = None
+    kept: CachedItem | None = None
 
     def remove(self) -> bool:
         if self.kept is not None:
@@ -38,9 +38,9 @@ class Remains:
         return remove_tree(self.path)
 
 
-def find_remains(
+def find_leftovers(
     private: Path, environ: Mapping[str, str], *, job_start: str = "", every_kept: bool = False
-) -> list[Remains]:
+) -> list[Leftover]:
     """What is left below a private folder. `job start` is the caller's own: earlier ones of its job are over."""
     if not is_own_folder(private):
         return []  # what somebody else has put there must not say what is brought back, and where to
@@ -53,11 +53,11 @@ def find_remains(
     for path, owner in owners.items():
         why = judge(path, owner, host=host, live=live, environ=environ, job_start=job_start)
         if why:
-            found.append(Remains(path, why, owner))
+            found.append(Leftover(path, why, owner))
     now = time.time()
-    for item in kept_items(private):
+    for item in cached_items(private):
         if every_kept or item.is_expired(now):
-            found.append(Remains(item.folder, f"kept copy of {item.about()[1]}", kept=item))
+            found.append(Leftover(item.folder, f"kept copy of {item.about()[1]}", kept=item))
     return found
 
 
@@ -122,14 +122,14 @@ def rescue(path: Path, owner: Owner | None) -> None:
     ):
         return
     Collection(path / "data", Path(owner.destination), patterns=owner.collect, staged=owner.staged).carry_out(
-        Copying()
+        Transfer()
     )
 
 
-def sweep(private: Path, environ: Mapping[str, str], *, job_start: str) -> list[Path]:
+def remove_leftovers(private: Path, environ: Mapping[str, str], *, job_start: str) -> list[Path]:
     """Remove what is certain to be left behind; what was removed."""
-    return remove(find_remains(private, environ, job_start=job_start))
+    return remove(find_leftovers(private, environ, job_start=job_start))
 
 
-def remove(found: Iterable[Remains]) -> list[Path]:
+def remove(found: Iterable[Leftover]) -> list[Path]:
     return [each.path for each in found if each.remove()]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.agent.staging.copy.transfer import Copying, Stopped, Task, copy_range
+from paceline.agent.staging.copy.transfer import Stopped, Task, Transfer, copy_range
 
 PARTIAL = ".paceline-partial"
 
@@ -34,7 +34,7 @@ class Collection:
         self.found = Collected()
         self._lock = threading.Lock()
 
-    def carry_out(self, copying: Copying) -> Collected:
+    def carry_out(self, copying: Transfer) -> Collected:
         sizes = []
         for name in self._names():
             with suppress(OSError):
@@ -72,7 +72,7 @@ class Collection:
     def _is_staged(self, name: str) -> bool:
         return any(name == each or name.startswith(each + "/") for each in self.staged)
 
-    def _bring(self, name: str, copying: Copying) -> None:
+    def _bring(self, name: str, copying: Transfer) -> None:
         try:
             self._bring_one(name, copying)
         except Stopped:
@@ -81,7 +81,7 @@ class Collection:
             with self._lock:
                 self.found.problems.append(f"{name!r}: {problem.strerror}")
 
-    def _bring_one(self, name: str, copying: Copying) -> None:
+    def _bring_one(self, name: str, copying: Transfer) -> None:
         source, target = self.data / name, self.destination / name
         about = os.lstat(source)
         try:
@@ -115,7 +115,7 @@ class Collection:
             self.found.size += about.st_size
 
 
-def _copy(source: Path, partial: Path, about: os.stat_result, copying: Copying) -> None:
+def _copy(source: Path, partial: Path, about: os.stat_result, copying: Transfer) -> None:
     reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         mode = (about.st_mode & 0o777) | 0o600

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.staging.request import Wish
+from paceline.agent.staging.request import StagingRequest
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 
@@ -46,7 +46,7 @@ class Owner:
     collected: bool = False
 
 
-def choose_base(wish: Wish, environ: Mapping[str, str]) -> Path:
+def choose_base(wish: StagingRequest, environ: Mapping[str, str]) -> Path:
     """The folder that was asked for, else the job's own, else the machine's. What is kept outlives the job."""
     own = environ.get(JOB_TMP, "")
     if wish.folder:
@@ -147,13 +147,13 @@ def namespace() -> str:
         return ""
 
 
-def check_space(base: Path, needed: int, files: int, *, host: str) -> None:
+def check_free_space(base: Path, needed: int, files: int, *, host: str) -> None:
     """Not enough room is known before anything is copied."""
     about = os.statvfs(base)
     free = about.f_bavail * about.f_frsize
     if needed > free:
         raise EnvironmentProblem(
-            f"node {host}: the data needs {show_size(needed)}, and {base} has {show_size(free)} free",
+            f"node {host}: the data needs {format_size(needed)}, and {base} has {format_size(free)} free",
             hint="stage less, choose a larger disk by folder in [data], or look at `paceline clean`",
         )
     if about.f_files and files > about.f_favail:
@@ -183,7 +183,7 @@ def remove_tree(path: Path) -> bool:
     return not os.path.lexists(path)
 
 
-def show_size(size: float) -> str:
+def format_size(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

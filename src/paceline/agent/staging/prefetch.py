@@ -1,4 +1,4 @@
-"""Copying ahead: what the last pack of an item holds is put on the node while the item itself is still looked at.
+"""Transfer ahead: what the last pack of an item holds is put on the node while the item itself is still looked at.
 
 Looking at a million files takes as long as unpacking them. If nothing has changed since the pack was made, the copy
 is the item's; if anything has, it goes, and the item is copied as if nobody had begun.
@@ -11,22 +11,22 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from paceline.agent.staging.copy.transfer import Copying, ItemCopy, Stopped
-from paceline.agent.staging.folders import check_space, remove_tree
+from paceline.agent.staging.copy.transfer import ItemCopy, Stopped, Transfer
+from paceline.agent.staging.folders import check_free_space, remove_tree
 from paceline.agent.staging.manifest import Manifest
 from paceline.agent.staging.packs import Packs
 from paceline.agent.staging.request import Item
 from paceline.errors import EnvironmentProblem
 
 
-class Ahead:
+class ItemPrefetch:
     """The small files of an item on their way to `target`, in a thread. To be ended by `is_of` or by `give_up`."""
 
     def __init__(
-        self, manifest: Manifest, target: Path, *, pack: int, above: Copying, turn: threading.Lock
+        self, manifest: Manifest, target: Path, *, pack: int, above: Transfer, turn: threading.Lock
     ) -> None:
         self.manifest, self.target = manifest, target
-        self.copying = Copying(above)
+        self.copying = Transfer(above)
         self._pack, self._turn = pack, turn
         self._problem: BaseException | None = None
         self._thread = threading.Thread(target=self._copy, name="ahead")
@@ -68,12 +68,12 @@ class Ahead:
             os.close(self._pack)
 
 
-class Scouts:
+class Prefetcher:
     """Items that are copied ahead, by their names. One of them has all helpers at a time."""
 
-    def __init__(self, packs: Packs, *, private: Path, data: Path, above: Copying) -> None:
+    def __init__(self, packs: Packs, *, private: Path, data: Path, above: Transfer) -> None:
         self.packs, self.private, self.data, self.above = packs, private, data, above
-        self.begun: dict[str, Ahead] = {}
+        self.begun: dict[str, ItemPrefetch] = {}
         self._turn = threading.Lock()
         self._needed = self._files = 0
 
@@ -85,12 +85,12 @@ class Scouts:
                 return
             self._needed += manifest.needed
             self._files += len(manifest.files)
-            check_space(self.private, self._needed, self._files, host="")
+            check_free_space(self.private, self._needed, self._files, host="")
             pack = self.packs.open(manifest.key)
         except Exception:
             return
         if pack is not None:
-            self.begun[item.name] = Ahead(
+            self.begun[item.name] = ItemPrefetch(
                 manifest, self.data / item.name, pack=pack, above=self.above, turn=self._turn
             )
 

@@ -24,7 +24,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Wish:
+class StagingRequest:
     """`[data]`, with every path resolved."""
 
     items: tuple[Item, ...]
@@ -35,12 +35,14 @@ class Wish:
     packs: Path
 
 
-def read_wish(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Wish:
+def read_request(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> StagingRequest:
     """The wish of an order. Paths need not exist yet; names that clash or lead astray are errors."""
-    return make_wish(launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ)
+    return make_request(
+        launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ
+    )
 
 
-def make_wish(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]) -> Wish:
+def make_request(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]) -> StagingRequest:
     """`base` is `<scratch>/<project>`: relative paths are meant from there."""
     items: dict[str, Item] = {}
     for text in data.get("stage", ()):
@@ -56,7 +58,7 @@ def make_wish(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]
         _check_relative(str(pattern), "collect")
     # What lies inside another staged folder comes with it.
     outer = [each for each in items.values() if not any(_is_inside(each.name, other) for other in items)]
-    return Wish(
+    return StagingRequest(
         items=tuple(outer),
         collect=tuple(str(each) for each in data.get("collect", ())),
         keep=float(data.get("keep") or 0),
@@ -66,7 +68,7 @@ def make_wish(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]
     )
 
 
-def check_exists(wish: Wish) -> None:
+def check_exists(wish: StagingRequest) -> None:
     """An error that names each path that is not there."""
     lacking = [str(item.source) for item in wish.items if not item.source.exists()]
     if lacking:

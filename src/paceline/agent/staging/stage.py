@@ -10,19 +10,19 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.agent.staging.cache import KeptItem, Lock, kept_item, kept_items, obtain
+from paceline.agent.staging.cache import CachedItem, Lock, cached_item, cached_items, obtain
 from paceline.agent.staging.copy.small_files import at
-from paceline.agent.staging.copy.transfer import Copying, ItemCopy, Stopped
-from paceline.agent.staging.folders import check_space
+from paceline.agent.staging.copy.transfer import ItemCopy, Stopped, Transfer
+from paceline.agent.staging.folders import check_free_space
 from paceline.agent.staging.manifest import Manifest, scan
 from paceline.agent.staging.packs import NewPack, Packs
-from paceline.agent.staging.prefetch import Scouts
-from paceline.agent.staging.request import Wish, check_exists
+from paceline.agent.staging.prefetch import Prefetcher
+from paceline.agent.staging.request import StagingRequest, check_exists
 from paceline.errors import EnvironmentProblem, PacelineError
 
 
 @dataclass(frozen=True)
-class Planned:
+class ScannedItem:
     """An item that has been looked at."""
 
     name: str
@@ -38,18 +38,18 @@ class Staged:
     notes: list[str] = field(default_factory=list)
 
 
-def look(wish: Wish, packs: Packs) -> list[Planned]:
+def look(wish: StagingRequest, packs: Packs) -> list[ScannedItem]:
     """What there is to stage."""
     check_exists(wish)
     planned = []
     for item in wish.items:
         manifest = scan(item.source)
         sums = packs.read(manifest.key)[1] if wish.checksum and packs.is_packed(manifest.key) else {}
-        planned.append(Planned(item.name, manifest, sums))
+        planned.append(ScannedItem(item.name, manifest, sums))
     return planned
 
 
-def notes_on(planned: Sequence[Planned]) -> list[str]:
+def notes_on(planned: Sequence[ScannedItem]) -> list[str]:
     notes = []
     for each in planned:
         if each.manifest.outside:
@@ -62,7 +62,7 @@ def notes_on(planned: Sequence[Planned]) -> list[str]:
     return notes
 
 
-def make_packs(planned: Sequence[Planned], packs: Packs, copying: Copying) -> int:
+def make_packs(planned: Sequence[ScannedItem], packs: Packs, copying: Transfer) -> int:
     """Pack small files ahead of any job; how many items were packed."""
     lacking = [each.manifest for each in planned if each.manifest.has_many_small]
     lacking = [manifest for manifest in lacking if not packs.is_packed(manifest.key)]
@@ -92,14 +92,16 @@ def make_packs(planned: Sequence[Planned], packs: Packs, copying: Copying) -> in
 class Stager:
     """Puts planned items below `data`. With `keep` they lie in the private folder, and `data` has links to them."""
 
-    def __init__(self, wish: Wish, *, private: Path, data: Path, host: str, makes_packs: bool) -> None:
+    def __init__(
+        self, wish: StagingRequest, *, private: Path, data: Path, host: str, makes_packs: bool
+    ) -> None:
         self.wish, self.private, self.data, self.host = wish, private, data, host
         self.makes_packs = makes_packs
         self.packs = Packs(wish.packs)
-        self.copying = Copying()
+        self.copying = Transfer()
         self.locks: list[Lock] = []  # held as long as the data is used
         self.staged = Staged()
-        self.scouts = Scouts(self.packs, private=private, data=data, above=self.copying)
+        self.scouts = Prefetcher(self.packs, private=private, data=data, above=self.copying)
         self._unpacked: set[str] = set()  # items whose small files are there already
 
     def begin(self) -> None:
@@ -108,7 +110,7 @@ class Stager:
             for item in self.wish.items:
                 self.scouts.begin(item)
 
-    def stage(self, planned: Sequence[Planned]) -> Staged:
+    def stage(self, planned: Sequence[ScannedItem]) -> Staged:
         try:
             self.copying.total = sum(each.manifest.size for each in planned)
             if self.scouts.begun and not self._has_room_for_all(planned):
@@ -124,20 +126,20 @@ class Stager:
             raise self._explained(problem) from None
         return self.staged
 
-    def _settled(self, planned: Planned) -> Planned:
+    def _settled(self, planned: ScannedItem) -> ScannedItem:
         manifest = self.scouts.settle(planned.name, planned.manifest)
         if manifest is None:
             return planned
         self._unpacked.add(planned.name)
         return replace(planned, manifest=manifest)
 
-    def _has_room_for_all(self, planned: Sequence[Planned]) -> bool:
+    def _has_room_for_all(self, planned: Sequence[ScannedItem]) -> bool:
         there = self.scouts.done  # asked first: rather too little than too much
         about = os.statvfs(self.private)
         return sum(each.manifest.needed for each in planned) <= there + about.f_bavail * about.f_frsize
 
-    def _stage_kept(self, planned: Planned) -> None:
-        item, manifest = kept_item(self.private, planned.manifest.key), planned.manifest
+    def _stage_kept(self, planned: ScannedItem) -> None:
+        item, manifest = cached_item(self.private, planned.manifest.key), planned.manifest
 
         def fill(folder: Path, resumes: bool) -> None:
             self._stage_one(planned, inside(folder, manifest), fresh=not resumes)
@@ -152,7 +154,7 @@ class Stager:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(inside(item.content, manifest))
 
-    def _stage_one(self, planned: Planned, target: Path, *, fresh: bool) -> None:
+    def _stage_one(self, planned: ScannedItem, target: Path, *, fresh: bool) -> None:
         manifest, unpacked = planned.manifest, planned.name in self._unpacked
         pack, made = None, None
         if manifest.has_many_small and not unpacked:
@@ -194,27 +196,27 @@ class Stager:
     def _note_unpacked(self, why: str) -> None:
         self.staged.notes.append(f"small files are not packed: {self.wish.packs}: {why}")
 
-    def _make_room(self, planned: Sequence[Planned]) -> None:
+    def _make_room(self, planned: Sequence[ScannedItem]) -> None:
         """Kept data that nobody uses goes, the one unused for longest first, where there is no room otherwise."""
         missing = self._missing(planned)
         needed = sum(each.needed for each in missing)
         files = sum(len(each.files) for each in missing)
-        for item in sorted(kept_items(self.private), key=_last_use):
+        for item in sorted(cached_items(self.private), key=_last_use):
             about = os.statvfs(self.private)
             if about.f_bavail * about.f_frsize >= needed:
                 break
             if item.folder.name not in {each.manifest.key for each in planned}:
                 item.remove()
-        check_space(self.private, needed, files, host=self.host)
+        check_free_space(self.private, needed, files, host=self.host)
 
-    def _missing(self, planned: Sequence[Planned]) -> list[Manifest]:
+    def _missing(self, planned: Sequence[ScannedItem]) -> list[Manifest]:
         found = []
         for each in planned:
             manifest = each.manifest
             if each.name in self._unpacked:
                 manifest = Manifest(manifest.source, [], manifest.large(), [])
             elif self.wish.keep:
-                item = kept_item(self.private, manifest.key)
+                item = cached_item(self.private, manifest.key)
                 if item.is_whole():
                     continue
                 there = inside(item.partial if item.partial.exists() else item.content, manifest)
@@ -240,7 +242,7 @@ def inside(folder: Path, manifest: Manifest) -> Path:
     return folder / (os.path.basename(manifest.source) or "data")
 
 
-def _last_use(item: KeptItem) -> float:
+def _last_use(item: CachedItem) -> float:
     try:
         return item.lock().path.stat().st_mtime
     except OSError:
@@ -250,7 +252,7 @@ def _last_use(item: KeptItem) -> float:
 class Worker:
     """Something that takes long, in a thread: the agent goes on listening meanwhile."""
 
-    def __init__(self, stager: Stager, planned: Sequence[Planned] | None = None) -> None:
+    def __init__(self, stager: Stager, planned: Sequence[ScannedItem] | None = None) -> None:
         """Without `planned` it looks for itself."""
         self.stager, self.planned = stager, planned
         self.looked = threading.Event()

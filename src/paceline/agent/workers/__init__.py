@@ -1,1 +1,1 @@
-"""Starting the ranks, one module per way of starting them, and capturing what they print."""
+"""Starts the ranks of a node, one module per launch style, and captures their output."""

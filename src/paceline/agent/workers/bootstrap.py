@@ -1,4 +1,7 @@
-"""Become a rank: from here on this process behaves as `python train.py args` would."""
+"""The start of a rank: from here on this process behaves as `python train.py args` would.
+
+`main` is what torchrun, or an agent that cannot fork, runs in place of the script.
+"""
 
 from __future__ import annotations
 
@@ -20,91 +23,121 @@ from typing import Any
 
 from paceline.agent.health import heartbeat
 from paceline.agent.workers import processes
-from paceline.agent.workers.environment import REMOVED
-from paceline.agent.workers.zygote.start import THREADS, count_of
+from paceline.agent.workers.environment import OUTPUT_PIPES, PARENT, REMOVED
+from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
+from paceline.contract import env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import AttemptFolder, write_atomically
+from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
 from paceline.contract.verdict import STOPPED_EXIT
 
-_ours = str(Path(__file__).parent.parent)
+_AGENT_FOLDER = str(Path(__file__).parent.parent)
 
 
-def job_of(launch_spec: LaunchSpec, *, attempt: AttemptFolder, beat: str) -> dict[str, Any]:
-    """What a rank must know beside its variables, as it travels to a zygote."""
+def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat: str) -> dict[str, Any]:
+    """Return what a rank needs besides its variables, as JSON values: it is sent to a zygote."""
     return {
         "program": launch_spec.program, "args": launch_spec.args, "is_module": launch_spec.is_module,
         "import_path": launch_spec.import_path, "cwd": launch_spec.cwd, "threads": launch_spec.threads,
-        "attempt": attempt.number, "folder": str(attempt.path), "beat": beat,
+        "attempt": attempt.number, "attempt_folder": str(attempt.path), "heartbeat": heartbeat,
     }  # fmt: skip
 
 
-def become(job: dict[str, Any]) -> None:
-    """For a process that was forked from a zygote: its variables come with the job."""
-    for name in [name for name in os.environ if name not in job["variables"]]:
+def main(_: list[str]) -> None:
+    """Run a rank in a fresh process, described by its environment variables."""
+    environ = os.environ
+    if PARENT in environ:
+        process.die_with_parent(int(environ[PARENT]))
+    run = RunFolder(Path(environ[env.RUN]))
+    launch_spec = LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
+    local_rank = int(environ.get(env.LOCAL_RANK, "0"))
+    under_torchrun = OUTPUT_PIPES in environ
+    if under_torchrun:
+        _redirect_output(json.loads(environ[OUTPUT_PIPES])[str(local_rank)])
+    attempt = run.attempt(int(environ[env.ATTEMPT]))
+    # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for its first rank.
+    is_rank = env.RANK in environ
+    first = int(environ[env.GROUP_RANK]) * launch_spec.nproc
+    rank = int(environ.get(env.RANK, first))
+    spec = make_rank_spec(launch_spec, attempt=attempt, heartbeat=environ[env.HEARTBEAT])
+    try:
+        run_rank(spec, rank=rank, local_rank=local_rank, is_rank=is_rank)
+    except SystemExit as leaving:
+        # torchrun would treat this code as a failure and end the other ranks; the agent knows from the heartbeat.
+        if under_torchrun and leaving.code == STOPPED_EXIT:
+            raise SystemExit(0) from None
+        raise
+
+
+def run_forked_rank(spec: dict[str, Any]) -> None:
+    """Run a rank in a process that a zygote has forked; the spec holds its variables."""
+    for name in [name for name in os.environ if name not in spec["variables"]]:
         del os.environ[name]
-    os.environ.update(job["variables"])
+    os.environ.update(spec["variables"])
     with suppress(OSError):
-        os.setsid()  # its own group: the agent ends it as a whole
-    _forget_the_parents_numbers()
-    _set_threads(count_of(os.environ.get(THREADS, "")) or job["threads"])
-    run(job, rank=job["rank"], local_rank=job["local_rank"])
+        os.setsid()  # a group of its own, which the agent ends as a whole
+    _reseed()
+    _set_threads(parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"])
+    run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])
 
 
-def run(job: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool = True) -> None:
-    """Set up signals, streams and `__main__`, say ready, and run the program. Ends as Python itself would."""
+def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool = True) -> None:
+    """Set up signals, streams and `__main__`, report ready, and run the program. Ends as Python itself would."""
     for name in REMOVED:
         os.environ.pop(name, None)
-    attempt = AttemptFolder(Path(job["folder"]), job["attempt"])
+    attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
     _set_signals()
     _set_streams()
     processes.name_process(f"rank-{rank}")
     with suppress(OSError):
-        os.chdir(job["cwd"])
+        os.chdir(spec["cwd"])
     if is_rank:
-        _answer_with_stacks(attempt.stacks(rank))
-        heartbeat.say_ready(job["beat"], local_rank)
+        _dump_stacks_on_signal(attempt.stacks(rank))
+        heartbeat.say_ready(spec["heartbeat"], local_rank)
     try:
-        _run_program(job)
+        _run_program(spec)
     except SystemExit as leaving:
         if leaving.code == STOPPED_EXIT and is_rank:
-            heartbeat.write_state(job["beat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
+            heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
         raise
-    except BaseException as problem:
-        if problem.__traceback__ is not None:
-            problem.__traceback__ = _without_our_frames(problem.__traceback__)
-        step = heartbeat.read_step(job["beat"], local_rank)
-        if is_rank or not attempt.error(rank).exists():  # a rank's own word counts more than its parent's
-            report_error(attempt.error(rank), problem, rank=rank, step=step)
-        sys.excepthook(type(problem), problem, problem.__traceback__)
-        raise SystemExit(130 if isinstance(problem, KeyboardInterrupt) else 1) from None
+    except BaseException as error:
+        if error.__traceback__ is not None:
+            error.__traceback__ = _without_our_frames(error.__traceback__)
+        step = heartbeat.read_step(spec["heartbeat"], local_rank)
+        if is_rank or not attempt.error(rank).exists():  # a rank's own report counts more than its parent's
+            report_error(attempt.error(rank), error, rank=rank, step=step)
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 
-def report_error(path: Path, problem: BaseException, *, rank: int, step: int) -> None:
-    """Leave the exception where the agent finds it; a full disk must not hide the exception itself."""
-    text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
+def report_error(path: Path, error: BaseException, *, rank: int, step: int) -> None:
+    """Write the exception where the agent reads it; a full disk must not hide the exception itself."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {
-        "rank": rank, "host": socket.gethostname(), "type": type(problem).__name__, "message": str(problem),
+        "rank": rank, "host": socket.gethostname(), "type": type(error).__name__, "message": str(error),
         "traceback": text, "step": step, "time": time.time(),
     }  # fmt: skip
     with suppress(OSError):
         write_atomically(path, json.dumps(record))
 
 
-def _run_program(job: dict[str, Any]) -> None:
-    if job["is_module"]:
+def _run_program(spec: dict[str, Any]) -> None:
+    if spec["is_module"]:
         import runpy
 
-        sys.path[:0] = [folder for folder in job["import_path"] if folder not in sys.path]
-        sys.argv[:] = [job["program"], *job["args"]]
+        sys.path[:0] = [folder for folder in spec["import_path"] if folder not in sys.path]
+        sys.argv[:] = [spec["program"], *spec["args"]]
         sys.modules["__main__"] = _main_module()
-        # What `python -m` itself calls; `runpy.run_module` would not leave a real `__main__` behind.
-        runpy._run_module_as_main(job["program"])  # type: ignore[attr-defined]
+        # `python -m` itself calls this; `runpy.run_module` would not leave a real `__main__` behind.
+        runpy._run_module_as_main(spec["program"])  # type: ignore[attr-defined]
         return
-    path = job["program"]
+    path = spec["program"]
     folder = str(Path(path).resolve().parent)
-    sys.path[:0] = [folder, *(each for each in job["import_path"] if each != folder and each not in sys.path)]
-    sys.argv[:] = [path, *job["args"]]
+    sys.path[:0] = [
+        folder,
+        *(each for each in spec["import_path"] if each != folder and each not in sys.path),
+    ]
+    sys.argv[:] = [path, *spec["args"]]
     with open(path, "rb") as file:
         source = file.read()
     main = _main_module()
@@ -115,30 +148,38 @@ def _run_program(job: dict[str, Any]) -> None:
 
 
 def _main_module() -> types.ModuleType:
-    """A real one, so that what the script defines can be pickled, and spawned children find it again."""
+    """Return a real module, so that the script's classes can be pickled and spawned children find them."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __spec__=None, __package__=None)
     return main
 
 
 def _without_our_frames(trace: TracebackType) -> TracebackType | None:
-    """The traceback from the script's first frame on."""
+    """Return the traceback from the script's first frame on."""
     current: TracebackType | None = trace
-    while current is not None and current.tb_frame.f_code.co_filename.startswith(_ours):
+    while current is not None and current.tb_frame.f_code.co_filename.startswith(_AGENT_FOLDER):
         current = current.tb_next
     return current
 
 
 def _set_signals() -> None:
-    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(each, signal.SIG_DFL)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A request to stop may come before the script has said what it does with it: it must not end the rank.
+    # A stop request may arrive before the script has installed a handler: it must not end the rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
+def _redirect_output(paths: list[str]) -> None:
+    """Print into the agent's own pipes: torchrun would mix the output of its ranks."""
+    for number, path in enumerate(paths, start=1):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
 def _set_streams() -> None:
-    """No input; and whole lines leave at once, as on a terminal, since others look on."""
+    """Close the input, and flush every line at once, as on a terminal: people follow the logs."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -147,8 +188,8 @@ def _set_streams() -> None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _answer_with_stacks(path: Path) -> None:
-    """SIGUSR2: the Python stacks of all threads, into the attempt's folder."""
+def _dump_stacks_on_signal(path: Path) -> None:
+    """On SIGUSR2, append the Python stacks of all threads to a file in the attempt's folder."""
     faulthandler.enable(file=2)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -157,8 +198,8 @@ def _answer_with_stacks(path: Path) -> None:
     faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True)
 
 
-def _forget_the_parents_numbers() -> None:
-    """Forked ranks would all draw the same random numbers where the script sets no seed."""
+def _reseed() -> None:
+    """Seed the random generators anew: forked ranks would draw the same numbers if the script sets no seed."""
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -1,4 +1,4 @@
-"""The variables that ranks get: what torchrun would give them, and ours."""
+"""The environment variables of the ranks: those that torchrun sets, and ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.agent.workers.zygote.start import THREADS, count_of
+from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -15,56 +15,62 @@ from paceline.contract.run_folder import RunFolder
 if TYPE_CHECKING:
     from paceline.agent.placement import Place
 
-STREAMS = "PACELINE_STREAMS"  # torchrun's ranks: where each finds the pipes that its agent reads
-PARENT = "PACELINE_PARENT"  # fresh ranks: the process that they must not outlive
+OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"  # torchrun's ranks: the pipes that the agent reads, by local rank
+PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outlive
 
-# What was meant for a agent: a secret, and what would mislead a agent that a rank starts in turn.
-# wandb's: a service that serves the process around the agent, on this node alone.
+# Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank. wandb's is the
+# address of a service that belongs to the process around the agent, on this node alone.
 REMOVED = (
     env.TOKEN,
     env.ZYGOTE,
     env.RENDEZVOUS,
     env.AGENT,
-    STREAMS,
+    OUTPUT_PIPES,
     PARENT,
     "WANDB_SERVICE",
 )
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """Thread counts, exported before torch is imported. OpenBLAS starts its threads at import: one, then."""
+    """Return the thread counts to export before torch is imported. OpenBLAS starts its threads at import: one."""
     return {THREADS: str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
 
 
-def threads_of(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> int:
-    """A rank's share of the cores, unless the user says another number: by name, or in the environment."""
-    said = (count_of(each.get(THREADS, "")) for each in (launch_spec.variables, environ))
-    return next((number for number in said if number), launch_spec.threads)
+def thread_count(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+    """Return the threads of a rank: what the user set, in the spec or the environment, else its share of the cores."""
+    counts = (parse_thread_count(each.get(THREADS, "")) for each in (launch_spec.variables, environ))
+    return next((count for count in counts if count), launch_spec.threads)
 
 
 def common_variables(
-    launch_spec: LaunchSpec, *, environ: Mapping[str, str], attempt: int, beat: str, extra: Mapping[str, str]
+    launch_spec: LaunchSpec,
+    *,
+    environ: Mapping[str, str],
+    attempt: int,
+    heartbeat: str,
+    extra: Mapping[str, str],
 ) -> dict[str, str]:
-    """Equal on all ranks of a node. What was asked for by name wins over what is worked out here."""
+    """Return the variables that all ranks of a node share. The user's own values win over computed ones."""
     inherited = {name: value for name, value in environ.items() if name not in REMOVED}
-    # What the user has exported stays; a value that means nothing would stop OpenMP from starting as it should.
-    exported = {THREADS: environ[THREADS]} if count_of(environ.get(THREADS, "")) else {}
+    # An exported count stays, but an invalid one would break the start of OpenMP.
+    exported = {THREADS: environ[THREADS]} if parse_thread_count(environ.get(THREADS, "")) else {}
+    run = RunFolder(Path(environ[env.RUN]))
     return {
-        **tracker_variables(launch_spec, RunFolder(Path(environ[env.RUN])), environ),
+        **tracker_variables(launch_spec, run, environ),
         **inherited,
-        **thread_variables(threads_of(launch_spec, environ)),
+        **thread_variables(thread_count(launch_spec, environ)),
         **exported,
-        **folder_variables(launch_spec, RunFolder(Path(environ[env.RUN])), attempt=attempt),
+        **folder_variables(launch_spec, run, attempt=attempt),
         **extra,
         **launch_spec.variables,
         env.RUN: environ[env.RUN],
         env.ATTEMPT: str(attempt),
-        env.HEARTBEAT: beat,
+        env.HEARTBEAT: heartbeat,
     }
 
 
 def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:
-    """Where things are, for scripts that do not ask the runtime."""
+    """Return the run's names and folders, for scripts that do not use the runtime."""
     return {
         env.SOURCE_DIR: launch_spec.source,
         env.PROJECT: launch_spec.project,
@@ -76,21 +82,21 @@ def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -
 
 
 def tracker_variables(launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
-    """Where wandb keeps its files, also for scripts that use it by themselves: not in the home folder."""
+    """Keep wandb's files out of the home folder, for scripts that call wandb themselves too."""
     cache = Path(launch_spec.scratch or run.path) / ".cache"
-    found = {
+    variables = {
         "WANDB_DIR": str(run.trackers),
         "WANDB_CACHE_DIR": str(cache / "wandb"),
         "WANDB_DATA_DIR": str(cache / "wandb-data"),
     }
     home = environ.get("HOME", "")
-    if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):  # else it is only read
-        found["WANDB_CONFIG_DIR"] = str(cache / "wandb-config")
-    return found
+    if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):  # an existing one is only read
+        variables["WANDB_CONFIG_DIR"] = str(cache / "wandb-config")
+    return variables
 
 
 def node_variables(launch_spec: LaunchSpec, place: Place, *, address: str, port: int) -> dict[str, str]:
-    """What a process that stands for a whole node needs (style spawn), and every rank too."""
+    """Return what every rank needs, and a process that spawns the ranks of a node itself (style spawn)."""
     return {
         env.MASTER_ADDR: address,
         env.MASTER_PORT: str(port),
@@ -102,7 +108,7 @@ def node_variables(launch_spec: LaunchSpec, place: Place, *, address: str, port:
 
 
 def rank_variables(launch_spec: LaunchSpec, *, rank: int, local_rank: int, attempt: int) -> dict[str, str]:
-    """One rank's own; the rest of torchrun's words are there for programs that look for them."""
+    """Return one rank's own variables, with the rest of torchrun's for programs that read them."""
     return {
         env.RANK: str(rank),
         env.LOCAL_RANK: str(local_rank),
@@ -112,6 +118,6 @@ def rank_variables(launch_spec: LaunchSpec, *, rank: int, local_rank: int, attem
         "ROLE_NAME": "default",
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(launch_spec.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 itself serves the store
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store itself
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

@@ -1,7 +1,7 @@
-"""What the ranks print: into their logs, and on the console for those who are to be seen.
+"""Capture what the ranks print: write it to their logs, and to the console where you asked for it.
 
-One thread reads all pipes, so that a console that does not take its text cannot hold up supervision. Neither a
-console that is gone nor a full disk ends the training: it is said once, and the text is read on and dropped.
+One thread reads all pipes, so that a blocked console cannot hold up supervision. If the console is gone or the disk is
+full, the run continues: a warning appears once, and the output is read and dropped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CHUNK = 1 << 16
-TAIL = 8192  # bytes of a rank's output that are kept for the report of a failure
-PER_RANK_LOGS = 128  # past so many ranks there is one log per node
-LONGEST_LINE = 1 << 16  # a "line" longer than this is passed on in pieces
+TAIL = 8192  # bytes of a rank's output that are kept for a failure report
+PER_RANK_LOGS = 128  # with more ranks than this there is one log per node
+MAX_LINE = 1 << 16  # a longer "line" is passed on in pieces
 
 
 class Sink:
-    """A file or console that may fail; it is tried until then, and its failure told once."""
+    """A file or console to write to until it fails; the failure is reported once."""
 
     def __init__(self, descriptor: int | None, name: str, warn: Callable[[str], None]) -> None:
         self.descriptor = descriptor
@@ -35,8 +35,8 @@ class Sink:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             return cls(os.open(path, flags, 0o644), str(path), warn)
-        except OSError as problem:
-            warn(f"cannot write {path}: {problem.strerror}; the run goes on without this log")
+        except OSError as error:
+            warn(f"cannot write {path}: {error.strerror}; the run continues without this log")
             return cls(None, str(path), warn)
 
     def write(self, data: bytes) -> None:
@@ -44,10 +44,10 @@ class Sink:
         while view and self.descriptor is not None:
             try:
                 view = view[os.write(self.descriptor, view) :]
-            except BlockingIOError:  # somebody made our console non-blocking
+            except BlockingIOError:  # another program made our console non-blocking
                 time.sleep(0.01)
-            except OSError as problem:
-                self._warn(f"cannot write {self.name}: {problem.strerror}; the run goes on without it")
+            except OSError as error:
+                self._warn(f"cannot write {self.name}: {error.strerror}; the run continues without it")
                 self.descriptor = None
 
     def close(self) -> None:
@@ -56,8 +56,8 @@ class Sink:
         self.descriptor = None
 
 
-class Lines:
-    """Cuts a stream into whole lines and puts a prefix before each, for places that several ranks write to."""
+class LinePrefixer:
+    """Splits a stream into whole lines with a prefix, for a log or console that several ranks share."""
 
     def __init__(self, prefix: str, write: Callable[[bytes], None]) -> None:
         self._prefix = prefix.encode()
@@ -65,12 +65,12 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            whole.append(self._rest)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE:
+            lines.append(self._rest)
             self._rest = b""
-        if whole:
-            self._write(b"".join(self._line(line) for line in whole))
+        if lines:
+            self._write(b"".join(self._line(line) for line in lines))
 
     def finish(self) -> None:
         if self._rest:
@@ -78,22 +78,22 @@ class Lines:
             self._rest = b""
 
     def _line(self, line: bytes) -> bytes:
-        # Of a progress bar that redraws itself, what stood there last.
+        # Of a progress bar that redraws itself, only the last state.
         return self._prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"
 
 
 @dataclass
-class Source:
-    """One pipe of one rank, and where its bytes go."""
+class RankPipe:
+    """One pipe of one rank, and the functions that take its bytes."""
 
     rank: int
     descriptor: int
-    takers: list[Callable[[bytes], None]]
-    lines: list[Lines] = field(default_factory=list)
+    writers: list[Callable[[bytes], None]]
+    prefixers: list[LinePrefixer] = field(default_factory=list)
 
 
-class Streams:
-    """All pipes of one attempt. `open` gives a rank's two ends; `close` waits for the last words."""
+class OutputCapture:
+    """All pipes of one attempt. `open` returns a rank's two ends; `close` waits for the last output."""
 
     def __init__(
         self,
@@ -105,74 +105,69 @@ class Streams:
     ) -> None:
         self._log_path = log_path
         self._tee = tee
-        self._warn = _once_each(warn)
+        self._warn = _once_per_reason(warn)
         self._shared = Sink.file(shared_log, self._warn) if shared_log else None
         self._logs: dict[int, Sink] = {}
         self._tails: dict[int, bytearray] = {}
         self._selector = selectors.DefaultSelector()
-        self._open: dict[
-            int, int
-        ] = {}  # descriptor -> rank; copied whole by the other thread, unlike a selector's map
+        # descriptor -> rank; the other thread can copy it safely, unlike the selector's map
+        self._open: dict[int, int] = {}
         self._console = {number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)}
-        self._leave = threading.Event()
+        self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def open(self, rank: int, *, shown: bool | None = None) -> tuple[int, int]:
-        """Pipes for a rank's output and errors: the ends to write to, which the caller passes on and closes."""
+        """Open pipes for a rank's stdout and stderr. The caller passes the returned ends on, then closes them."""
         shown = (self._tee == "all" or (self._tee == "0" and rank == 0)) if shown is None else shown
         if self._shared is None:
             self._logs[rank] = Sink.file(self._log_path(rank), self._warn)
         self._tails[rank] = bytearray()
         ends = []
         for number in (1, 2):
-            reader, writer = _terminal_or_pipe(number if shown and self._tee == "0" else None)
+            reader, writer = _open_terminal_or_pipe(number if shown and self._tee == "0" else None)
             os.set_blocking(reader, False)
-            source = Source(rank, reader, [lambda data: self._remember(rank, data)])
+            pipe = RankPipe(rank, reader, [lambda data: self._append_to_tail(rank, data)])
             if self._shared is None:
-                source.takers.append(self._logs[rank].write)
+                pipe.writers.append(self._logs[rank].write)
             else:
-                source.lines.append(Lines(f"[{rank}] ", self._shared.write))
+                pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._shared.write))
             if shown and self._tee == "all":
-                source.lines.append(Lines(f"[{rank}] ", self._console[number].write))
+                pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._console[number].write))
             elif shown:
-                source.takers.append(self._console[number].write)
-            source.takers += [lines.feed for lines in source.lines]
+                pipe.writers.append(self._console[number].write)
+            pipe.writers += [prefixer.feed for prefixer in pipe.prefixers]
             self._open[reader] = rank
-            self._selector.register(reader, selectors.EVENT_READ, source)
+            self._selector.register(reader, selectors.EVENT_READ, pipe)
             ends.append(writer)
         return ends[0], ends[1]
 
     def start(self) -> None:
         self._thread.start()
 
-    def last_words(self, rank: int, patience: float = 2.0) -> str:
-        """The last lines that a rank printed before it ended; they may still be on their way."""
-        deadline = time.monotonic() + patience
-        while not self._ended(rank) and time.monotonic() < deadline:
+    def tail(self, rank: int, *, timeout: float = 2.0) -> str:
+        """Return the end of a rank's output; waits for what is still in its pipes."""
+        deadline = time.monotonic() + timeout
+        while rank in list(self._open.values()) and time.monotonic() < deadline:
             time.sleep(0.005)
         return bytes(self._tails.get(rank, b"")).decode("utf-8", "replace")
 
-    def _ended(self, rank: int) -> bool:
-        """Whether all that a rank printed has been read."""
-        return rank not in list(self._open.values())
-
-    def close(self, patience: float = 5.0) -> None:
-        """Read what is left until all ends are closed, or for so long; then let go."""
-        deadline = time.monotonic() + patience
+    def close(self, timeout: float = 5.0) -> None:
+        """Read what is left until all ends are closed or time is up, then close everything."""
+        deadline = time.monotonic() + timeout
         while self._thread.is_alive() and len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
             self._thread.join(0.01)
-        self._leave.set()
+        self._closing.set()
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b".")
-        self._thread.join(patience)
+        self._thread.join(timeout)
         if self._thread.is_alive():
-            return  # it waits for a console that takes nothing: a daemon, it ends with the agent
+            return  # it waits for a blocked console; as a daemon thread it ends with the agent
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                self._end(key.data)
+                self._close_pipe(key.data)
         self._selector.close()
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
@@ -180,52 +175,52 @@ class Streams:
             sink.close()
 
     def _run(self) -> None:
-        while len(self._selector.get_map()) > 1 and not self._leave.is_set():
+        while len(self._selector.get_map()) > 1 and not self._closing.is_set():
             for key, _ in self._selector.select(1.0):
                 if key.data is not None:
                     self._read(key.data)
 
-    def _read(self, source: Source) -> None:
+    def _read(self, pipe: RankPipe) -> None:
         try:
-            data = os.read(source.descriptor, CHUNK)
+            data = os.read(pipe.descriptor, CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # a terminal whose other end is closed says EIO
+        except OSError:  # EIO from a terminal whose other end is closed
             data = b""
         if not data:
-            self._end(source)
+            self._close_pipe(pipe)
             return
-        for take in source.takers:
-            take(data)
+        for write in pipe.writers:
+            write(data)
 
-    def _end(self, source: Source) -> None:
-        for lines in source.lines:
-            lines.finish()
-        self._selector.unregister(source.descriptor)
-        self._open.pop(source.descriptor, None)
-        os.close(source.descriptor)
+    def _close_pipe(self, pipe: RankPipe) -> None:
+        for prefixer in pipe.prefixers:
+            prefixer.finish()
+        self._selector.unregister(pipe.descriptor)
+        self._open.pop(pipe.descriptor, None)
+        os.close(pipe.descriptor)
 
-    def _remember(self, rank: int, data: bytes) -> None:
+    def _append_to_tail(self, rank: int, data: bytes) -> None:
         tail = self._tails[rank]
         tail += data
         del tail[:-TAIL]
 
 
-def _once_each(warn: Callable[[str], None]) -> Callable[[str], None]:
-    """A full disk is full for every log: say it once."""
-    told: set[str] = set()
+def _once_per_reason(warn: Callable[[str], None]) -> Callable[[str], None]:
+    """Warn once per reason: a full disk is full for every log."""
+    reasons: set[str] = set()
 
-    def tell(text: str) -> None:
+    def warn_once(text: str) -> None:
         reason = text.rpartition(": ")[2]
-        if reason not in told:
-            told.add(reason)
+        if reason not in reasons:
+            reasons.add(reason)
             warn(text)
 
-    return tell
+    return warn_once
 
 
-def _terminal_or_pipe(console: int | None) -> tuple[int, int]:
-    """A terminal of its own for what is shown on one (bars and colours work), else a pipe."""
+def _open_terminal_or_pipe(console: int | None) -> tuple[int, int]:
+    """Open a terminal for output that goes to one (progress bars and colours work), else a pipe."""
     if console is None or not os.isatty(console) or sys.platform == "win32":
         return os.pipe()
     import fcntl
@@ -234,7 +229,7 @@ def _terminal_or_pipe(console: int | None) -> tuple[int, int]:
 
     reader, writer = pty.openpty()
     settings = termios.tcgetattr(writer)
-    settings[1] &= ~termios.OPOST  # line ends pass unchanged: the real terminal sees to them
+    settings[1] &= ~termios.OPOST  # line ends pass unchanged: the real terminal handles them
     termios.tcsetattr(writer, termios.TCSANOW, settings)
     with contextlib.suppress(OSError):
         fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, bytes(8)))

@@ -1,4 +1,4 @@
-"""Processes seen from outside: who descends from whom, who dies with whom, and how one ended."""
+"""Operations on processes: find descendants, adopt orphans, send signals, describe exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 from paceline.contract.process import prctl
@@ -16,51 +15,51 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process, so that none escapes it."""
+    """Make descendants whose parent ends children of this process, so that none escapes."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:
-    """What `top` and `ps -e` show."""
+    """Set the name that `top` and `ps -e` show."""
     prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _parents(*, dead: bool = False) -> dict[int, int]:
-    """Every living process (or every zombie) and its parent."""
-    found = {}
+    """Map every running process, or every zombie, to its parent."""
+    parents = {}
     for entry in os.listdir("/proc") if sys.platform == "linux" else ():
         if entry.isdigit():
             try:
-                # The name stands in brackets and may hold anything: what follows the last one is regular.
+                # The name is in parentheses and may contain anything; the fields after the last one are regular.
                 state, parent = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[:2]
             except (OSError, ValueError):
                 continue
             if (state in (b"Z", b"X")) is dead:
-                found[int(entry)] = int(parent)
-    return found
+                parents[int(entry)] = int(parent)
+    return parents
 
 
-def descendants(*roots: int) -> set[int]:
-    """All living processes below these."""
+def descendants(root: int) -> set[int]:
+    """Return all running processes below this one."""
     children: dict[int, list[int]] = {}
     for process, parent in _parents().items():
         children.setdefault(parent, []).append(process)
     found: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
+    pending = [root]
+    while pending:
+        for child in children.get(pending.pop(), ()):
             if child not in found:
                 found.add(child)
-                waiting.append(child)
+                pending.append(child)
     return found
 
 
 def dead_children(parent: int) -> set[int]:
-    """Children that have ended and that nobody has waited for."""
-    return {pid for pid, its in _parents(dead=True).items() if its == parent}
+    """Return the children that have ended and not been reaped."""
+    return {pid for pid, its_parent in _parents(dead=True).items() if its_parent == parent}
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process still runs (a zombie does not)."""
     try:
         os.kill(pid, 0)
@@ -70,8 +69,8 @@ def alive(pid: int) -> bool:
     return state not in (b"Z", b"X")
 
 
-def send(pid: int, signum: int) -> bool:
-    """Signal one process; False when it is gone."""
+def send_signal(pid: int, signum: int) -> bool:
+    """Signal one process. Returns False if it is gone."""
     try:
         os.kill(pid, signum)
     except OSError:
@@ -79,8 +78,8 @@ def send(pid: int, signum: int) -> bool:
     return True
 
 
-def send_group(leader: int, signum: int) -> bool:
-    """Signal a whole process group; False when nobody is left in it."""
+def signal_group(leader: int, signum: int) -> bool:
+    """Signal a whole process group. Returns False if it is empty."""
     try:
         os.killpg(leader, signum)
     except OSError:
@@ -88,12 +87,12 @@ def send_group(leader: int, signum: int) -> bool:
     return True
 
 
-def sweep(*roots: int, spare: Collection[int] = (), patience: float = 5.0) -> None:
-    """Kill all that is left below these processes. What is born meanwhile is found by the next look."""
-    deadline = time.monotonic() + patience
-    while left := descendants(*roots).difference(spare):
-        for pid in left:
-            send(pid, signal.SIGKILL)
+def kill_descendants(root: int, *, timeout: float = 5.0) -> None:
+    """Kill all processes below this one, those started meanwhile included."""
+    deadline = time.monotonic() + timeout
+    while remaining := descendants(root):
+        for pid in remaining:
+            send_signal(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
@@ -106,6 +105,6 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def told(code: int) -> str:
-    """How a process ended, in words; a negative code is a signal."""
+def describe_exit(code: int) -> str:
+    """Describe an exit code; a negative one is a signal."""
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.agent.staging.request import Wish, check_exists, make_wish
+from paceline.agent.staging.request import StagingRequest, check_exists, make_request
 from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
 from paceline.errors import ClusterError, PacelineError
 from paceline.plan.environment.variables import OF_SLURM
@@ -23,9 +23,9 @@ PACELINE = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline
 PATIENCE = 300.0  # seconds for a node to be free and to answer
 
 
-def wish_of(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> Wish:
+def staging_request(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> StagingRequest:
     """What a job's agents would read."""
-    return make_wish(data_wish(job), base=scratch / job.project_name, environ=environ)
+    return make_request(data_wish(job), base=scratch / job.project_name, environ=environ)
 
 
 def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[Finding]:
@@ -33,7 +33,7 @@ def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[
     if not data_wish(job):
         return []
     try:
-        wish = wish_of(job, scratch=run_path.scratch, environ=environ)
+        wish = staging_request(job, scratch=run_path.scratch, environ=environ)
         check_exists(wish)
     except PacelineError as problem:
         return [Finding("data", PROBLEM, problem.message, problem.hint)]
@@ -42,7 +42,7 @@ def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[
 
 def refuse_missing(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> None:
     """The same for a run here, as an error."""
-    check_exists(wish_of(job, scratch=run_path.scratch, environ=environ))
+    check_exists(staging_request(job, scratch=run_path.scratch, environ=environ))
 
 
 def on_node(node: str, words: Sequence[str]) -> int:

@@ -1,1 +1,1 @@
-"""Copying files to a node's own disk: large ones in pieces, small ones in groups."""
+"""Transfer files to a node's own disk: large ones in pieces, small ones in groups."""

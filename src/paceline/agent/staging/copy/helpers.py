@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.staging.copy.small_files import DEAF_TO, SmallFiles
+from paceline.agent.staging.copy.small_files import IGNORED_SIGNALS, SmallFiles
 from paceline.agent.staging.manifest import Group
 from paceline.agent.workers.zygote.start import python_command
 from paceline.errors import EnvironmentProblem
@@ -29,7 +29,7 @@ class Helper:
 
     def __init__(self, files: SmallFiles) -> None:
         # What is asked of the agent must not end a helper that does not yet say so itself.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             self.process = subprocess.Popen(
                 python_command(sys.executable, "staging.copy.small_files", bare=True), stdin=subprocess.PIPE,
@@ -75,7 +75,7 @@ class Helper:
         self.process.stdin.flush()
 
 
-class Hands:
+class HelperPool:
     """Places groups for as many threads as there are helpers; by itself where there is little to do."""
 
     def __init__(self, files: SmallFiles) -> None:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from paceline.agent.staging.copy.transfer import Copying
-from paceline.agent.staging.folders import show_size
+from paceline.agent.staging.copy.transfer import Transfer
+from paceline.agent.staging.folders import format_size
 
 WIDTH = 24  # characters of the bar
 SAY_EVERY = 10.0  # seconds between lines in a log; a terminal is told at once
@@ -24,7 +24,7 @@ class Progress:
         self._began = self._said = time.monotonic()
         self._shown = False
 
-    def show(self, what: str, copying: Copying) -> None:
+    def show(self, what: str, copying: Transfer) -> None:
         now = time.monotonic()
         if now - self._said < (0.5 if self._is_terminal else SAY_EVERY):
             return
@@ -32,7 +32,7 @@ class Progress:
         rate = copying.done / max(now - self._began, 1e-3)
         left = (copying.total - copying.done) / rate if rate else 0.0
         share = min(1.0, copying.done / copying.total)
-        text = f"{share:.0%} of {show_size(copying.total)}, {show_size(rate)}/s, {left:.0f} s left"
+        text = f"{share:.0%} of {format_size(copying.total)}, {format_size(rate)}/s, {left:.0f} s left"
         if self._is_terminal:
             self._shown = True
             with suppress(OSError):
@@ -48,7 +48,7 @@ class Progress:
 
 
 @contextmanager
-def shown(what: str, copying: Copying, *, say: Callable[[str], None]) -> Iterator[None]:
+def shown(what: str, copying: Transfer, *, say: Callable[[str], None]) -> Iterator[None]:
     """Show how far some copying is, as long as it goes on inside."""
     line, over = Progress(say), threading.Event()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Placed: TypeAlias = tuple[dict[str, int], str]  # sums of files, if asked for; what is wrong with the pack
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 AHEAD = 16  # files that are opened, and their contents asked for, before the first of them is read
 HELPERS_AHEAD = 64  # the same for a helper, which has all its descriptors for itself
 
@@ -196,7 +196,7 @@ def main(argv: list[str]) -> None:
     """Place groups as they are told on the standard input, until nobody is at its other end."""
     del argv
     # What the scheduler or a terminal sends is for the agent, which then closes the pipe.
-    for number in DEAF_TO:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # nothing here refers to itself
     told, answers = sys.stdin.buffer, sys.stdout.buffer

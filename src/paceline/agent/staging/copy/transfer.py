@@ -1,4 +1,4 @@
-"""Copying, by several workers at once: small files in groups, large ones in pieces.
+"""Transfer, by several workers at once: small files in groups, large ones in pieces.
 
 A file has the time of change of its source only once all of it is there: whatever was interrupted goes on from there.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from paceline.agent.staging.copy.helpers import Hands
+from paceline.agent.staging.copy.helpers import HelperPool
 from paceline.agent.staging.copy.small_files import FLAGS, SmallFiles, at, changed, is_there, write_all
 from paceline.agent.staging.manifest import Entry, Group, Manifest
 from paceline.errors import EnvironmentProblem
@@ -46,12 +46,12 @@ def workers() -> int:
     return max(4, min(16, cores()))
 
 
-class Copying:
+class Transfer:
     """What is done so far, and whether to go on; shared by all workers of a node. One that is a part of another
     counts there too, and ends with it.
     """
 
-    def __init__(self, above: Copying | None = None) -> None:
+    def __init__(self, above: Transfer | None = None) -> None:
         self.above = above
         self.stop = threading.Event()
         self.total = 0
@@ -101,14 +101,14 @@ class ItemCopy:
     """
 
     def __init__(
-        self, manifest: Manifest, target: Path | None, *, copying: Copying, fresh: bool, pack: int | None = None,
+        self, manifest: Manifest, target: Path | None, *, copying: Transfer, fresh: bool, pack: int | None = None,
         pack_is_new: bool = False, sums: bool = False,
     ) -> None:  # fmt: skip
         self.manifest, self.target, self.copying, self.fresh = manifest, str(target or ""), copying, fresh
         files = SmallFiles(
             manifest.source, self.target, pack=pack, pack_is_new=pack_is_new, fresh=fresh, sums=sums
         )
-        self._hands = Hands(files)
+        self._hands = HelperPool(files)
         self.pack_problem = ""
         self.sums: dict[str, int] = {}  # of small files, where a pack is made and they are asked for
         self._left: dict[str, int] = {}  # pieces of a large file that are not there yet
@@ -193,7 +193,7 @@ class ItemCopy:
             )
 
 
-def file_sum(path: str, copying: Copying) -> int:
+def file_sum(path: str, copying: Transfer) -> int:
     value = 0
     with open(path, "rb", buffering=0) as file:
         while content := file.read(4 << 20):
@@ -203,7 +203,7 @@ def file_sum(path: str, copying: Copying) -> int:
     return value
 
 
-def copy_range(reader: int, writer: int, start: int, size: int, copying: Copying) -> None:
+def copy_range(reader: int, writer: int, start: int, size: int, copying: Transfer) -> None:
     """A part of a file into the same part of another: inside the kernel where it can, which moves no bytes here."""
     end, position, step = start + size, start, 8 << 20
     ways = [*_IN_KERNEL, _by_hand]

@@ -1,1 +1,1 @@
-"""The process that imports torch once and forks the ranks."""
+"""The zygote: a process that imports torch once and forks the ranks."""

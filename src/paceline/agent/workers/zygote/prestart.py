@@ -1,7 +1,7 @@
-"""A zygote that is started ahead of everything: it imports torch while the command line still reads its options.
+"""Start a zygote before anything else, so that torch is imported while the command line parses its options.
 
-What the run will need is guessed from the words that were typed. A wrong guess costs nothing but a little work: the
-agent sends the zygote away and starts its own. If the command ends early, the zygote ends with it.
+The options of the zygote are guessed from the arguments. A wrong guess costs a little work and nothing else: the agent
+discards the zygote and starts its own. If the command ends early, the zygote ends with it.
 """
 
 from __future__ import annotations
@@ -9,44 +9,55 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, Opening, count_of, open_zygote
+from paceline.agent.workers.zygote.start import (
+    FORKING_STYLES,
+    THREADS,
+    ZygoteOptions,
+    parse_thread_count,
+    start_zygote,
+)
 from paceline.contract.gpus import visible_devices
 
-# Options of `paceline run` that stand alone; all others are followed by a value.
-ALONE = (
+# Options of `paceline run` that take no value; all others are followed by one.
+FLAGS = (
     "-m", "--module", "--cpu", "--debug", "--no-snapshot", "--wandb", "--no-wandb", "--wandb-all-processes",
     "--tensorboard",
 )  # fmt: skip
-ENDS = ("--dry-run", "--help", "-h", "--resume")  # nothing is started, or not what is typed
+NO_PRESTART = (
+    "--dry-run",
+    "--help",
+    "-h",
+    "--resume",
+)  # nothing starts, or a program that is not in the arguments
 
 _descriptor: int | None = None
 
 
 def descriptor() -> int | None:
-    """The socket of the zygote that waits for its agent, None when there is none."""
+    """Return the socket of the zygote that waits for its agent, or None."""
     return _descriptor
 
 
-def begin(words: list[str]) -> None:
-    """`words` as in sys.argv. Never raises: without a head start the run begins a little later."""
+def start(argv: list[str]) -> None:
+    """Start a zygote for this command line if it needs one. Never raises: the run just starts a little later."""
     global _descriptor
-    if len(words) < 3 or words[1] != "run" or sys.platform != "linux":
+    if len(argv) < 3 or argv[1] != "run" or sys.platform != "linux":
         return
     try:
-        opening = guess(words[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
-        if opening is not None:
-            ours, _ = open_zygote(sys.executable, opening, dict(os.environ))
+        options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
+        if options is not None:
+            ours, _ = start_zygote(sys.executable, options, dict(os.environ))
             _descriptor = ours.detach()
     except (OSError, ValueError):
         return
 
 
-def guess(words: list[str], *, cores: int, environ: dict[str, str]) -> Opening | None:
-    """What a zygote for this command would be told; None when none will be needed."""
-    options, is_module, program = _split(words)
+def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOptions | None:
+    """Return the zygote options that fit these arguments of `paceline run`; None if no zygote is needed."""
+    options, is_module, program = _split(args)
     if program is None or options is None:
         return None
-    if not is_module and (not os.path.isfile(program) or _may_not_fork(program)):
+    if not is_module and (not os.path.isfile(program) or _sets_variables(program)):
         return None
     if options.get("--style", ["fork"])[-1] not in FORKING_STYLES or options.get("--nodes", ["1"])[-1] != "1":
         return None
@@ -54,38 +65,40 @@ def guess(words: list[str], *, cores: int, environ: dict[str, str]) -> Opening |
         text.startswith(("OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_")) for text in options.get("--env", [])
     ):
         return None
-    nproc = int(options["--nproc"][-1]) if "--nproc" in options else _usual_ranks("--cpu" in options, environ)
+    nproc = (
+        int(options["--nproc"][-1]) if "--nproc" in options else _default_nproc("--cpu" in options, environ)
+    )
     if nproc < 1:
         return None
-    threads = count_of(environ.get(THREADS, "")) or max(1, cores // nproc)
-    return Opening(program, is_module=is_module, threads=threads, preload=options.get("--preload", []))
+    threads = parse_thread_count(environ.get(THREADS, "")) or max(1, cores // nproc)
+    return ZygoteOptions(program, is_module=is_module, threads=threads, preload=options.get("--preload", []))
 
 
-def _split(words: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | None]:
-    """Options with their values, and the program."""
+def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | None]:
+    """Return the options with their values, whether the program is a module, and the program."""
     options: dict[str, list[str]] = {}
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            return options, "-m" in options or "--module" in options, word
-        if name in ENDS:
+    rest = iter(args)
+    for arg in rest:
+        name, equals, value = arg.partition("=")
+        if not arg.startswith("-"):
+            return options, "-m" in options or "--module" in options, arg
+        if name in NO_PRESTART:
             return None, False, None
-        given = value if equals else "" if name in ALONE else next(rest, "")
-        options.setdefault(name, []).append(given)
+        text = value if equals else "" if name in FLAGS else next(rest, "")
+        options.setdefault(name, []).append(text)
     return options, False, None
 
 
-def _may_not_fork(program: str) -> bool:
-    """Whether the script sets variables in its first lines; whether these matter is for the agent to say."""
+def _sets_variables(program: str) -> bool:
+    """Whether the script sets variables before it imports torch; the agent decides whether they matter."""
     with open(program, "rb") as file:
         head = file.read(65536)
     before_torch = head.partition(b"import torch")[0]
     return b"environ" in before_torch or b"putenv" in before_torch
 
 
-def _usual_ranks(on_cpu: bool, environ: dict[str, str]) -> int:
-    """As the plan has it: one per visible GPU, else two."""
+def _default_nproc(on_cpu: bool, environ: dict[str, str]) -> int:
+    """Return the number of ranks that the plan chooses: one per visible GPU, else two."""
     gpus = sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
     visible = visible_devices(environ)
     if visible is not None:

@@ -1,4 +1,4 @@
-"""Starting a zygote: what it is told on its command line. Light, since a head start is worth milliseconds."""
+"""Start a zygote, or another module of the agent, in a Python process. Imports little: start-up time counts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import socket
 
 import paceline
 
-FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables, and use them
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from paceline.errors import LaunchError
+
+FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables and use them
 
 THREADS = "OMP_NUM_THREADS"
 
-# Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library. `-c` does so
-# too, as an empty entry, unless PYTHONSAFEPATH is set: then the first entry is one that is needed.
-NOT_FROM_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
-_START = (
-    NOT_FROM_HERE
+# Not `-m`: it would put the current folder, and any module in it, ahead of the standard library. `-c` does the same
+# with an empty entry, unless PYTHONSAFEPATH is set: then the first entry is needed.
+DROP_CWD_FROM_PATH = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
+_RUN_MAIN = (
+    DROP_CWD_FROM_PATH
     + """
 try: import paceline.agent.{module} as it
 except ImportError: sys.path.append({root!r}); import paceline.agent.{module} as it
@@ -24,15 +28,25 @@ it.main(sys.argv[1:])"""
 
 
 def python_command(python: str, module: str, *, bare: bool = False) -> list[str]:
-    """How to run the `main` of a module of this room in a fresh interpreter; a bare one has no packages that were
-    installed, and starts in half the time.
+    """Return the command that runs `main` of a module below `paceline.agent` in a new interpreter.
+
+    A bare interpreter has no site-packages and starts in half the time.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(paceline.__file__)))
-    return [python, *(["-S"] if bare else []), "-c", _START.format(module=module, root=root)]
+    return [python, *(["-S"] if bare else []), "-c", _RUN_MAIN.format(module=module, root=root)]
 
 
-class Opening:
-    """A agent adopts only a zygote that was told what it would have said itself."""
+def cannot_start(python: str, error: OSError) -> LaunchError:
+    from paceline.errors import LaunchError
+
+    return LaunchError(
+        f"Cannot start {python}: {error.strerror}.",
+        hint="The interpreter must exist on every node: check [environment] in paceline.toml.",
+    )
+
+
+class ZygoteOptions:
+    """The options of a zygote. An agent adopts a prestarted zygote only if it has the options the agent would pass."""
 
     def __init__(self, program: str, *, is_module: bool, threads: int, preload: list[str]) -> None:
         self.program = program
@@ -40,23 +54,23 @@ class Opening:
         self.threads = threads
         self.preload = preload
 
-    def words(self) -> list[str]:
+    def to_args(self) -> list[str]:
         return [str(self.threads), str(int(self.is_module)), self.program, *self.preload]
 
     @classmethod
-    def read(cls, words: list[str]) -> Opening:
-        threads, is_module, program, *preload = words
+    def from_args(cls, args: list[str]) -> ZygoteOptions:
+        threads, is_module, program, *preload = args
         return cls(program, is_module=is_module == "1", threads=int(threads), preload=preload)
 
 
-def open_zygote(python: str, opening: Opening, environ: dict[str, str]) -> tuple[socket.socket, int]:
-    """Start a zygote: our end of its socket, and its process id. Raises OSError."""
+def start_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket, int]:
+    """Start a zygote. Returns our end of its socket and its process id; raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         theirs.set_inheritable(True)
-        told = [str(theirs.fileno()), str(os.getpid()), *opening.words()]
-        # posix_spawn, since `subprocess` alone takes longer to import than all that is needed here.
-        pid = os.posix_spawnp(python, [*python_command(python, "workers.zygote.zygote"), *told], environ)
+        args = [str(theirs.fileno()), str(os.getpid()), *options.to_args()]
+        # posix_spawn, because importing `subprocess` alone takes longer than everything else here.
+        pid = os.posix_spawnp(python, [*python_command(python, "workers.zygote.zygote"), *args], environ)
     except OSError:
         ours.close()
         raise
@@ -65,7 +79,7 @@ def open_zygote(python: str, opening: Opening, environ: dict[str, str]) -> tuple
     return ours, pid
 
 
-def count_of(text: str) -> int:
-    """The threads of the outer loop in a value such as "4" or "4,2"; 0 where it names none."""
+def parse_thread_count(text: str) -> int:
+    """Return the threads of the outer loop in a value such as "4" or "4,2"; 0 if there is no number."""
     first = text.partition(",")[0].strip()
     return int(first) if first.isdigit() else 0

@@ -1,7 +1,7 @@
-"""The zygote: a single-threaded process that imports torch once and forks ranks from itself, on request.
+"""The zygote: a single-threaded process that imports torch once and forks ranks on request.
 
-It is a process of its own because a agent has threads and must stay light. It talks over one socket; when
-that closes, whoever was to supervise the ranks is gone, and so they go too.
+It is a process of its own because the agent has threads and must stay light. It talks to the agent over one socket.
+When that closes, nobody supervises the ranks any more, so the zygote kills them and exits.
 """
 
 from __future__ import annotations
@@ -21,83 +21,83 @@ from typing import Any
 
 from paceline.agent.workers import fork_safety, processes
 from paceline.agent.workers.environment import thread_variables
-from paceline.agent.workers.zygote.messages import Closed, Wire
-from paceline.agent.workers.zygote.start import Opening
+from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
+from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract import process
 
-# A scheduler may signal every process of a step. What a signal means is for the agent to say.
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+# A scheduler may signal every process of a step, but only the agent decides what a signal means.
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
-def main(words: list[str]) -> None:
-    descriptor, parent = int(words[0]), int(words[1])
-    opening = Opening.read(words[2:])
+def main(args: list[str]) -> None:
+    descriptor, parent = int(args[0]), int(args[1])
+    options = ZygoteOptions.from_args(args[2:])
     process.die_with_parent(parent)
-    for each in DEAF_TO:
+    for each in IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    wire = Wire(socket.socket(fileno=descriptor))
+    agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
     try:
-        wire.send({
+        agent.send({
             "kind": "hello", "pid": os.getpid(), "python": sys.executable,
-            "threads": opening.threads, "preload": opening.preload,
+            "threads": options.threads, "preload": options.preload,
         })  # fmt: skip
-        problem = _import_all(opening)
+        problem = _import_modules(options)
         if problem:
-            wire.send(problem)
+            agent.send(problem)
             return
-        wire.send({"kind": "ready"})
-    except Closed:
+        agent.send({"kind": "ready"})
+    except ConnectionClosed:
         return
-    job = Zygote(wire).serve()
-    if job is not None:
+    rank_spec = Zygote(agent).serve()
+    if rank_spec is not None:
         from paceline.agent.workers import bootstrap
 
-        bootstrap.become(job)
+        bootstrap.run_forked_rank(rank_spec)
 
 
-def _import_all(opening: Opening) -> dict[str, Any] | None:
-    """Import what the ranks share; the reason why they cannot be forked, if there is one."""
-    os.environ.update(thread_variables(opening.threads))
-    given = os.environ.get(NVML_CHECK)
-    os.environ[NVML_CHECK] = "1"  # asking whether there is a GPU must not open the driver here
-    source = fork_safety.source_of(opening.program, is_module=opening.is_module, import_path=[os.getcwd()])
-    modules = ["torch", "torch.distributed", *fork_safety.wanted_modules(source)]
+def _import_modules(options: ZygoteOptions) -> dict[str, Any] | None:
+    """Import what the ranks share. Returns a message for the agent if they cannot be forked."""
+    os.environ.update(thread_variables(options.threads))
+    nvml_check = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"  # a check for GPUs must not open the driver in this process
+    source = fork_safety.read_source(options.program, is_module=options.is_module, import_path=[os.getcwd()])
+    modules = ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
     gc.disable()
-    for name in [*modules, *opening.preload]:
+    for name in [*modules, *options.preload]:
         try:
             importlib.import_module(name)
         except BaseException:
-            if name in opening.preload:
-                return {"kind": "broken", "module": name, "why": traceback.format_exc()}
-            # The script will meet the same error, and is the better one to tell it.
-        if fork_safety.threads_running() > 1:
-            count = fork_safety.threads_running() - 1
-            return {"kind": "hazard", "why": f"importing {name} started {count} thread{'s'[: count > 1]}"}
-        if fork_safety.device_in_use():
-            return {"kind": "hazard", "why": f"importing {name} opened the GPU driver"}
-    if given is None:
+            if name in options.preload:
+                return {"kind": "preload_failed", "module": name, "why": traceback.format_exc()}
+            # The script will raise the same error, with a better traceback.
+        if fork_safety.count_threads() > 1:
+            count = fork_safety.count_threads() - 1
+            return {"kind": "unsafe", "why": f"importing {name} started {count} thread{'s'[: count > 1]}"}
+        if fork_safety.is_device_in_use():
+            return {"kind": "unsafe", "why": f"importing {name} opened the GPU driver"}
+    if nvml_check is None:
         del os.environ[NVML_CHECK]
     importlib.import_module("paceline.agent.workers.bootstrap")
-    # What is never touched stays shared between the ranks. Not collected before: that takes a twelfth of the import,
-    # for little garbage.
+    # Ranks share the pages that nobody writes to. No collection before the freeze: it takes a twelfth of the import
+    # time and frees little.
     gc.freeze()
     gc.enable()
     return None
 
 
 class Zygote:
-    """Forks, reaps and tells."""
+    """Forks ranks, reaps them and reports their ends."""
 
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
+    def __init__(self, agent: MessageSocket) -> None:
+        self.agent = agent
         self.ranks: dict[int, int] = {}  # pid -> local rank
-        self.beat = ""
+        self.heartbeat = ""
 
     def serve(self) -> dict[str, Any] | None:
-        """Until the socket closes. Returns a job in each forked child, which then unwinds to become a rank."""
-        # The agent that took over may not be the parent: from here on, the end of the socket is the sign.
+        """Serve until the socket closes. In each forked child this returns the rank spec, and the child runs it."""
+        # The agent that adopted us may not be our parent: from here on we end with the socket instead.
         process.outlive_parent()
         processes.adopt_orphans()
         reader, writer = os.pipe()
@@ -107,36 +107,36 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
             while True:
-                select.select([self.wire.fileno(), reader], [], [])
+                select.select([self.agent.fileno(), reader], [], [])
                 with suppress(BlockingIOError):
                     os.read(reader, 4096)
                 self._reap()
-                for message, descriptors in self.wire.waiting():
+                for message, descriptors in self.agent.receive_pending():
                     if message["kind"] == "start":
-                        job = self._start(message, descriptors)
-                        if job is not None:
+                        rank_spec = self._fork_ranks(message, descriptors)
+                        if rank_spec is not None:
                             signal.set_wakeup_fd(-1)
                             os.close(reader)
                             os.close(writer)
-                            return job
-                    elif message["kind"] == "sweep":
-                        processes.sweep(os.getpid())
+                            return rank_spec
+                    elif message["kind"] == "kill_leftovers":
+                        processes.kill_descendants(os.getpid())
                         self._reap()
-                        self.wire.send({"kind": "swept"})
-        except Closed:
-            self._end_all()
+                        self.agent.send({"kind": "killed_leftovers"})
+        except ConnectionClosed:
+            self._kill_all()
             return None
 
-    def _start(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+    def _fork_ranks(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         """Fork the ranks of one attempt. Each takes the next two descriptors for its output."""
-        self.beat = message["common"]["beat"]
+        self.heartbeat = message["common"]["heartbeat"]
         pids: dict[str, int] = {}
         parent = os.getpid()
-        for position, each in enumerate(message["ranks"]):
+        for position, rank in enumerate(message["ranks"]):
             try:
                 pid = os.fork()
-            except OSError as problem:
-                self.wire.send({"kind": "broken", "module": "", "why": f"fork: {problem}"})
+            except OSError as error:
+                self.agent.send({"kind": "fork_failed", "why": str(error)})
                 break
             if pid == 0:
                 process.die_with_parent(parent)
@@ -145,13 +145,13 @@ class Zygote:
                     os.dup2(descriptor, number)
                 for descriptor in {*descriptors}:
                     os.close(descriptor)
-                self.wire.close()
-                return {**message["common"], **each, "variables": {**message["environ"], **each["variables"]}}
-            self.ranks[pid] = each["local_rank"]
-            pids[str(each["local_rank"])] = pid
+                self.agent.close()
+                return {**message["common"], **rank, "variables": {**message["environ"], **rank["variables"]}}
+            self.ranks[pid] = rank["local_rank"]
+            pids[str(rank["local_rank"])] = pid
         for descriptor in descriptors:
             os.close(descriptor)
-        self.wire.send({"kind": "started", "pids": pids})
+        self.agent.send({"kind": "started", "pids": pids})
         return None
 
     def _reap(self) -> None:
@@ -165,10 +165,9 @@ class Zygote:
             local_rank = self.ranks.pop(pid, None)
             if local_rank is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self.wire.send({"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()})
+                self.agent.send({"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()})
 
-    def _end_all(self) -> None:
-        """Nobody supervises any more."""
-        processes.sweep(os.getpid())
-        if self.beat:
-            Path(self.beat).unlink(missing_ok=True)
+    def _kill_all(self) -> None:
+        processes.kill_descendants(os.getpid())
+        if self.heartbeat:
+            Path(self.heartbeat).unlink(missing_ok=True)

@@ -18,11 +18,11 @@ from paceline.agent.signals import Requests
 from paceline.agent.staging import cleanup, folders
 from paceline.agent.staging.collect import Collection
 from paceline.agent.staging.copy.progress import Progress
-from paceline.agent.staging.copy.transfer import Copying, Stopped
-from paceline.agent.staging.folders import Owner, show_size
+from paceline.agent.staging.copy.transfer import Stopped, Transfer
+from paceline.agent.staging.folders import Owner, format_size
 from paceline.agent.staging.packs import Packs
-from paceline.agent.staging.request import read_wish
-from paceline.agent.staging.stage import Planned, Stager, Worker, notes_on
+from paceline.agent.staging.request import read_request
+from paceline.agent.staging.stage import ScannedItem, Stager, Worker, notes_on
 from paceline.contract import env
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -34,7 +34,7 @@ LEAVE_WITHIN = 900.0  # seconds that agents wait for each other to have brought 
 
 
 @dataclass(frozen=True)
-class Around:
+class StagingContext:
     """What a agent has already."""
 
     run: RunFolder
@@ -48,11 +48,11 @@ class Around:
     say: Callable[[str], None]
 
 
-class NodeData:
-    def __init__(self, around: Around) -> None:
+class NodeStaging:
+    def __init__(self, around: StagingContext) -> None:
         self.around = around
         place, environ = around.place, around.environ
-        self.wish = read_wish(around.launch_spec, environ)
+        self.wish = read_request(around.launch_spec, environ)
         self.is_copier = 0 in place.local_ranks
         name = f"node-{place.node}" if place.nodes > 1 else ""
         self.owner = Owner(
@@ -74,7 +74,7 @@ class NodeData:
 
     # -- in --------------------------------------------------------------------------------------------
 
-    def bring(self) -> bool:
+    def stage_in(self) -> bool:
         """Before the ranks start. False when a stop was asked for meanwhile; an error names the node."""
         began = time.monotonic()
         around = self.around
@@ -99,7 +99,9 @@ class NodeData:
     def _make_folders(self) -> PacelineError | None:
         try:
             folders.private_folder(self.private.parent)
-            removed = cleanup.sweep(self.private, self.around.environ, job_start=self.owner.job_start)
+            removed = cleanup.remove_leftovers(
+                self.private, self.around.environ, job_start=self.owner.job_start
+            )
             if removed:
                 self.around.say(
                     f"removed {len(removed)} folders that earlier runs had left on {self.owner.host}"
@@ -162,7 +164,7 @@ class NodeData:
     def _begin(self, message: dict[str, Any]) -> PacelineError | None:
         packs = Packs(self.wish.packs)
         try:
-            planned = [Planned(each["name"], *packs.read(each["key"])) for each in message["items"]]
+            planned = [ScannedItem(each["name"], *packs.read(each["key"])) for each in message["items"]]
         except PacelineError as problem:
             return problem
         self.worker = Worker(self._stager(), planned)
@@ -242,15 +244,15 @@ class NodeData:
             return
         for note in [*notes_on(self.worker.planned or []), *staged.notes]:
             around.say(note)
-        rate = f", {show_size(staged.size / seconds)}/s" if staged.size and seconds else ""
-        copied = f"{staged.files} files ({show_size(staged.size)}{rate}) copied"
-        reused = f"{show_size(staged.reused)} reused"
+        rate = f", {format_size(staged.size / seconds)}/s" if staged.size and seconds else ""
+        copied = f"{staged.files} files ({format_size(staged.size)}{rate}) copied"
+        reused = f"{format_size(staged.reused)} reused"
         told = ", ".join(part for part, holds in ((copied, staged.files), (reused, staged.reused)) if holds)
         around.say(f"data staged in {seconds:.1f} s: {told or 'nothing'}; it is in {self.folder / 'data'}")
 
     # -- out -------------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def stage_out(self) -> None:
         """After the last rank: bring results back, wait for the other nodes to have done so, clean up."""
         if self.worker is not None:
             self.worker.end()
@@ -267,7 +269,7 @@ class NodeData:
 
     def _collect(self) -> None:
         around = self.around
-        copying = Copying()
+        copying = Transfer()
         try:
             found = Collection(
                 self.folder / "data", Path(self.owner.destination), patterns=self.wish.collect,
@@ -282,7 +284,7 @@ class NodeData:
             around.say(f"{found.older} results were left on {self.owner.host}: newer ones are there already")
         around.events.write("collected", host=around.place.host, files=found.files, size=found.size)
         if found.files:
-            what = f"{found.files} files ({show_size(found.size)})"
+            what = f"{found.files} files ({format_size(found.size)})"
             around.say(f"collected {what} from {self.owner.host}: {self.owner.destination}")
         with suppress(OSError):
             folders.write_owner(self.folder, replace(self.owner, collected=True))

@@ -1,0 +1,111 @@
+"""The ranks that one agent starts: what an attempt gives them, and the interface that every launch style implements."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from paceline.agent.placement import Place
+from paceline.agent.workers import processes
+from paceline.agent.workers.environment import common_variables, node_variables, rank_variables
+from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import AttemptFolder
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One attempt, as one agent starts it."""
+
+    launch_spec: LaunchSpec
+    place: Place
+    attempt: AttemptFolder
+    heartbeat: str
+    address: str
+    port: int
+    environ: Mapping[str, str]
+    extra: Mapping[str, str]  # network and data variables; never ones that the user has set
+
+    def ranks(self) -> list[tuple[int, int]]:
+        """Return (rank, local rank) of each rank that this agent starts."""
+        return [
+            (self.place.first_rank + position, local_rank)
+            for position, local_rank in enumerate(self.place.local_ranks)
+        ]
+
+    def log(self, rank: int) -> Path:
+        """Return the path of a rank's log; a negative rank stands for the node itself."""
+        if rank < 0 or self.shares_log:
+            return self.attempt.node_log(self.place.node)
+        return self.attempt.log(rank)
+
+    @property
+    def shares_log(self) -> bool:
+        """Whether all ranks of a node share one log: cluster file systems handle many files badly."""
+        return self.launch_spec.world_size > PER_RANK_LOGS
+
+    def common_environ(self) -> dict[str, str]:
+        """Return the variables of every process on this node."""
+        common = common_variables(
+            self.launch_spec,
+            environ=self.environ,
+            attempt=self.attempt.number,
+            heartbeat=self.heartbeat,
+            extra=self.extra,
+        )
+        return {
+            **common,
+            **node_variables(self.launch_spec, self.place, address=self.address, port=self.port),
+        }
+
+    def rank_environ(self, rank: int, local_rank: int) -> dict[str, str]:
+        """Return the variables of one rank alone."""
+        return rank_variables(self.launch_spec, rank=rank, local_rank=local_rank, attempt=self.attempt.number)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a rank; a negative code is a signal."""
+
+    local_rank: int
+    code: int
+    time: float
+
+
+class WorkerGroup(Protocol):
+    """The ranks of this agent, started in one of several ways. Serves one attempt after another."""
+
+    def start(self, launch: Launch, output: OutputCapture) -> list[int]:
+        """Start the ranks of an attempt. Returns the local ranks whose ends `poll` will report."""
+
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable when `poll` has news; None where SIGCHLD says so."""
+
+    def poll(self) -> list[Exit]:
+        """Return the ranks that have ended since the last call."""
+
+    def pids(self) -> dict[int, int]:
+        """Map local ranks to the processes that still run."""
+
+    def has_failed_rank(self) -> bool:
+        """Whether a rank has failed although `poll` cannot report its end yet."""
+
+    def kill_leftovers(self) -> None:
+        """Kill every process that the ranks left behind."""
+
+    def close(self) -> None:
+        """Free all resources. Nothing can be started afterwards."""
+
+
+def kill_descendants() -> None:
+    """Kill and reap all descendants of this agent."""
+    processes.kill_descendants(os.getpid())
+    # Only the dead that this process adopted: whoever started a child waits for it.
+    for pid in processes.dead_children(os.getpid()):
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
