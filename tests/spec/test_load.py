@@ -107,9 +107,9 @@ A = "profile"
     assert job.environment.variables == {"A": "profile", "B": "1"}
     assert job.params == {"lr": 1, "model": {"width": 128, "depth": 2}}
     file = tmp_path / "paceline.toml"
-    assert job.said("job.nodes") == "--nodes"
-    assert job.said("job.time") == f"job.time in profile big of {file}"
-    assert job.said("job.partition") == f"job.partition in {file}"
+    assert job.source("job.nodes") == "--nodes"
+    assert job.source("job.time") == f"job.time in profile big of {file}"
+    assert job.source("job.partition") == f"job.partition in {file}"
     assert not job.is_set("job.qos")
     assert job.folder == tmp_path
 

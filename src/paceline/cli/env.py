@@ -136,11 +136,11 @@ def _load(flags: list[Flag], config: Path | None, profile: str | None) -> Job:
 def _as_typed_here(job: Job) -> Job:
     """Paths in paceline.toml are the project's; one that was typed is meant from where it was typed."""
     typed: dict[str, object] = {}
-    if job.said("environment.requirements") == "FILE":
+    if job.source("environment.requirements") == "FILE":
         typed["requirements"] = tuple(_from(job, name) for name in job.environment.requirements)
     for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
         name = getattr(job.environment, key)
-        if job.said(f"environment.{key}") == flag and (key == "constraints" or os.sep in name):
+        if job.source(f"environment.{key}") == flag and (key == "constraints" or os.sep in name):
             typed[key] = _from(job, name)
     environment = job.environment.model_copy(update=typed)
     return replace(job, tables=job.tables.model_copy(update={"environment": environment}))
@@ -207,12 +207,12 @@ def _tell_use(job: Job, recipe: Recipe, target: Built) -> int:
         is_said = environment.image is None
         lines = ['kind = "container"', f'image = "{target.image}"']
     else:
-        is_said = job.said("environment.requirements") != "FILE" and environment.path is None
+        is_said = job.source("environment.requirements") != "FILE" and environment.path is None
         is_said &= bool(environment.requirements) and job.is_set("environment.kind")
         names = ", ".join(f'"{name}"' for name in recipe.requirements.files)
         lines = ['kind = "venv"', f"requirements = [{names}]"]
         for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
-            if job.said(f"environment.{key}") == flag:
+            if job.source(f"environment.{key}") == flag:
                 lines.append(f'{key} = "{getattr(environment, key)}"')
         lines += ["horovod = true"] if recipe.horovod else []
     if is_said:

@@ -19,7 +19,7 @@ def warn_of_two(setting: Setting, file: Path, typed: str | None) -> None:
     found = setting.search.wandb_sweep
     if typed is None or typed == found:
         return
-    said = setting.job.said("tracking.wandb_sweep") if found == setting.job.tracking.wandb_sweep else ""
+    said = setting.job.source("tracking.wandb_sweep") if found == setting.job.tracking.wandb_sweep else ""
     where = said or f"[sweep] wandb_sweep in {file}"
     console.say_note(f"--wandb-sweep is {typed}, and {where} is {found}: the latter is used")
 

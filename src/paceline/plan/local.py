@@ -74,14 +74,14 @@ class LocalPlan:
 def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
     """The style that serves here, and what to say when it is not the one that was asked."""
     style = job.launch.style
-    typed = job.said("launch.style").startswith("--")
+    typed = job.is_typed("launch.style")
     if style not in LOCAL_STYLES:
         if typed:
             raise SpecError(
                 f"--style {style}: the {style} style needs a Slurm allocation",
                 hint=f"use `paceline submit`, or one of: {', '.join(LOCAL_STYLES)}",
             )
-        return "fork", [f"the {style} style ({job.said('launch.style')}) needs Slurm: fork is used here"]
+        return "fork", [f"the {style} style ({job.source('launch.style')}) needs Slurm: fork is used here"]
     if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
         return "spawn", [f"the {style} style needs Linux, and this is {machine.system}: spawn is used"]
     return style, []

@@ -51,14 +51,14 @@ def choose_secrets(job: Job, *, environ: Mapping[str, str], filed: Secrets, in_a
         values[name] = environ[name] if from_shell else value
         sources[name] = IN_THE_SHELL if from_shell else filed.sources[name]
     for name in job.environment.secrets:
-        _refuse_unfit(name, f"{job.said('environment.secrets')} names", script=in_a_job)
+        _refuse_unfit(name, f"{job.source('environment.secrets')} names", script=in_a_job)
         if name in values:
             continue
         if name in environ:
             values[name], sources[name] = environ[name], IN_THE_SHELL
         elif in_a_job:
             raise SpecError(
-                f"{job.said('environment.secrets')} names {name}, which is not set here, and no file of secrets has it",
+                f"{job.source('environment.secrets')} names {name}, which is not set here or in a secrets file",
                 hint=f"export {name} before you submit, write it into ~/.config/paceline/secrets.env, or take it out",
             )
     return Secrets(values, sources)

@@ -47,13 +47,13 @@ def threads_per_rank(cores: int, ranks: int) -> int:
 
 def local_shape(job: Job, machine: Machine) -> Shape:
     """The shape of a run on this machine: several nodes here share its cores and its GPUs."""
-    nodes = job.resources.nodes if job.said("job.nodes").startswith("--") else 1
+    nodes = job.resources.nodes if job.is_typed("job.nodes") else 1
     seen = 0 if job.runtime.cpu else machine.gpus
     nproc = job.launch.nproc
     if nproc is None:
         nproc = max(1, seen // nodes) if seen else USUAL_RANKS
     if seen and nproc * nodes > seen:
-        who = job.said("launch.nproc") if job.launch.nproc else job.said("job.nodes")
+        who = job.source("launch.nproc") if job.launch.nproc else job.source("job.nodes")
         raise SpecError(
             f"{who} asks for {nproc * nodes} ranks, and this machine shows {seen} GPU{'s' if seen > 1 else ''}",
             hint=f"ask for at most {seen} in all, or add --cpu",

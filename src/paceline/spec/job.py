@@ -105,9 +105,13 @@ class Job:
         """Whether a layer set this key ("job.time"), or it is the default."""
         return key in self.sources
 
-    def said(self, key: str) -> str:
-        """Who set a key, for messages: "--time", "job.time in /p/paceline.toml" or "job.time, by default"."""
-        return self.sources.get(key, f"{key}, by default")
+    def is_typed(self, key: str) -> bool:
+        """Whether a flag set this key."""
+        return self.sources.get(key, "").startswith("--")
+
+    def source(self, key: str) -> str:
+        """Return what set a key, for messages: "--time", "job.time in /p/paceline.toml" or "job.time (default)"."""
+        return self.sources.get(key, f"{key} (default)")
 
 
 def check_agreement(job: Job) -> None:
@@ -116,19 +120,19 @@ def check_agreement(job: Job) -> None:
     environment, resources = job.environment, job.resources
     if environment.kind == "container" and environment.image is None and environment.base is None:
         raise SpecError(
-            f'{job.said("environment.kind")} is "container", and there is no image',
+            f'{job.source("environment.kind")} is "container", and there is no image',
             hint='set image in [environment], such as image = "/shared/images/torch.sif", or base to build one from',
         )
     buildable = environment.kind == "venv" and environment.requirements
     if environment.kind in ("venv", "conda") and environment.path is None and not buildable:
         raise SpecError(
-            f'{job.said("environment.kind")} is "{environment.kind}", and there is no path',
+            f'{job.source("environment.kind")} is "{environment.kind}", and there is no path',
             hint="set path in [environment] to the environment's folder"
             + (", or requirements to what it is built from" if environment.kind == "venv" else ""),
         )
     if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
         raise SpecError(
-            f"{job.said('job.mem_per_gpu')} and {job.said('job.mem_per_node')} both set the memory",
+            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the memory",
             hint="leave one of them out",
         )
 
@@ -139,12 +143,12 @@ def _check_grace(job: Job) -> None:
         return
     if grace < LEAST_GRACE:
         raise SpecError(
-            f"{job.said('resume.grace')} is {show_seconds(grace)}, expected at least {LEAST_GRACE} s",
+            f"{job.source('resume.grace')} is {show_seconds(grace)}, expected at least {LEAST_GRACE} s",
             hint="time limits act on ticks of 30 s, and the ranks must finish a step and save: give them 2m",
         )
     if grace * 2 >= limit:
         raise SpecError(
-            f"{job.said('resume.grace')} is {show_seconds(grace)}, and {job.said('job.time')} is"
+            f"{job.source('resume.grace')} is {show_seconds(grace)}, and {job.source('job.time')} is"
             f" {show_seconds(limit)}: the grace must be less than half of the time",
             hint=f"ask for more than {show_seconds(grace * 2)}, shorten the grace, or set requeue = false in [resume]",
         )

@@ -34,7 +34,7 @@ def with_ranks(job: Job) -> Job:
 
 def slots(job: Job, machine: Machine, parallel: int | None) -> list[Machine]:
     """What each of the trials that run at the same time may use of this machine."""
-    ranks = (job.launch.nproc or 1) * (job.resources.nodes if job.said("job.nodes").startswith("--") else 1)
+    ranks = (job.launch.nproc or 1) * (job.resources.nodes if job.is_typed("job.nodes") else 1)
     if job.runtime.cpu or not machine.gpus:
         count = parallel or max(1, machine.cores // ranks)
         return [replace(machine, cores=max(1, machine.cores // count))] * count

@@ -40,7 +40,7 @@ def test_memory_per_gpu_is_counted_per_node() -> None:
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"launch.nproc": 8}, "--launch.nproc asks for 8 ranks per node, but --job.gpus_per_node is 4", "--gpus 8"),
-    ({"launch.gpu_binding": "one"}, '"one", but launch.style, by default is "fork"', "--style srun"),
+    ({"launch.gpu_binding": "one"}, '"one", but launch.style (default) is "fork"', "--style srun"),
     ({"job.gpus_per_node": 0, "job.gpu_type": "a100"}, "asks for a100 GPUs, but", "--gpus 4"),
     ({"job.extra": ["--ntasks=3"]}, "says --ntasks=3", "--nproc"),
     ({"job.extra": ["-N", "3"]}, "says -N3", "--nodes"),

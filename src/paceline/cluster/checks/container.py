@@ -24,7 +24,7 @@ def check_image(job: Job) -> Finding:
         )  # fmt: skip
     if not Path(image).exists():
         return Finding(
-            "image", PROBLEM, f"there is no image {image}", f"check {job.said('environment.image')}"
+            "image", PROBLEM, f"there is no image {image}", f"check {job.source('environment.image')}"
         )
     return Finding("image", GOOD, image)
 
@@ -49,6 +49,6 @@ def why_no_answer(job: Job, python: str, tried: Tried) -> Finding:
         )  # fmt: skip
     if "image format not recognized" in why:
         return Finding(
-            "image", PROBLEM, f"{image_path(job)} is no image", f"check {job.said('environment.image')}"
+            "image", PROBLEM, f"{image_path(job)} is no image", f"check {job.source('environment.image')}"
         )
     return Finding("container", WARNING, f"{python} in {image_path(job)} gave no answer: {why}")

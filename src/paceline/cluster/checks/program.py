@@ -127,13 +127,13 @@ def _no_answer(job: Job, plan: SlurmPlan, tried: Tried) -> Finding:
         return Finding("python", PROBLEM, text, _MEND.get(job.environment.kind, "mend the path"))
     why = "it took too long" if tried.code is None else tried.last_words
     if job.environment.setup:
-        text = f"with the lines of {job.said('environment.setup')} {python} gave no answer here: {why}"
+        text = f"with the lines of {job.source('environment.setup')} {python} gave no answer here: {why}"
         return Finding("setup", WARNING, text, "so nobody knows whether the script's imports are there")
     return Finding("python", WARNING, f"{python} gave no answer: {why}")
 
 
 def _told(job: Job, key: str, text: str) -> str:
-    return f"{text} ({job.said(f'environment.{key}')})"
+    return f"{text} ({job.source(f'environment.{key}')})"
 
 
 def _syntax(job: Job, line: int, message: str, text: str) -> Finding:

@@ -276,6 +276,6 @@ def refuse_other_kinds(job: Job) -> None:
         and not is_remote(image)
     ):
         raise UsageError(
-            f"{job.said('environment.image')} is {image}, a file or folder: it is used as it is",
+            f"{job.source('environment.image')} is {image}, a file or folder: it is used as it is",
             hint="to build one from it, write base instead of image",
         )

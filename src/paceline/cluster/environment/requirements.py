@@ -84,7 +84,7 @@ def _parts(name: str) -> tuple[str, tuple[str, ...]]:
 def _existing(job: Job, name: str, key: str) -> Path:
     path = job.folder / Path(name).expanduser()
     if not path.is_file():
-        raise SpecError(f"{job.said(key)}: there is no file {path}", hint="mend its name")
+        raise SpecError(f"{job.source(key)}: there is no file {path}", hint="mend its name")
     return path
 
 

@@ -140,7 +140,7 @@ def recipe_of(job: Job, environ: Mapping[str, str]) -> Recipe:
         asked = read_requirements(job) if environment.requirements else Requirements()
         if environment.horovod:
             raise UsageError(
-                f"{job.said('environment.horovod')}: Horovod is built into a venv, and this is a container",
+                f"{job.source('environment.horovod')}: Horovod is built into a venv, and this is a container",
                 hint="choose a base image that has Horovod",
             )
         return Recipe("container", asked, base=base, base_state=_state_of(job, base))
@@ -164,7 +164,7 @@ def _state_of(job: Job, base: str) -> str:
         status = path.stat()
     except OSError:
         raise SpecError(
-            f"{job.said('environment.base')}: there is no image {path}",
+            f"{job.source('environment.base')}: there is no image {path}",
             hint="name a file, a folder, or an address such as docker://python:3.12",
         ) from None
     return f"{status.st_size} {status.st_mtime_ns}"
@@ -209,14 +209,14 @@ def settle(job: Job, environ: Mapping[str, str]) -> Job:
     value = str(meant.path if key == "path" else meant.image)
     tables = job.tables.model_copy(update={"environment": environment.model_copy(update={key: value})})
     source = _SOURCE if key == "path" else "environment.base"
-    return replace(job, tables=tables, sources={**job.sources, f"environment.{key}": job.said(source)})
+    return replace(job, tables=tables, sources={**job.sources, f"environment.{key}": job.source(source)})
 
 
 def check_built(job: Job) -> list[Finding]:
     """A job whose environment has to be built first, and is not."""
     environment = job.environment
     if environment.kind == "current" and environment.requirements:
-        text = f"{job.said('environment.requirements')} is set, and the run uses this Python all the same"
+        text = f"{job.source('environment.requirements')} is set, and the run uses this Python all the same"
         return [Finding("environment", WARNING, text, 'set kind = "venv" in [environment]')]
     path = environment.path if environment.kind == "venv" else environment.image
     if path is None or "://" in path:

@@ -49,7 +49,7 @@ def interpreter(job: Job) -> str:
     if found is None:
         key = "environment.python" if job.environment.python else "environment.path"
         raise EnvironmentProblem(
-            f"{job.said(key)} means {asked}, which is no program here", hint="mend the path"
+            f"{job.source(key)} means {asked}, which is no program here", hint="mend the path"
         )
     return os.path.abspath(found)
 

@@ -37,7 +37,7 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
 def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
     if not environ.get(name):
         raise SpecError(
-            f"{job.said('project.scratch')} is {job.project.scratch!r}, and ${name} is not set here",
+            f"{job.source('project.scratch')} is {job.project.scratch!r}, and ${name} is not set here",
             hint=f"set {name} or {SCRATCH}, or write another folder",
         )
     return environ[name]

@@ -38,7 +38,7 @@ def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> 
 def _no_partition(job: Job, name: str, known: Sequence[str]) -> Finding:
     close = nearest(name, list(known))
     hint = f"did you mean {close!r}? " if close else ""
-    said = job.said("job.partition") if job.resources.partition else "SBATCH_PARTITION"
+    said = job.source("job.partition") if job.resources.partition else "SBATCH_PARTITION"
     return Finding(
         "partition",
         PROBLEM,
@@ -54,14 +54,16 @@ def _misfit(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     if resources.time and partition.max_time and resources.time > partition.max_time:
         return Finding(
             "time", PROBLEM,
-            f"{job.said('job.time')} is {show_seconds(resources.time)}, and partition {name} allows"
+            f"{job.source('job.time')} is {show_seconds(resources.time)}, and partition {name} allows"
             f" {show_seconds(partition.max_time)}",
             "ask for less: a run that reaches its limit saves and goes back into the queue by itself",
         )  # fmt: skip
     most = min(partition.nodes, partition.max_nodes or partition.nodes)
     if layout.nodes > most:
         return Finding(
-            "nodes", PROBLEM, f"{job.said('job.nodes')} is {layout.nodes}, and partition {name} gives {most}"
+            "nodes",
+            PROBLEM,
+            f"{job.source('job.nodes')} is {layout.nodes}, and partition {name} gives {most}",
         )
     return _lacking(job, plan, partition)
 
@@ -73,13 +75,13 @@ def _lacking(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     listed = ", ".join(f"{each} (up to {count} a node)" for each, count in types.items()) or "no GPUs"
     if kind and kind not in types:
         close = nearest(kind, list(types))
-        said = job.said("job.gpu_type")
+        said = job.source("job.gpu_type")
         return Finding(
             "gpu type", PROBLEM, f"{said}: partition {name} has no {kind!r} GPUs",
             (f"did you mean {close!r}? " if close else "") + f"it has: {listed}",
         )  # fmt: skip
     if partition.count_nodes(gpus=layout.gpus, gpu_type=kind) < layout.nodes:
-        said = job.said("job.gpus_per_node")
+        said = job.source("job.gpus_per_node")
         return Finding(
             "gpus", PROBLEM, f"{said} is {layout.gpus}, and too few nodes of partition {name} have so many",
             f"it has: {listed}",
@@ -87,7 +89,7 @@ def _lacking(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     cores = layout.cpus_per_task * layout.tasks_per_node
     if partition.count_nodes(gpus=layout.gpus, gpu_type=kind, cpus=cores) < layout.nodes:
         most = max((each.cpus for each in partition.kinds), default=0)
-        said = job.said("job.cpus_per_gpu")
+        said = job.source("job.cpus_per_gpu")
         return Finding(
             "cores", PROBLEM, f"{cores} cores per node ({said}), and too few nodes of partition {name} have so many",
             f"its nodes have up to {most}",
@@ -95,7 +97,7 @@ def _lacking(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     memory = _mebibytes(plan.value("mem"))
     if partition.count_nodes(gpus=layout.gpus, gpu_type=kind, cpus=cores, memory=memory) < layout.nodes:
         most = max((each.memory for each in partition.kinds), default=0)
-        said = job.said("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
+        said = job.source("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
         return Finding(
             "memory", PROBLEM, f"{slurm_size(memory)} per node ({said}), and too few nodes of partition {name} have it",
             f"its nodes have up to {slurm_size(most)}",
@@ -167,6 +169,6 @@ def explain_refusal(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], 
     """Slurm's words, with who asked for what it refused, and what there is."""
     for pattern, key, explanation in _REFUSALS:
         if re.search(pattern, words, re.IGNORECASE):
-            who = f" ({job.said(key)})" if job.is_set(key) else ""
+            who = f" ({job.source(key)})" if job.is_set(key) else ""
             return ClusterError(f"Slurm refuses the job: {words}{who}", hint=explanation(job, partitions))
     return ClusterError(f"Slurm refuses the job: {words}", hint="see the script: add --dry-run")

@@ -86,8 +86,8 @@ def _binds(job: Job) -> list[str]:
 def _pyxis(job: Job, shared: list[str]) -> list[str]:
     if job.launch.style == "mpirun":
         raise SpecError(
-            f'{job.said("environment.engine")} is "pyxis", which is part of srun, but '
-            f'{job.said("launch.style")} is "mpirun"',
+            f'{job.source("environment.engine")} is "pyxis", which is part of srun, but '
+            f'{job.source("launch.style")} is "mpirun"',
             hint='use another style, or engine = "apptainer"',
         )
     mounts = ",".join([*(f"{path}:{path}" for path in shared), *_binds(job)])

@@ -123,7 +123,7 @@ def environment_path(job: Job, environ: Mapping[str, str]) -> str:
         if "MAMBA_ROOT_PREFIX" in environ:
             return str(PurePath(environ["MAMBA_ROOT_PREFIX"]) / "envs" / path)
         raise SpecError(
-            f"{job.said('environment.path')} is {path!r}, a conda environment's name, but conda is not set up here",
+            f"{job.source('environment.path')} is {path!r}, a conda environment's name, but conda is not set up here",
             hint="give the environment's folder instead (`conda env list` shows it)",
         )
     if path == "~" or path.startswith("~/"):

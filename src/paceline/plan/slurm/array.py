@@ -33,12 +33,12 @@ class Trials:
             return layout
         if layout.nodes > 1:
             raise SpecError(
-                f"{job.said('job.nodes')} is {layout.nodes}, and --pack puts {self.pack} trials on one node",
+                f"{job.source('job.nodes')} is {layout.nodes}, and --pack puts {self.pack} trials on one node",
                 hint="leave --pack out, or ask for one node per trial",
             )
         if job.launch.style == "mpirun":
             raise SpecError(
-                f'{job.said("launch.style")} is "mpirun", which takes the whole job, and --pack is {self.pack}',
+                f'{job.source("launch.style")} is "mpirun", which takes the whole job, and --pack is {self.pack}',
                 hint="leave --pack out, or use another style",
             )
         return replace(

@@ -69,7 +69,7 @@ def lay_out(job: Job, *, fair_cpus: int = 1) -> Layout:
 
 
 def _check_gpus(job: Job, *, gpus: int, nproc: int) -> None:
-    said = job.said
+    said = job.source
     if job.resources.gpu_type is not None and not gpus:
         raise SpecError(
             f"{said('job.gpu_type')} asks for {job.resources.gpu_type} GPUs, but {said('job.gpus_per_node')} is 0",
@@ -194,7 +194,7 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", word, re.DOTALL)
         if match is None or "\n" in word:
             raise SpecError(
-                f"{job.said('job.extra')}: found {word!r}, expected an option of sbatch",
+                f"{job.source('job.extra')}: found {word!r}, expected an option of sbatch",
                 hint="such as --sbatch-arg=--switches=1",
             )
         option = match[1] or _SHORT.get(match[3], match[3])
@@ -202,7 +202,7 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
         gpu_gres = option == "gres" and "gpu" in (value or "") and any(each.option == "gres" for each in ours)
         if option in _OWNED or gpu_gres:
             raise SpecError(
-                f"{job.said('job.extra')} says {word}, which the layout of this job already decides",
+                f"{job.source('job.extra')} says {word}, which the layout of this job already decides",
                 hint=f"ask for it by {_OWNED.get(option, '--gpus')}",
             )
         found.append(Directive(word))

@@ -158,7 +158,7 @@ def _dependency(job: Job, after: Sequence[str]) -> list[str]:
     """On the command line, not in the script: a script submitted again by hand should wait for nobody."""
     if job.resources.dependency is not None and after:
         raise UsageError(
-            f"{job.said('job.dependency')} and --after both say what the job waits for",
+            f"{job.source('job.dependency')} and --after both say what the job waits for",
             hint="leave one of them out",
         )
     if after:
