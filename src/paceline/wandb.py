@@ -1,10 +1,10 @@
-"""A stand-in for `import wandb` in scripts that run on several ranks: `import paceline.wandb as wandb`.
+"""A drop-in replacement for `import wandb` in scripts with several ranks: `import paceline.wandb as wandb`.
 
-Rank 0 has the run. On the other ranks, with `--no-wandb`, and where the package, a key or the network is missing,
-every call is safe: `init` returns an object that takes everything, `config` holds what was given. A run that goes on
-after a stop goes on in W&B, too. Names that are not here are the real package's.
+Rank 0 has the run. On other ranks, with `--no-wandb`, and if the package, a key or the network is missing, every call
+is safe: `init` returns an object that accepts every call, and `config` holds what you passed. A resumed run continues
+its W&B run. All other names come from the real package.
 
-    with wandb.every_process():      each rank gets a run of its own, all in one group
+    with wandb.every_process():      # each rank gets a run of its own, all in one group
         wandb.init(project="digits")
 """
 
@@ -14,34 +14,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.runtime.trackers.noop import NOTHING
-from paceline.runtime.trackers.wandb.module import STANDIN
+from paceline.runtime.trackers.wandb.module import WANDB_MODULE
+from paceline.runtime.trackers.wandb.noop import NOOP
 
 
 def init(**options: Any) -> Any:
-    """Begin a run (rank 0), or get an object that does nothing. Takes what `wandb.init` takes, by name.
+    """Start a run on rank 0; on other ranks return an object that does nothing. Takes wandb.init's keyword arguments.
 
-    With another project or group than the run at hand, that one is finished first.
+    A different project or group finishes the current run first.
     """
-    return STANDIN.init(**options)
+    return WANDB_MODULE.init(**options)
 
 
 def log(data: dict[str, Any], *args: Any, **options: Any) -> None:
-    STANDIN.log(data, *args, **options)
+    WANDB_MODULE.log(data, *args, **options)
 
 
 def finish(exit_code: int | None = None, **options: Any) -> None:
-    STANDIN.finish(exit_code, **options)
+    WANDB_MODULE.finish(exit_code, **options)
 
 
 def watch(models: Any, *args: Any, **options: Any) -> Any:
-    """Log gradients and parameters. A model that `run.wrap` returned is watched as it is."""
-    return STANDIN.attribute("watch")(models, *args, **options) if STANDIN.is_real else NOTHING
+    """Log gradients and parameters. You can pass a model that `run.wrap` returned."""
+    return WANDB_MODULE.attribute("watch")(models, *args, **options) if WANDB_MODULE.is_real else NOOP
 
 
 def sweep(sweep: Any, *args: Any, **options: Any) -> str:
-    """Make a sweep: rank 0 does, and all ranks get its id. Called on all ranks."""
-    return STANDIN.sweep(sweep, *args, **options)
+    """Create a sweep on rank 0 and return its id on all ranks. All ranks must call it."""
+    return WANDB_MODULE.sweep(sweep, *args, **options)
 
 
 def agent(
@@ -52,25 +52,25 @@ def agent(
     count: int | None = None,
     **options: Any,
 ) -> None:
-    """Take points from a sweep: rank 0 asks, and `function` is called on all ranks with the same `wandb.config`.
+    """Run points of a sweep: all ranks call `function` with the same `wandb.config`, which rank 0 requests.
 
-    On several ranks an error in `function` ends the agent, and is raised. Called on all ranks.
+    With several ranks, an exception in `function` stops the agent and is raised. All ranks must call it.
     """
-    STANDIN.agent(sweep_id, function, entity=entity, project=project, count=count, **options)
+    WANDB_MODULE.agent(sweep_id, function, entity=entity, project=project, count=count, **options)
 
 
 def every_process(on: bool = True) -> Any:
-    """Give each rank a run of its own from now on, or within a `with`; all of them in one group."""
-    before = STANDIN.every_process
-    STANDIN.every_process = on
+    """Give each rank a run of its own, from now on or within a `with` block. All runs share one group."""
+    before = WANDB_MODULE.every_process
+    WANDB_MODULE.every_process = on
 
     @contextmanager
     def scope() -> Iterator[None]:
-        STANDIN.every_process = on
+        WANDB_MODULE.every_process = on
         try:
             yield
         finally:
-            STANDIN.every_process = before
+            WANDB_MODULE.every_process = before
 
     return scope()
 
@@ -78,4 +78,4 @@ def every_process(on: bool = True) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    return STANDIN.attribute(name)
+    return WANDB_MODULE.attribute(name)

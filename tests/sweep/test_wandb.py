@@ -101,7 +101,7 @@ def test_names_of_sweeps() -> None:
 
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
-    words = [sys.executable, "-m", "paceline.runtime.trackers.wandb.point", sweep, str(file)]
+    words = [sys.executable, "-m", "paceline.runtime.trackers.wandb.agent", sweep, str(file)]
     done = subprocess.run(
         words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )

@@ -61,7 +61,7 @@ def _ask(name: str, path: Path, asking: Asking) -> None:
         "WANDB_DIR": str(path.parent),  # where its agent puts the point: all nodes see this folder
         "WANDB_CONSOLE": "off",
     }
-    words = [asking.python, "-m", "paceline.runtime.trackers.wandb.point", name, str(path)]
+    words = [asking.python, "-m", "paceline.runtime.trackers.wandb.agent", name, str(path)]
     with open(log, "ab") as output:
         try:
             code = subprocess.run(

@@ -27,8 +27,8 @@ from paceline.runtime.loop import Loop
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.settings import Params, Settings
-from paceline.runtime.trackers.noop import NoRun
-from paceline.runtime.trackers.selection import Feeds
+from paceline.runtime.trackers.selection import Trackers
+from paceline.runtime.trackers.wandb.noop import NoopRun
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import DDPModel, Model, Wrapper
 
@@ -53,7 +53,7 @@ class Run:
         places: Paths,
         attempt: int,
         reports: TrialReporter,
-        feeds: Feeds,
+        trackers: Trackers,
     ) -> None:
         self.identity = identity
         self.device = device
@@ -76,7 +76,7 @@ class Run:
         self._run_folder = folder
         self._attempt = attempt
         self._reports = reports
-        self._feeds = feeds
+        self._trackers = trackers
         self._wrapper = wrapper
         self._gradients = gradients
         self._boundary = boundary
@@ -229,8 +229,8 @@ class Run:
 
         Where there is none (other ranks, W&B off), an object that takes every call and does nothing.
         """
-        found = self._feeds.wandb_run()
-        return found if found is not None else NoRun()
+        found = self._trackers.wandb_run()
+        return found if found is not None else NoopRun()
 
     def report(self, value: Any = None, *, step: int | None = None, **named: Any) -> None:
         """Say how good the model is: `run.report(loss)`, once per epoch or so. Called on all ranks; rank 0's counts.

@@ -38,8 +38,8 @@ from paceline.runtime.paths import Paths
 from paceline.runtime.run import Run
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.feed import Tee
-from paceline.runtime.trackers.selection import Feeds, open_feeds
+from paceline.runtime.trackers.selection import Trackers, open_trackers
+from paceline.runtime.trackers.thread import MetricsFile
 from paceline.runtime.training.gradients import LOW, Gradients
 from paceline.runtime.training.wrap import Wrapper
 
@@ -54,7 +54,7 @@ class _Made:
     group: groups.ProcessGroups
     boundary: Boundary
     lines: LineWriter
-    feeds: Feeds
+    trackers: Trackers
 
 
 class session:
@@ -170,7 +170,7 @@ class session:
         settings, rank = self._settings, identity.rank
         writes = self._folder if rank == 0 else None
         events = EventWriter(writes.events / "rank-0.jsonl" if writes else None)
-        feeds = open_feeds(
+        trackers = open_trackers(
             self._context,
             settings,
             identity,
@@ -178,7 +178,7 @@ class session:
             given=self._trackers,
             store=group.store,
         )
-        lines = Tee(writes.metrics if writes else None, feeds.common)
+        lines = MetricsFile(writes.metrics if writes else None, trackers.common)
         low = torch.bfloat16 if settings.precision == "bf16" else None
         wrapper = Wrapper(device, identity.world_size, low_precision=low)
         assert settings.precision == "fp32" or settings.precision in LOW
@@ -186,7 +186,7 @@ class session:
             group=group.control,
             heartbeat=heartbeat,
             events=events,
-            metrics=Metrics(lines, group=group.control, rank=rank, own=feeds.own),
+            metrics=Metrics(lines, group=group.control, rank=rank, own=trackers.own),
             loss_check=NonFiniteLossCheck(
                 rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"
             ),
@@ -205,7 +205,7 @@ class session:
             ),
             sync_buffers=wrapper.sync_buffers,
         )
-        boundary.tracker_ids = feeds.ids()
+        boundary.tracker_ids = trackers.ids()
         boundary.signals.install()
         heartbeat.become(max(heartbeat.state, READY))
         run = Run(
@@ -228,10 +228,10 @@ class session:
                 trial=self._context.launch_spec.trial if self._context.launch_spec else {},
                 rank=rank,
             ),
-            feeds=feeds,
+            trackers=trackers,
         )  # fmt: skip
-        feeds.begin()
-        return _Made(run, group, boundary, lines, feeds)
+        trackers.start()
+        return _Made(run, group, boundary, lines, trackers)
 
     # -- leaving ---------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class session:
         made.group.close()
         boundary.heartbeat.become(SAVED_AND_STOPPED if stopped else FINISHED)
         boundary.heartbeat.close()
-        made.feeds.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
+        made.trackers.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
 
     def _leave_alone(self, made: _Made) -> None:
         """This rank has failed. Nobody is waited for: no barrier, no collective, no destroying of groups."""
@@ -292,7 +292,7 @@ class session:
         made.run._close()
         made.lines.close()
         boundary.events.close()
-        made.feeds.close(FAILED)
+        made.trackers.close(FAILED)
 
     def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()

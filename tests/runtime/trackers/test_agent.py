@@ -15,7 +15,7 @@ from tests.runtime.trackers.worlds import impatient_agent, reachable
 def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dict[str, Any]]]:
     import wandb
 
-    from paceline.runtime.trackers.wandb.agent import Point, each_point
+    from paceline.runtime.trackers.wandb.agent import Point, run_points
 
     impatient_agent()
     seen = []
@@ -31,9 +31,9 @@ def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dic
     sweep = wandb.sweep({"method": "grid", "parameters": {"lr": {"values": [0.1, 0.2]}}}, project="digits")
     if fails:
         with pytest.raises(KeyError, match="no such column"):
-            each_point(sweep, carry_out, project="digits", count=count)
+            run_points(sweep, carry_out, project="digits", count=count)
     else:
-        each_point(sweep, carry_out, project="digits", count=count)
+        run_points(sweep, carry_out, project="digits", count=count)
     return seen
 
 

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import pytest
 
 from paceline.contract.verdict import DONE
-from paceline.runtime.trackers import feed
+from paceline.runtime.trackers import thread
 from paceline.runtime.trackers.base import RunInfo
 from tests.forked import Ranks
 from tests.runtime.test_metrics import lines_of
 from tests.runtime.test_wrap import quiet
-from tests.runtime.trackers.test_wandb import in_a_run, told_by_us, train
+from tests.runtime.trackers.test_wandb import in_a_run, our_lines, train
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -124,12 +124,12 @@ def test_a_tracker_that_breaks_costs_one_warning(
 ) -> None:
     other = Recorder()
     with monkeypatch.context() as patch:
-        patch.setattr(feed, "PATIENCE", 0.3)
+        patch.setattr(thread, "FINISH_TIMEOUT", 0.3)
         with contextlib.redirect_stderr(io.StringIO()) as said:
             with quiet(folder=tmp_path, trackers=[Breaks(where), other]) as run:
                 for step in run.steps(range(20)):
                     run.log(number=step)
-    (line,) = told_by_us(said.getvalue())
+    (line,) = our_lines(said.getvalue())
     assert line.startswith(
         "paceline: Breaks did not finish" if where == "hangs" else "paceline: Breaks gets no more"
     )
@@ -148,9 +148,9 @@ def test_what_cannot_be_made_is_left_out_with_a_word(tmp_path: Path) -> None:
         with quiet(folder=tmp_path, trackers=wrong) as run:
             for step in run.steps(range(2)):
                 run.log(number=step)
-            assert type(run.wandb).__name__ == "NoRun"
-    lines = told_by_us(said.getvalue())
-    assert [line.split(" is left out: ")[0].removeprefix("paceline: ") for line in lines] == wrong
+            assert type(run.wandb).__name__ == "NoopRun"
+    lines = our_lines(said.getvalue())
+    assert [line.split(" is disabled: ")[0].removeprefix("paceline: ") for line in lines] == wrong
     assert len(lines_of(tmp_path)) == 2
 
 
@@ -163,13 +163,13 @@ def test_a_slow_tracker_loses_lines_and_the_training_none(
 
     slow = Slow()
     with monkeypatch.context() as patch:
-        patch.setattr(feed, "MOST_WAITING", 10)
+        patch.setattr(thread, "MAX_WAITING", 10)
         with contextlib.redirect_stderr(io.StringIO()) as said:
             with quiet(folder=tmp_path, trackers=[slow]) as run:
                 for step in run.steps(range(50)):
                     run.log(number=step)
-    (line,) = told_by_us(said.getvalue())
-    assert "slower than the training" in line
+    (line,) = our_lines(said.getvalue())
+    assert "can't keep up with training" in line
     assert len(lines_of(tmp_path)) == 50
     assert len(slow.calls) < 50
 

@@ -69,7 +69,7 @@ def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, 
     folder = tmp_path / "run"
     environ = in_a_run(folder, wandb_project="paper", wandb_mode="offline")
     results = ranks(train, 4, env=environ)
-    assert results == [["Run", "20260102-030405-abcd"]] + [["NoRun", ""]] * 3
+    assert results == [["Run", "20260102-030405-abcd"]] + [["NoopRun", ""]] * 3
     (kept,) = kept_runs(folder / "trackers")
     lines = lines_of(folder)
     assert_same_numbers(kept, lines)
@@ -177,20 +177,19 @@ def train_and_listen(block: str | None = None) -> tuple[list[str], str]:
     return result, said.getvalue()
 
 
-def told_by_us(text: str) -> list[str]:
+def our_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("paceline:")]
 
 
 def test_without_the_package_training_goes_on_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
     environ = in_a_run(tmp_path / "run", wandb=True, world=2)
     results = ranks(train_and_listen, 2, "wandb", env=environ)
-    assert [result for result, _ in results] == [["NoRun", ""]] * 2
-    (line,) = told_by_us(results[0][1])
+    assert [result for result, _ in results] == [["NoopRun", ""]] * 2
+    (line,) = our_lines(results[0][1])
     assert line == (
-        "paceline: W&B is left out: there is no module 'wandb' here (pip install wandb); "
-        "metrics.jsonl has all numbers"
+        "paceline: W&B is disabled: no module named 'wandb' (pip install wandb); metrics.jsonl has all values"
     )
-    assert told_by_us(results[1][1]) == []
+    assert our_lines(results[1][1]) == []
     assert len(lines_of(tmp_path / "run")) > 5
 
 
@@ -207,7 +206,7 @@ def test_without_a_key_or_a_network_the_run_is_kept(
         environ["WANDB_API_KEY"] = "k" * 40
     ((result, said),) = ranks(train_and_listen, 1, env=environ)
     assert result[0] == "Run"
-    (line,) = told_by_us(said)
+    (line,) = our_lines(said)
     assert why in line
     assert "send it later: paceline sync 20260102-030405-abcd" in line
     (kept,) = kept_runs(folder / "trackers")
@@ -267,10 +266,10 @@ def train_while_its_service(meets: str) -> tuple[int, str]:
     import contextlib
     import io
 
-    from paceline.runtime.trackers import feed
+    from paceline.runtime.trackers import thread
     from paceline.runtime.trackers.wandb import service
 
-    feed.PATIENCE = 4.0
+    thread.FINISH_TIMEOUT = 4.0
     with contextlib.redirect_stderr(io.StringIO()) as said:
         with quiet() as run:
             for step in run.steps(range(60)):
@@ -288,7 +287,7 @@ def test_a_service_that_hangs_is_left_behind_at_the_end(ranks: Ranks, tmp_path: 
     environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
     ((left, said),) = ranks(train_while_its_service, 1, "SIGSTOP", env=environ)
     assert left == 0
-    (line,) = told_by_us(said)
+    (line,) = our_lines(said)
     assert line.startswith("paceline: W&B did not finish within 4 s")
     assert [row["number"] for row in lines_of(folder)] == list(range(60))
 
@@ -298,7 +297,7 @@ def test_a_service_that_is_ended_is_started_again(ranks: Ranks, tmp_path: Path) 
     folder = tmp_path / "run"
     environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
     ((left, said),) = ranks(train_while_its_service, 1, "SIGTERM", env=environ)
-    assert (left, told_by_us(said)) == (0, [])
+    assert (left, our_lines(said)) == (0, [])
     (kept,) = kept_runs(folder / "trackers")
     assert_same_numbers(kept, lines_of(folder))
     assert [row["number"] for row in kept.history] == list(range(60))

@@ -15,7 +15,7 @@ import torch
 from paceline.contract import env
 from tests.forked import Ranks
 from tests.runtime.test_wrap import quiet
-from tests.runtime.trackers.test_wandb import in_a_run, told_by_us
+from tests.runtime.trackers.test_wandb import in_a_run, our_lines
 from tests.runtime.trackers.wandb_server import wandb_service
 from tests.runtime.trackers.worlds import away, impatient_agent, kept_runs, reachable
 
@@ -53,7 +53,7 @@ def use_everything() -> dict[str, Any]:
 def test_an_existing_script_runs_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     environ = {**in_a_run(tmp_path / "run", world=2), "WANDB_MODE": "offline"}
     seen = ranks(use_everything, 2, env=environ)
-    assert [each["run"] for each in seen] == ["Run", "NoRun"]
+    assert [each["run"] for each in seen] == ["Run", "NoopRun"]
     assert [(each["lr"], each["seed"]) for each in seen] == [(0.1, 7)] * 2
     (kept,) = kept_runs(tmp_path / "run" / "trackers")
     assert (kept.id, kept.project) == (seen[0]["id"], "digits")
@@ -83,16 +83,16 @@ def use_everything_without(package: str | None) -> tuple[dict[str, Any], str]:
 
 def test_a_script_without_the_package_runs_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
     results = ranks(use_everything_without, 2, "wandb", env=in_a_run(tmp_path / "run", world=2))
-    assert [seen["run"] for seen, _ in results] == ["NoRun"] * 2
-    assert [told_by_us(said) for _, said in results] == [
-        ["paceline: W&B is left out: No module named 'wandb' (pip install wandb)"], []
+    assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
+    assert [our_lines(said) for _, said in results] == [
+        ["paceline: W&B is disabled: No module named 'wandb' (pip install wandb)"], []
     ]  # fmt: skip
 
 
 def test_switched_off_it_is_silent_and_never_imported(ranks: Ranks, tmp_path: Path) -> None:
     results = ranks(use_everything_without, 2, None, env=in_a_run(tmp_path / "run", wandb=False, world=2))
-    assert [seen["run"] for seen, _ in results] == ["NoRun"] * 2
-    assert [told_by_us(said) for _, said in results] == [[], []]
+    assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
+    assert [our_lines(said) for _, said in results] == [[], []]
     assert not (tmp_path / "run" / "trackers").exists()
 
 
@@ -161,7 +161,7 @@ def test_a_sessions_run_is_the_scripts_run(ranks: Ranks, tmp_path: Path) -> None
     environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=2)
     first, second = ranks(use_it_within_a_session, 2, env=environ)
     assert first == ("20260102-030405-abcd", "Run", True)
-    assert second[1] == "NoRun"
+    assert second[1] == "NoopRun"
     (kept,) = kept_runs(folder / "trackers")
     assert kept.history[-1]["after"] == 1
     assert kept.config.get("width") == 8
@@ -245,7 +245,7 @@ def test_it_travels_with_the_run(tmp_path: Path) -> None:
 def test_a_script_that_never_finishes_its_run_still_ends(tmp_path: Path, how: str) -> None:
     code = (
         "import os, signal, sys\nfrom paceline import wandb\n"
-        "from paceline.runtime.trackers import service, standin\nstandin.PATIENCE = 1.0\n"
+        "from paceline.runtime.trackers.wandb import module, service\nmodule.FINISH_TIMEOUT = 1.0\n"
         "wandb.init(project='p', mode='offline', dir=sys.argv[1])\n"
         "(pid,) = service.service_pids()\nos.kill(pid, getattr(signal, sys.argv[2]))\n"
         "wandb.log({'a': 1})\nprint('the end')"

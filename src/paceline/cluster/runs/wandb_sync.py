@@ -53,7 +53,7 @@ def complete(folder: RunFolder, *, python: str) -> None:
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_RUN")}
     subprocess.run(
-        [python, "-m", "paceline.runtime.trackers.wandb.completion", str(folder.path)],
+        [python, "-m", "paceline.runtime.trackers.wandb.tracker", str(folder.path)],
         env={**environ, "PYTHONPATH": path, "WANDB_SILENT": "true", "WANDB_MODE": "offline"},
         stdin=subprocess.DEVNULL, capture_output=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What was asked of trackers, what a tracker is told of its run, and the three methods that it has."""
+"""The `[tracking]` settings, what a tracker knows about its run, and the three methods of a tracker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.contract.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Tracking:
-    """`[tracking]` of paceline.toml and the flags over it: what was said only."""
+    """`[tracking]` of paceline.toml, overridden by flags."""
 
     wandb: bool | None = None
     wandb_project: str | None = None
@@ -27,56 +27,72 @@ class Tracking:
 
     @classmethod
     def of(cls, launch_spec: LaunchSpec | None) -> Tracking:
-        said: Mapping[str, Any] = launch_spec.tracking if launch_spec else {}
+        table: Mapping[str, Any] = launch_spec.tracking if launch_spec else {}
         known = {each.name for each in fields(cls)}
-        values = {key: value for key, value in said.items() if key in known and value is not None}
+        values = {key: value for key, value in table.items() if key in known and value is not None}
         return cls(**{**values, "trackers": tuple(values.get("trackers", ()))})
 
     @property
     def wants_wandb(self) -> bool:
-        """Who names a project wants it."""
+        """Setting a project enables W&B."""
         return self.wandb if self.wandb is not None else self.wandb_project is not None
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run, as trackers are told of it."""
+    """The run, as `Tracker.start` receives it."""
 
-    run_id: str = ""  # the same after every resume; empty where no agent gave one
+    run_id: str = ""  # the same after every resume; empty if Paceline did not launch the script
     project: str = ""
     experiment: str = ""
     folder: Path | None = None  # the run folder
     rank: int = 0
     world_size: int = 1
     attempt: int = 1
-    already: int = 0  # bytes of metrics.jsonl that earlier attempts have written
+    metrics_offset: int = 0  # size in bytes of metrics.jsonl when this attempt starts
     params: dict[str, Any] = field(default_factory=dict)  # run.params
-    config: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the run was asked to be: nodes, style, seed, ...
-    best: tuple[str, str] | None = None  # the metric that decides, and "max" or "min"
+    config: dict[str, Any] = field(default_factory=dict)  # settings of the run: nodes, style, seed, ...
+    best: tuple[str, str] | None = None  # the metric to keep the best value of, and "max" or "min"
 
     @property
-    def place(self) -> Path | None:
-        """Where trackers keep their files."""
+    def trackers_folder(self) -> Path | None:
+        """The folder for files that trackers write."""
         return RunFolder(self.folder).trackers if self.folder else None
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Gets the lines of metrics.jsonl. Lives in a thread of its own: its calls come one after the other.
+    """Receives every line of `metrics.jsonl`. Implement these three methods; no base class is needed.
 
-    An error in any of them costs one warning and this tracker, never the run.
+        class Printer:
+            def start(self, run): print("run", run.run_id)
+            def log(self, step, values): print(step, values)
+            def finish(self, status): print(status)
+
+        with paceline.session(trackers=[Printer()]) as run: ...
+
+    To use it without changing the script, name it in paceline.toml: `[tracking] trackers = ["package.module:Class"]`
+    (constructed without arguments).
+
+    Paceline calls the methods on rank 0 only, one after the other, in a thread of the tracker's own, so a slow tracker
+    doesn't slow down training. If a method raises, Paceline prints a warning and drops the tracker; the run continues.
     """
 
     def start(self, run: RunInfo) -> None:
-        """Before everything else; also when the run goes on after a stop, with the same `run.run_id`."""
+        """Called once per attempt, before anything else. After a resume, `run.run_id` is the same as before."""
 
     def log(self, step: int, values: dict[str, float | str]) -> None:
-        """One line: what was logged at a step, and `epoch`, `time`, `seconds`, `samples_per_second`."""
+        """Called for each line of metrics.jsonl.
+
+        `values` has what `run.log` logged at this step, averaged over ranks, and `epoch`, `time`, `seconds` and
+        `samples_per_second`. It may hold nan and inf. After a crash, steps that are repeated are logged again.
+        """
 
     def finish(self, status: str) -> None:
-        """After everything else: "done", "stopped" (it will go on later) or "failed"."""
+        """Called last, with "done", "stopped" (the run will continue later) or "failed".
+
+        You have 30 seconds to return: 15 if the run was stopped, 5 if it failed.
+        """
 
 
 def warn(text: str) -> None:

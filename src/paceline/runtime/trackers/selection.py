@@ -1,4 +1,4 @@
-"""From what was asked to the trackers of this rank."""
+"""From the tracking settings to the trackers of this rank."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.settings import Settings
 from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line, warn
-from paceline.runtime.trackers.feed import Feed, patience_for
+from paceline.runtime.trackers.thread import TrackerThread, finish_timeout
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
-# Settings of a run that its trackers are told. No command line, and no variables: both may hold secrets.
-TOLD = ("nodes", "nproc", "gpus", "style", "program", "is_module")
-SHOWN = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
+# What trackers may know of the launch spec. Not the command line or the environment: both may hold secrets.
+CONFIG_KEYS = ("nodes", "nproc", "gpus", "style", "program", "is_module")
+DISPLAY_NAMES = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
 
 
 @dataclass
-class Feeds:
-    """The trackers of a rank, each with its thread: those of the numbers of all ranks, and of this rank's own."""
+class Trackers:
+    """The trackers of a rank, each with its thread."""
 
-    common: list[Feed] = field(default_factory=list)
-    own: list[Feed] = field(default_factory=list)
+    common: list[TrackerThread] = field(default_factory=list)  # get metrics averaged over all ranks
+    own: list[TrackerThread] = field(default_factory=list)  # get this rank's own metrics
     wandb: Any = None  # the WandbTracker, if there is one
-    wandb_feed: Feed | None = None
+    wandb_thread: TrackerThread | None = None
 
-    def begin(self) -> None:
-        for feed in (*self.common, *self.own):
-            feed.begin()
-        if self.wandb_feed is not None:
-            _stand_in().share(self.wandb_run)
+    def start(self) -> None:
+        for thread in (*self.common, *self.own):
+            thread.start()
+        if self.wandb_thread is not None:
+            _wandb_module().share(self.wandb_run)
 
     def ids(self) -> dict[str, str]:
-        """What a checkpoint keeps, so that the tracker's run goes on with the run."""
+        """Return the ids that a checkpoint keeps, so that a resumed run continues its W&B run."""
         return {WANDB: self.wandb.id} if self.wandb is not None and self.wandb.id else {}
 
     def close(self, status: str, *, urgent: bool = False) -> None:
-        """Let all of them finish, for as long as this end allows."""
-        if self.wandb_feed is not None:
-            _stand_in().share(None)
-        feeds, patience = (*self.common, *self.own), patience_for(status, urgent=urgent)
-        for feed in feeds:
-            feed.end(status)
-        until = time.monotonic() + patience
-        for feed in feeds:
-            feed.wait(until, patience=patience)
+        """Let all trackers finish, for as long as this status allows."""
+        if self.wandb_thread is not None:
+            _wandb_module().share(None)
+        threads, timeout = (*self.common, *self.own), finish_timeout(status, urgent=urgent)
+        for thread in threads:
+            thread.finish(status)
+        deadline = time.monotonic() + timeout
+        for thread in threads:
+            thread.join(deadline, timeout=timeout)
 
     def wandb_run(self) -> Any:
-        """The live W&B run; None on ranks that have none. Waits until it has begun."""
-        if self.wandb_feed is None:
+        """Return the live W&B run once it has started; None on ranks without one."""
+        if self.wandb_thread is None:
             return None
-        self.wandb_feed.started.wait()
+        self.wandb_thread.started.wait()
         return self.wandb.run
 
 
-def _stand_in() -> Any:
-    from paceline.runtime.trackers.wandb.module import STANDIN
+def _wandb_module() -> Any:
+    from paceline.runtime.trackers.wandb.module import WANDB_MODULE
 
-    return STANDIN
+    return WANDB_MODULE
 
 
-def open_feeds(
+def open_trackers(
     context: LaunchContext,
     settings: Settings,
     identity: Identity,
@@ -75,11 +75,13 @@ def open_feeds(
     folder: RunFolder | None,
     given: Sequence[Tracker | str],
     store: Any,
-) -> Feeds:
-    """The trackers of a session, not yet begun."""
+) -> Trackers:
+    """Return the trackers of a session, not yet started."""
     launch_spec = context.launch_spec
     tracking = Tracking.of(launch_spec)
     config = {"world_size": identity.world_size, "seed": settings.seed, "precision": settings.precision}
+    if launch_spec:
+        config |= {name: getattr(launch_spec, name) for name in CONFIG_KEYS}
     mode, _, metric = (settings.best or "").rpartition(":")
     info = RunInfo(
         run_id=launch_spec.run_id if launch_spec else "",
@@ -89,12 +91,12 @@ def open_feeds(
         rank=identity.rank,
         world_size=identity.world_size,
         attempt=context.attempt,
-        already=_size(folder.metrics) if folder else 0,
+        metrics_offset=_size(folder.metrics) if folder else 0,
         params=dict(launch_spec.params) if launch_spec else {},
-        config={**config, **({name: getattr(launch_spec, name) for name in TOLD} if launch_spec else {})},
+        config=config,
         best=(metric, mode or "max") if metric else None,
     )
-    return choose(tracking, given, info, store=store)
+    return select(tracking, given, info, store=store)
 
 
 def _size(path: Path) -> int:
@@ -104,36 +106,37 @@ def _size(path: Path) -> int:
         return 0
 
 
-def choose(tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None) -> Feeds:
-    """The trackers that this rank serves: rank 0 all of them, the others W&B where each has a run of its own."""
-    wanted: list[Tracker | str] = [*given, *tracking.trackers]
+def select(
+    tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None
+) -> Trackers:
+    """Return this rank's trackers: all of them on rank 0, on other ranks W&B if each rank has a W&B run."""
+    requested: list[Tracker | str] = [*given, *tracking.trackers]
     if tracking.wants_wandb:
-        wanted.append(WANDB)
+        requested.append(WANDB)
     if tracking.tensorboard:
-        wanted.append(TENSORBOARD)
+        requested.append(TENSORBOARD)
     if tracking.wandb is False:
-        wanted = [each for each in wanted if each != WANDB]
-    feeds = Feeds()
-    everyone = tracking.wandb_all_processes and info.world_size > 1
-    for each in _once(wanted):
-        of_each_rank = each == WANDB and everyone
-        if info.rank and not of_each_rank:
+        requested = [each for each in requested if each != WANDB]
+    trackers = Trackers()
+    for each in _without_repeats(requested):
+        per_rank = each == WANDB and tracking.wandb_all_processes and info.world_size > 1
+        if info.rank and not per_rank:
             continue
-        name = SHOWN.get(each, each) if isinstance(each, str) else type(each).__name__
+        name = DISPLAY_NAMES.get(each, each) if isinstance(each, str) else type(each).__name__
         tracker = _make(each, tracking) if isinstance(each, str) else each
         if tracker is None:
             continue
-        feed = Feed(name, tracker, info)
-        (feeds.own if of_each_rank else feeds.common).append(feed)
+        thread = TrackerThread(name, tracker, info)
+        (trackers.own if per_rank else trackers.common).append(thread)
         if each == WANDB:
-            feeds.wandb, feeds.wandb_feed = tracker, feed
-            feeds.wandb.id = _agreed_id(info, store if of_each_rank else None)
-    return feeds
+            trackers.wandb, trackers.wandb_thread = tracker, thread
+            trackers.wandb.id = _wandb_id(info, store if per_rank else None)
+    return trackers
 
 
-def _agreed_id(info: RunInfo, store: Any) -> str:
-    """The id of the W&B run; where ranks have one each, what their names begin with: rank 0 says it."""
-    from paceline.runtime.trackers.wandb.run import choose_id
+def _wandb_id(info: RunInfo, store: Any) -> str:
+    """Return the id of the W&B run. If each rank has a run, rank 0 chooses the prefix of all their ids."""
+    from paceline.runtime.trackers.wandb.tracker import choose_id
 
     if store is None:
         return choose_id(info, os.environ)
@@ -142,30 +145,34 @@ def _agreed_id(info: RunInfo, store: Any) -> str:
     return str(store.get("tracker/id"), "utf-8")
 
 
-def _once(wanted: list[Tracker | str]) -> list[Tracker | str]:
-    return [each for number, each in enumerate(wanted) if not any(each is other for other in wanted[:number])]
+def _without_repeats(requested: list[Tracker | str]) -> list[Tracker | str]:
+    return [
+        each
+        for number, each in enumerate(requested)
+        if not any(each is other for other in requested[:number])
+    ]
 
 
 def _make(name: str, tracking: Tracking) -> Tracker | None:
-    """The tracker of that name; None, and one warning, when it cannot be had."""
+    """Return the tracker of that name; None, with one warning, if that fails."""
     makers: dict[str, Callable[[], Any]] = {WANDB: lambda: _wandb(tracking), TENSORBOARD: _tensorboard}
     try:
-        made = makers[name]() if name in makers else _named(name)
+        made = makers[name]() if name in makers else _import(name)
     except Exception as error:
         why, hint = f"{type(error).__name__}: {first_line(error)}", ""
         if isinstance(error, ModuleNotFoundError):
-            why = f"there is no module {error.name!r} here"
+            why = f"no module named {error.name!r}"
             hint = f" (pip install {name})" if name in makers else ""
-        warn(f"{SHOWN.get(name, name)} is left out: {why}{hint}; metrics.jsonl has all numbers")
+        warn(f"{DISPLAY_NAMES.get(name, name)} is disabled: {why}{hint}; metrics.jsonl has all values")
         return None
     if not isinstance(made, Tracker):
-        warn(f"{name} is left out: it has no start, log and finish; metrics.jsonl has all numbers")
+        warn(f"{name} is disabled: it lacks start, log or finish; metrics.jsonl has all values")
         return None
     return made
 
 
 def _wandb(tracking: Tracking) -> Any:
-    from paceline.runtime.trackers.wandb.run import WandbTracker
+    from paceline.runtime.trackers.wandb.tracker import WandbTracker
 
     return WandbTracker(tracking)
 
@@ -176,11 +183,11 @@ def _tensorboard() -> Any:
     return TensorboardTracker()
 
 
-def _named(name: str) -> Any:
-    """`package.module:Class`, made without arguments."""
+def _import(name: str) -> Any:
+    """Import `package.module:Class` and construct it without arguments."""
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError('expected "package.module:Class", or one of wandb, tensorboard')
+        raise ValueError('expected "package.module:Class", "wandb" or "tensorboard"')
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)

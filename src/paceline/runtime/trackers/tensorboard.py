@@ -1,4 +1,4 @@
-"""TensorBoard's files, below the run folder."""
+"""TensorBoard event files in the run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.runtime.trackers.base import RunInfo
 
 
 class TensorboardTracker:
-    """Numbers as scalars, text as text. After a resume the steps that are done again replace those from before."""
+    """Writes numbers as scalars and text as text. After a resume, repeated steps replace the earlier ones."""
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -20,8 +20,8 @@ class TensorboardTracker:
         self._resumed = False
 
     def start(self, run: RunInfo) -> None:
-        if run.place is not None:
-            self._folder = run.place / "tensorboard"
+        if run.trackers_folder is not None:
+            self._folder = run.trackers_folder / "tensorboard"
         self._resumed = self._folder.is_dir() and any(self._folder.iterdir())
 
     def log(self, step: int, values: dict[str, float | str]) -> None:

@@ -1,47 +1,57 @@
-"""Points of a W&B sweep: asked for by wandb's own agent, carried out one at a time.
+"""Points of a W&B sweep, which wandb's own agent requests one at a time.
 
-`each_point` runs in one process. That process may carry a point out by itself, hand it to its peers
-(`paceline.wandb.agent`), or start a whole run for it: `Point.variables` make the `wandb.init` of that run
-the trial that the sweep expects.
+`run_points` runs in one process, which may train each point itself or pass it on to the other ranks
+(`paceline.wandb.agent`). `python -m paceline.runtime.trackers.wandb.agent SWEEP FILE` requests one point for a
+whole run and writes it to FILE: `Point.variables` make the `wandb.init` of that run the one that the sweep expects.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.run_folder import write_atomically
+
+ENTITY, PROJECT, RESUME = "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RESUME"
 RUN_ID, SWEEP_ID, PARAM_PATH = "WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH"
-END_AT_FAILURE = "WANDB_AGENT_DISABLE_FLAPPING"  # wandb's agent then ends with the first trial that fails
+STOP_ON_FAILURE = "WANDB_AGENT_DISABLE_FLAPPING"  # makes wandb's agent stop after the first trial that fails
 
 
 @dataclass(frozen=True)
 class Point:
-    """One trial: the run id that the sweep knows it by, and its hyper-parameters."""
+    """One trial of a W&B sweep: its run id and its hyperparameters."""
 
     run_id: str
     sweep: str
     values: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, str] = field(
-        default_factory=dict
-    )  # what its wandb.init must find in the environment
+    variables: dict[str, str] = field(default_factory=dict)  # the environment that its wandb.init needs
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Point:
+        return cls(**json.loads(text))
 
 
-def each_point(
+def run_points(
     sweep: str,
-    carry_out: Callable[[Point], Any],
+    train: Callable[[Point], Any],
     *,
     count: int | None = None,
     project: str | None = None,
     entity: str | None = None,
 ) -> None:
-    """Ask for points until the sweep has none or `count` are done, and call `carry_out` with each.
+    """Call `train` with each point until the sweep has no more or `count` are done.
 
-    It is called in a thread of wandb's, while the agent tells the service that the trial is alive; the variables of
-    the point stand in `os.environ` meanwhile. An error in it ends the agent, and is raised here.
+    wandb calls it in a thread of its own, with the point's variables in `os.environ`, and reports to the service that
+    the trial is alive. An exception in `train` stops the agent and is raised here.
     """
     import wandb
 
@@ -49,32 +59,32 @@ def each_point(
 
     def trial() -> None:
         try:
-            carry_out(current_point(os.environ))
+            train(current_point(os.environ))
         except BaseException as error:
             failed.append(error)
-            raise RuntimeError(f"the trial failed: {error}") from error  # an Exception: the agent must see it
+            raise RuntimeError(f"The trial failed: {error}") from error  # the agent only catches Exception
 
-    with _variable(END_AT_FAILURE, "true"):
+    with _set_variable(STOP_ON_FAILURE, "true"):
         wandb.agent(sweep, function=trial, count=count, project=project, entity=entity)
     if failed:
         raise failed[0]
 
 
 def current_point(environ: Mapping[str, str]) -> Point:
-    """The point that an agent has set for this process; without one, a point of no values."""
+    """Return the point that an agent set for this process, or an empty one."""
     names = (RUN_ID, SWEEP_ID, PARAM_PATH)
     variables = {name: environ[name] for name in names if environ.get(name)}
-    if PARAM_PATH in variables:  # a child may run in another folder
+    if PARAM_PATH in variables:  # a child process may run in another folder
         variables[PARAM_PATH] = str(Path(variables[PARAM_PATH]).absolute())
     values = read_values(variables.get(PARAM_PATH))
     return Point(variables.get(RUN_ID, ""), variables.get(SWEEP_ID, ""), values, variables)
 
 
 def read_values(path: str | None) -> dict[str, Any]:
-    """The hyper-parameters in an agent's file; none where there is no file or it cannot be read."""
+    """Return the hyperparameters in an agent's file; empty if it is missing or unreadable."""
     if not path:
         return {}
-    import yaml  # type: ignore[import-untyped]  # it comes with wandb
+    import yaml  # type: ignore[import-untyped]  # installed with wandb
 
     try:
         table = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -88,8 +98,8 @@ def read_values(path: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """wandb's agent is told some things by the environment only."""
+def _set_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the body: wandb's agent reads some settings only from there."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -99,3 +109,27 @@ def _variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
+
+
+def main(argv: Sequence[str]) -> int:
+    """Request one point of SWEEP and write it to FILE, or `{"point": null}` if the sweep has no more.
+
+    This needs a process of its own, because wandb's agent changes the environment and leaves threads behind.
+    """
+    sweep, file = argv[0], Path(argv[1])
+    *owners, _ = sweep.split("/")
+    names = dict(zip((PROJECT, ENTITY), reversed(owners), strict=False))
+    names[RESUME] = "allow"  # a requeued trial continues its W&B run
+
+    def write(point: Point) -> None:
+        record = {"point": point.values, "variables": {**names, **point.variables}}
+        write_atomically(file, json.dumps(record) + "\n")
+
+    run_points(sweep, write, count=1)
+    if not file.exists():
+        write_atomically(file, json.dumps({"point": None}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
-"""The process that wandb starts beside a rank: ended when it hangs, so that the rank can leave.
+"""The service process that wandb starts next to a rank. We kill it if it hangs, so that the rank can exit.
 
-wandb's own exit hook waits for its service without a limit.
+wandb's own exit hook waits for its service without a time limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "wandb-core"
 
 
 def service_pids() -> list[int]:
-    """The services that this process has started; none where there is no /proc."""
+    """Return the services that this process started; none without /proc."""
     found = []
     try:
         entries = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -38,8 +38,8 @@ def service_pids() -> list[int]:
     return found
 
 
-def end_service() -> None:
-    """Its connection breaks, and whoever waits for it goes on with an error."""
+def kill_service() -> None:
+    """Kill the service: its connection breaks, and whoever waits for it gets an error."""
     for pid in service_pids():
         try:
             os.kill(pid, signal.SIGKILL)
@@ -48,42 +48,42 @@ def end_service() -> None:
 
 
 def forget_service(wandb: Any, *, broken: bool = False) -> None:
-    """After the last run: let go of the service, now and not in an exit hook that may hang or complain."""
+    """Release the service after the last run, rather than in an exit hook that may hang or fail."""
     if broken or getattr(wandb, "run", None) is None:
         try:
             wandb.teardown()
         except (Exception, SystemExit):
-            pass  # it was gone already; wandb then calls sys.exit with the code of its service
+            pass  # it was already gone; wandb then calls sys.exit with the service's exit code
 
 
-_leaving = threading.Event()
+_exiting = threading.Event()
 _is_guarded = False
 
 
-def guard_the_exit(seconds: float) -> None:
-    """wandb's exit hook finishes what the script did not; after so long its service is ended, and the hook goes on."""
+def limit_exit_hook(seconds: float) -> None:
+    """Kill the service if wandb's exit hook, which finishes an open run, takes longer than this."""
     global _is_guarded
     if _is_guarded:
         return
     _is_guarded = True
 
-    def watch() -> None:  # begun now: at exit no thread can be started
-        _leaving.wait()
+    def watch() -> None:  # in a thread started now: at exit no thread can be started
+        _exiting.wait()
         time.sleep(seconds)
-        warn(f"W&B did not finish within {seconds:.0f} s: it is left behind")
-        end_service()
+        warn(f"W&B did not finish within {seconds:.0f} s: giving up on it")
+        kill_service()
 
     threading.Thread(target=watch, name="paceline-wandb-exit", daemon=True).start()
-    atexit.register(_leaving.set)
+    atexit.register(_exiting.set)
 
 
-def within(seconds: float, what: Callable[[], object]) -> bool:
-    """Do it in a thread, with a limit: whether it came to its end. What it raises is raised here."""
+def run_within(seconds: float, function: Callable[[], object]) -> bool:
+    """Call a function in a thread and return whether it finished in time. Its exception is raised here."""
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            what()
+            function()
         except BaseException as error:
             failed.append(error)
 

@@ -1,4 +1,4 @@
-"""Objects that take every call and do nothing: what a script holds where there is no W&B run."""
+"""Objects that accept every call and do nothing, for scripts on ranks without a W&B run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-class Nothing:
-    """Callable, empty, false; every attribute, item and result of it is itself."""
+class Noop:
+    """Callable, empty and false; every attribute, item and result is the object itself."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(
-                name
-            )  # or it would pass for an array, an iterator, and all else that is asked
+        if _is_special(name):  # or libraries would take it for an array, an iterator, ...
+            raise AttributeError(name)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -46,20 +44,20 @@ class Nothing:
         pass
 
     def __repr__(self) -> str:
-        return "<nothing: there is no W&B run on this rank>"
+        return "<no W&B run on this rank>"
 
 
-NOTHING = Nothing()
+NOOP = Noop()
 
 
-class Values(dict[str, Any]):
-    """`wandb.config` and `wandb.summary` where there is no run: a dictionary whose keys are attributes, too."""
+class AttributeDict(dict[str, Any]):
+    """`wandb.config` and `wandb.summary` without a run: a dictionary whose keys are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"there is no {name!r} in this configuration") from None
+            raise AttributeError(f"There is no {name!r} in this configuration.") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -75,8 +73,8 @@ class Values(dict[str, Any]):
         return dict(self)
 
 
-class NoRun:
-    """A W&B run on a rank that has none."""
+class NoopRun:
+    """What `wandb.init` and `run.wandb` return on a rank without a W&B run."""
 
     disabled = True
     offline = True
@@ -92,30 +90,34 @@ class NoRun:
     def __init__(
         self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
-        names = options or {}  # of `wandb.init`
-        self.id = str(names.get("id") or "")
-        self.name = str(names.get("name") or "")
-        self.project = str(names.get("project") or "")
-        self.group = str(names.get("group") or "")
-        self.job_type = str(names.get("job_type") or "")
+        options = options or {}  # of `wandb.init`
+        self.id = str(options.get("id") or "")
+        self.name = str(options.get("name") or "")
+        self.project = str(options.get("project") or "")
+        self.group = str(options.get("group") or "")
+        self.job_type = str(options.get("job_type") or "")
         self.dir = tempfile.gettempdir()
-        self.config = Values(config or {})
-        self.summary = Values()
+        self.config = AttributeDict(config or {})
+        self.summary = AttributeDict()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
+        if _is_special(name):
             raise AttributeError(name)
-        return NOTHING
+        return NOOP
 
-    def __enter__(self) -> NoRun:
+    def __enter__(self) -> NoopRun:
         return self
 
     def __exit__(self, *error: Any) -> None:
         pass
 
 
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
 def as_mapping(given: Any) -> dict[str, Any]:
-    """What `wandb.init(config=...)` takes, as a dictionary."""
+    """Return what `wandb.init(config=...)` takes as a dictionary."""
     if given is None:
         return {}
     if isinstance(given, argparse.Namespace):
