@@ -228,7 +228,7 @@ def test_a_file_in_place_of_the_scratch(paceline: Type, project: Path, tmp_path:
     (tmp_path / "file").touch()
     done = paceline("run", "train.py", cwd=project, PACELINE_SCRATCH=str(tmp_path / "file"))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "cannot make the run folder" in done.stderr
+    assert "Cannot create the run folder" in done.stderr
 
 
 def test_code_that_is_too_large_is_said_and_the_run_goes_on(
@@ -238,7 +238,7 @@ def test_code_that_is_too_large_is_said_and_the_run_goes_on(
     (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')
     (project / "weights.bin").write_bytes(b"0" * 2**21)
     done = paceline("run", "--nproc", "1", "train.py", cwd=project, check=True)
-    assert "no copy of the code is kept" in done.stderr
+    assert "no snapshot of the code was taken" in done.stderr
     assert "weights.bin" in done.stderr
     assert not only_run(scratch).code.exists()
 

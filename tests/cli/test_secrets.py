@@ -85,7 +85,7 @@ def test_a_file_that_others_can_read_ends_it_before_it_begins(
     (planted.project / ".env").chmod(0o644)
     done = paceline("run", *planted.words, cwd=planted.project, **planted.variables)
     assert done.returncode == 1
-    assert ".env holds secrets and is open to others: its mode is 0644, expected 0600" in done.stderr
+    assert ".env contains secrets, but others can read it: its mode is 0644, expected 0600." in done.stderr
     assert f"chmod 600 {planted.project / '.env'}" in done.stderr
     assert not in_text(done.stdout + done.stderr, planted.values)
     assert not scratch.exists()

@@ -45,7 +45,7 @@ def test_every_kind_of_difference(tmp_path: Path) -> None:
     }
     assert {name: (each.kind, each.note) for name, each in found.items()} == {
         "big.txt": ("changed", "large: 2.0 MB -> 2.0 MB"),
-        "ends.txt": ("changed", "line ends"),
+        "ends.txt": ("changed", "line endings"),
         "latin.txt": ("changed", "binary: 1 -> 1 bytes"),
         "link": ("changed", ""),
         "new.py": ("added", ""),

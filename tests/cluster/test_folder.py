@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "scratch").write_text("")
-    with pytest.raises(EnvironmentProblem, match="cannot make the run folder"):
+    with pytest.raises(EnvironmentProblem, match="Cannot create the run folder"):
         with folders.create_run_folder(RunPath(tmp_path / "scratch", "p", "e", new_run_id())):
             pass
 
@@ -107,7 +107,7 @@ def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
     assert folders.find_run("last", tmp_path).path == newest
     assert folders.find_run(str(newest), tmp_path / "elsewhere").path == newest
     assert folders.run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(tmp_path, "p", "e", newest.name)
-    with pytest.raises(UsageError, match="names 2 runs"):
+    with pytest.raises(UsageError, match="matches 2 runs"):
         folders.find_run("bbb", tmp_path)
     with pytest.raises(UsageError, match="no run 'zzz'"):
         folders.find_run("zzz", tmp_path)

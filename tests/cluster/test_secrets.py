@@ -1,4 +1,4 @@
-"""Files of secrets: what is read of them, which wins, what is refused. No error tells a value."""
+"""Secret files: what is parsed, which value wins, what is rejected. Errors never quote a value."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GOOD = {
     "  A = one two  ": "one two",
     "A=": "",
     "A=x#y": "x#y",
-    "A=x # said": "x",
+    "A=x # note": "x",
     "A= # nothing": "",
-    "A='x # $HOME \\n'  # said": "x # $HOME \\n",
+    "A='x # $HOME \\n'  # note": "x # $HOME \\n",
     'A="x\\ty\\n\\"z\\" \\$HOME \\d"': 'x\ty\n"z" $HOME \\d',
     'A="first\nsecond"': "first\nsecond",
     'A={"json": [1, "two"]}': '{"json": [1, "two"]}',
@@ -37,29 +37,29 @@ GOOD = {
     "A=https://example.org/?a=b&c=d#e": "https://example.org/?a=b&c=d#e",
 }
 BAD = {
-    HUSH: (1, "no NAME=value"),
-    f"A=1\n\n# fine\n1B={HUSH}": (4, "no NAME=value"),
-    f"A-B={HUSH}": (1, "no NAME=value"),
+    HUSH: (1, "not of the form NAME=value"),
+    f"A=1\n\n# fine\n1B={HUSH}": (4, "not of the form NAME=value"),
+    f"A-B={HUSH}": (1, "not of the form NAME=value"),
     f"A=1\nB='{HUSH}": (2, "never closed"),
-    f"A='x'{HUSH}": (1, "goes on after"),
-    f"A={HUSH}${{B}}": (1, "nothing is expanded"),
-    f'A="{HUSH}$(pwd)"': (1, "nothing is expanded"),
-    f"A=`{HUSH}`": (1, "nothing is expanded"),
+    f"A='x'{HUSH}": (1, "continues after"),
+    f"A={HUSH}${{B}}": (1, "does not expand"),
+    f'A="{HUSH}$(pwd)"': (1, "does not expand"),
+    f"A=`{HUSH}`": (1, "does not expand"),
     f"A='1\n2'\nB={HUSH}\0": (3, "NUL"),
 }
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_lines_that_are_read(text: str) -> None:
+def test_valid_lines(text: str) -> None:
     assert parse_dotenv(text, where=".env")["A"] == GOOD[text]
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_lines_that_are_refused_by_number_and_never_shown(text: str) -> None:
+def test_invalid_lines_are_named_by_number_but_never_quoted(text: str) -> None:
     line, why = BAD[text]
     with pytest.raises(SpecError, match=why) as caught:
         parse_dotenv(text, where="/p/.env")
-    assert caught.value.message.startswith(f"/p/.env, line {line}: ")
+    assert caught.value.message.startswith(f"Line {line} of /p/.env ")
     assert HUSH not in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def read(project: Path, home: Path, environ: Mapping[str, str] | None = None, **
     return read_secrets(job_in(project, **environment), {"HOME": str(home), **(environ or {})})
 
 
-def test_files_that_are_nearer_win_and_each_is_named(project: Path, home: Path) -> None:
+def test_earlier_files_win_and_sources_are_named(project: Path, home: Path) -> None:
     write(project / ".env", "A=project\nB=project\n")
     write(home / ".config/paceline/secrets.env", "B=user\nC=user\n")
     write(home / "wandb_credentials.txt", "0123abcd\n")
@@ -107,7 +107,7 @@ def test_files_that_are_nearer_win_and_each_is_named(project: Path, home: Path) 
     assert "0123abcd" not in repr(found)
 
 
-def test_the_configuration_folder_may_be_elsewhere(project: Path, home: Path, tmp_path: Path) -> None:
+def test_xdg_config_home_is_respected(project: Path, home: Path, tmp_path: Path) -> None:
     write(tmp_path / "config/paceline/secrets.env", "A=there\n")
     found = read(project, home, {"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert dict(found.values) == {"A": "there"}
@@ -122,7 +122,7 @@ def test_the_configuration_folder_may_be_elsewhere(project: Path, home: Path, tm
         ("YWI=\n", "YWI="),
     ],
 )
-def test_what_a_file_of_wandb_credentials_may_hold(project: Path, home: Path, text: str, key: str) -> None:
+def test_wandb_credentials_file_formats(project: Path, home: Path, text: str, key: str) -> None:
     write(home / "wandb_credentials.txt", text)
     assert dict(read(project, home).values) == {"WANDB_API_KEY": key}
 
@@ -140,7 +140,7 @@ machine github.com login me password never
     ("address", "key"),
     [(None, "cloud"), ("https://wandb.example.org:8080/x", "ours"), ("https://other.example.org", None)],
 )
-def test_netrc_gives_the_key_of_the_server_that_is_used(
+def test_netrc_key_matches_the_wandb_server(
     project: Path, home: Path, address: str | None, key: str | None
 ) -> None:
     write(home / ".netrc", NETRC)
@@ -149,40 +149,40 @@ def test_netrc_gives_the_key_of_the_server_that_is_used(
     assert read(project, home).values.get("WANDB_API_KEY") == key
 
 
-def test_the_server_of_a_login_elsewhere_gets_its_own_key(project: Path, home: Path) -> None:
-    """`wandb login --host` leaves its address in a file, which ranks read too."""
+def test_netrc_key_matches_the_server_of_wandb_login(project: Path, home: Path) -> None:
+    """`wandb login --host` writes the address to a file, which ranks read too."""
     write(home / ".netrc", NETRC)
     write(home / ".config/wandb/settings", "[default]\nbase_url = https://wandb.example.org:8080\n")
     assert dict(read(project, home).values) == {"WANDB_API_KEY": "ours"}
 
 
-def test_a_key_of_wandb_in_the_shell_goes_along_whichever_files_are_read(project: Path, home: Path) -> None:
+def test_a_wandb_key_in_the_shell_is_always_used(project: Path, home: Path) -> None:
     environ = {"WANDB_API_KEY": "mine"}
     for files in ({}, {"secret_files": []}):
         found = read(project, home, environ, **files)
         assert (dict(found.values), found.told()) == (environ, f"WANDB_API_KEY ({IN_THE_SHELL})")
 
 
-def test_a_key_of_wandb_goes_along_with_the_address_of_its_server(project: Path, home: Path) -> None:
+def test_a_wandb_key_keeps_its_server_address(project: Path, home: Path) -> None:
     write(home / ".netrc", NETRC)
     address = {"WANDB_BASE_URL": "https://wandb.example.org:8080"}
     assert dict(read(project, home, address).values) == {"WANDB_API_KEY": "ours", **address}
     assert dict(read(project, home, address, variables={"WANDB_API_KEY": "mine"}).values) == address
     (home / ".netrc").unlink()
-    assert not read(project, home, address).values  # without a key nothing is to be protected
+    assert not read(project, home, address).values  # without a key there is nothing to protect
 
 
-def test_a_netrc_that_cannot_be_read_matters_only_if_it_is_for_us(project: Path, home: Path) -> None:
-    """Other programs may know words that Python's parser does not."""
+def test_an_invalid_netrc_is_an_error_only_if_it_names_the_wandb_server(project: Path, home: Path) -> None:
+    """Other programs may know keywords that Python's parser does not."""
     write(home / ".netrc", f"machine github.com login me password {HUSH} unknown words\n")
     assert not read(project, home).values
     write(home / ".netrc", f"machine api.wandb.ai login me password {HUSH} unknown words\n")
-    with pytest.raises(PacelineError, match=r"~/\.netrc cannot be read: line 1") as caught:
+    with pytest.raises(PacelineError, match=r"Cannot read the secrets in ~/\.netrc: line 1") as caught:
         read(project, home)
     assert HUSH not in str(caught.value)
 
 
-def test_another_netrc_may_be_named(project: Path, home: Path, tmp_path: Path) -> None:
+def test_netrc_variable_is_respected(project: Path, home: Path, tmp_path: Path) -> None:
     write(tmp_path / "my-netrc", NETRC)
     assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {
         "WANDB_API_KEY": "cloud"
@@ -199,59 +199,59 @@ def test_another_netrc_may_be_named(project: Path, home: Path, tmp_path: Path) -
         ("home/.netrc", f"machine api.wandb.ai login user password {HUSH}"),
     ],
 )
-def test_a_file_that_others_can_read_is_refused(
+def test_a_file_that_others_can_read_is_rejected(
     project: Path, home: Path, tmp_path: Path, *, name: str, text: str, mode: int
 ) -> None:
     path = write(tmp_path / name, text, mode=mode)
     with pytest.raises(PacelineError, match=rf"its mode is {mode:04o}, expected 0600") as caught:
         read(project, home)
-    assert caught.value.hint == f"chmod 600 {path}"
+    assert caught.value.hint == f"Run: chmod 600 {path}"
     assert path.name in caught.value.message
     assert HUSH not in str(caught.value)
 
 
-def test_files_with_nothing_for_us_may_be_anybodys(project: Path, home: Path) -> None:
+def test_files_without_secrets_for_us_may_be_public(project: Path, home: Path) -> None:
     write(home / ".netrc", "machine github.com login me password never", mode=0o644)
     write(home / ".config/paceline/secrets.env", "# nothing yet\n", mode=0o644)
     (project / ".env").mkdir()  # a virtual environment
     assert not read(project, home).values
-    # Its key is not needed, so it is not looked at.
+    # Its key is not needed, so the file is not read.
     write(home / ".netrc", NETRC, mode=0o644)
     found = read(project, home, {"WANDB_API_KEY": "mine"})
     assert (found.values["WANDB_API_KEY"], found.sources["WANDB_API_KEY"]) == ("mine", IN_THE_SHELL)
     assert not read(project, home, variables={"WANDB_API_KEY": "mine"}).values
 
 
-def test_chosen_files_take_the_place_of_the_usual_ones(project: Path, home: Path) -> None:
+def test_secret_files_replaces_the_default_files(project: Path, home: Path) -> None:
     write(project / ".env", "A=unread\n", mode=0o644)
     write(project / "conf/prod.env", "A=1\n")
     write(home / "more", "A=2\nB=2\n")
     found = read(project, home, secret_files=["conf/prod.env", "~/more"])
     assert dict(found.values) == {"A": "1", "B": "2"}
     assert not read(project, home, secret_files=[]).values
-    with pytest.raises(SpecError, match=r"no file nothing\.env"):
+    with pytest.raises(SpecError, match=r"lists nothing\.env, which does not exist"):
         read(project, home, secret_files=["nothing.env"])
 
 
-def test_a_file_that_is_no_file_is_refused_at_once(project: Path, home: Path) -> None:
+def test_pipes_and_binary_files_are_rejected(project: Path, home: Path) -> None:
     os.mkfifo(project / ".env", 0o600)
-    with pytest.raises(PacelineError, match="it is no file"):
+    with pytest.raises(PacelineError, match="it is not a regular file"):
         read(project, home)
     (project / ".env").unlink()
     (project / ".env").write_bytes(b"A=\xff\xfe\n")
-    with pytest.raises(PacelineError, match="no text in UTF-8"):
+    with pytest.raises(PacelineError, match="it is not UTF-8 text"):
         read(project, home)
 
 
-def test_what_is_set_in_the_shell_wins(project: Path, home: Path) -> None:
+def test_shell_variables_win(project: Path, home: Path) -> None:
     filed = Secrets({"A": "file", "B": "file", "UID": "1000"}, {"A": ".env", "B": ".env", "UID": ".env"})
-    environ = {"A": "shell", "C": "shell", "D": "not asked for"}
+    environ = {"A": "shell", "C": "shell", "D": "not requested"}
     found = choose_secrets(job_in(project, secrets=["B", "C"]), environ=environ, filed=filed)
     assert dict(found.values) == {"A": "shell", "B": "file", "C": "shell"}
     assert dict(found.sources) == {"A": IN_THE_SHELL, "B": ".env", "C": IN_THE_SHELL}
 
 
-def test_names_that_a_batch_script_cannot_carry_are_refused(project: Path) -> None:
+def test_names_used_by_the_batch_script_are_rejected(project: Path) -> None:
     filed = Secrets({"job_start": "x"}, {"job_start": ".env"})
     with pytest.raises(SpecError, match=r"\.env sets job_start, which a batch script cannot carry"):
         choose_secrets(job_in(project), environ={}, filed=filed)
@@ -260,7 +260,7 @@ def test_names_that_a_batch_script_cannot_carry_are_refused(project: Path) -> No
     }
 
 
-def test_a_value_where_a_name_belongs_is_not_repeated(project: Path) -> None:
+def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
     with pytest.raises(SpecError, match="'A_KEY', which is no name of a variable") as caught:
         choose_secrets(
             job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, filed=Secrets(), in_a_job=False
@@ -279,7 +279,7 @@ def test_a_value_where_a_name_belongs_is_not_repeated(project: Path) -> None:
         (f'secrets = {{ A_KEY = "{HUSH}" }}', "found a table of A_KEY, expected a list of texts"),
     ],
 )
-def test_errors_of_the_file_show_no_values_of_variables(project: Path, text: str, message: str) -> None:
+def test_config_errors_do_not_quote_values(project: Path, text: str, message: str) -> None:
     (project / "paceline.toml").write_text(f"[environment]\n{text}\n")
     with pytest.raises(SpecError, match=message) as caught:
         job_in(project)

@@ -64,7 +64,7 @@ EXPECTED = {
 def test_it_holds_the_code_as_it_is_now_and_no_secrets(project: Path, tmp_path: Path) -> None:
     taken = snapshot(project, tmp_path / "scratch" / "store")
     assert contents(taken.path) == EXPECTED
-    assert (taken.files, taken.left_out) == (len(EXPECTED), (".env",))
+    assert (taken.files, taken.skipped_secrets) == (len(EXPECTED), (".env",))
     assert (taken.path / "package" / "changed.py").read_text() == "# changed since\n"
     assert os.readlink(taken.path / "link") == "package/model.py"
     assert os.access(taken.path / "run.sh", os.X_OK)

@@ -103,11 +103,17 @@ def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_pace
 
 
 TYPOS = [
-    (["--partition", "mian"], ["there is no partition 'mian'", "did you mean 'main'?"]),
-    (["--gpus", "1", "--gpu-type", "a10"], ["no 'a10' GPUs", "did you mean 'a100'?", "up to 4 a node"]),
-    (["--gpus", "5"], ["--gpus is 5", "up to 4 a node"]),
+    (
+        ["--partition", "mian"],
+        ["--partition names partition 'mian', which does not exist", "Did you mean 'main'?"],
+    ),
+    (
+        ["--gpus", "1", "--gpu-type", "a10"],
+        ["asks for 'a10' GPUs", "Did you mean 'a100'?", "up to 4 per node"],
+    ),
+    (["--gpus", "5"], ["--gpus is 5", "up to 4 per node"]),
     (["--time", "3 hours or so"], ['--time: found "3 hours or so"', '"90m"']),
-    (["--nodes", "9"], ["--nodes is 9, and partition main gives 4"]),
+    (["--nodes", "9"], ["--nodes is 9, but partition main allows at most 4"]),
     (["--constraint", "fast"], ["Invalid feature specification", "--constraint"]),
     (["--sbatch-arg=--frobnicate"], ["unrecognized option '--frobnicate'", "--sbatch-arg"]),
     (["--sbatch-arg=--ntasks=4"], ["says --ntasks=4", "--nproc"]),

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.cli import console
 from paceline.cluster.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_code
 from paceline.cluster.runs.folder import run_path_of
-from paceline.cluster.runs.prepare import run_folders_in
+from paceline.cluster.runs.prepare import run_folders_inside
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.watch.records import read_json
@@ -43,7 +43,10 @@ def show_differences(folder: RunFolder, *, names_only: bool) -> int:
         folder.code.resolve(),
         project,
         exclude=tuple((spec.get("project") or {}).get("exclude") or ()),
-        exclude_paths=[*run_folders_in(project, run_path_of(folder)), *(project / name for name in named)],
+        exclude_paths=[
+            *run_folders_inside(project, run_path_of(folder)),
+            *(project / name for name in named),
+        ],
     )
     if not found:
         print(f"{project} is as it was when {folder.path.name} was started")

@@ -40,4 +40,4 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Typed]) -> None:
     assert "no runs in" in type_it("ps").stderr
     missing = type_it("logs", "nothing")
     assert missing.returncode == 2
-    assert "there is no run 'nothing'" in missing.stderr
+    assert "There is no run 'nothing'" in missing.stderr

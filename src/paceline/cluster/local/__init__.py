@@ -1,1 +1,1 @@
-"""Running agents on this machine."""
+"""Runs on this machine."""

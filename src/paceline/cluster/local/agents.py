@@ -1,4 +1,4 @@
-"""Agents on this machine: start them, pass signals on, wait for them."""
+"""Start the agents of a run on this machine, forward signals to them and wait for them."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from paceline.contract.process import die_with_parent
 from paceline.errors import LaunchError
 from paceline.plan.local import LocalPlan, Starter
 
-EXIT_TIMEOUT = 20.0  # seconds that other agents have to end once the head has
+EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
 
 def job_start_name() -> str:
-    """One start of a run on this machine."""
+    """Return the name of this start of a run."""
     return f"pid-{os.getpid()}"
 
 
 def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
-    """Start all agents of a plan, and wait until the last has ended. The head's exit code.
+    """Start all agents of a plan, wait for them and return the head agent's exit code.
 
-    `zygote_socket` is the descriptor of a zygote that waits for its agent: only one that is alone can take it.
+    `zygote_socket` is the descriptor of a zygote that waits for its agent; only a single agent can use it.
     """
-    # What a process of the same number left there is not about this start.
+    # An earlier process may have had the same pid: its files do not belong to this start.
     shutil.rmtree(plan.run_path.folder.job_start(job_start_name()).path, ignore_errors=True)
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _forward_signals(processes):
         try:
             for starter in plan.agents:
-                taken = zygote_socket if len(plan.agents) == 1 else None
-                processes.append(start_agent(starter, shared, secrets=plan.secrets, zygote_socket=taken))
+                passed = zygote_socket if len(plan.agents) == 1 else None
+                processes.append(start_agent(starter, shared, secrets=plan.secrets, zygote_socket=passed))
             if zygote_socket is not None:
-                os.close(
-                    zygote_socket
-                )  # the agent alone holds it now: its end, however it comes, ends the zygote
+                # Now only the agent holds it, so the zygote ends with the agent.
+                os.close(zygote_socket)
             code = processes[0].wait()
             wait_for_exit(processes[1:])
             if zygote_socket is not None:
@@ -55,6 +54,7 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
 
 
 def shared_variables(agents: int) -> dict[str, str]:
+    """Return the variables that all agents of one start have in common."""
     variables = {env.JOB_START: job_start_name()}
     if agents > 1:
         variables[env.RENDEZVOUS] = f"127.0.0.1:{_free_port()}"
@@ -63,7 +63,7 @@ def shared_variables(agents: int) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """A port that is free now; the head takes another if it no longer is, and says so in the job start's folder."""
+    """Return a free port. If it is taken later, the head agent picks another and records it in the job start folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -78,9 +78,9 @@ def start_agent(
     zygote_socket: int | None = None,
     output: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """`output` is the descriptor of a file that takes what the agent prints; else it is this terminal."""
-    # What a run around this one told its ranks is not for this one.
-    inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
+    """Start one agent. Its output goes to the file descriptor `output`, or to this terminal."""
+    # An outer run's variables must not reach this one.
+    inherited = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
     environment = {**inherited, **secrets, **shared, **starter.variables}
     if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
@@ -100,18 +100,21 @@ def start_agent(
         )
     except OSError as error:
         raise LaunchError(
-            f"cannot start {starter.argv[0]}: {error.strerror}", hint="check the interpreter's path"
+            f"Cannot start {starter.argv[0]}: {error.strerror}.", hint="Check the interpreter's path."
         ) from None
 
 
-_OURS = (
+_RUN_VARIABLES = (
     env.RUN, env.ATTEMPT, env.JOB_START, env.RENDEZVOUS, env.TOKEN, env.AGENT, env.HEARTBEAT,
     env.ZYGOTE, env.DATA,
 )  # fmt: skip
 
 
 def _agent_setup() -> Callable[[], None] | None:
-    """In a process group of its own, so that Ctrl-C reaches it once, from here; told to stop if this process dies."""
+    """Return a function that prepares a new agent process.
+
+    It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this process dies.
+    """
     if os.name != "posix":
         return None
     parent = os.getpid()
@@ -125,7 +128,7 @@ def _agent_setup() -> Callable[[], None] | None:
 
 @contextmanager
 def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Ctrl-C goes to every agent, a request to stop to the head, which tells the others."""
+    """Forward Ctrl-C to every agent, and a stop request to the head agent, which informs the others."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not processes:
@@ -147,7 +150,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def handle_signals(interrupt: Handler, stop: Handler) -> Iterator[None]:
-    """Ctrl-C, and requests to stop: SIGTERM, and the end of the terminal unless that is to be outlived."""
+    """Handle Ctrl-C and stop requests: SIGTERM, and SIGHUP unless it is ignored (as under nohup)."""
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         handlers[signal.SIGHUP] = stop
@@ -160,6 +163,7 @@ def handle_signals(interrupt: Handler, stop: Handler) -> Iterator[None]:
 
 
 def wait_for_exit(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for agents to exit, and kill those that take too long."""
     deadline = time.monotonic() + EXIT_TIMEOUT
     for process in processes:
         try:
@@ -169,7 +173,7 @@ def wait_for_exit(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _reap_children() -> None:
-    """The zygote is a child of this process, and ends right after its agent: wait, so that nothing outlives us."""
+    """Wait for the zygote, a child of this process that exits right after its agent."""
     deadline = time.monotonic() + EXIT_TIMEOUT
     try:
         while time.monotonic() < deadline:

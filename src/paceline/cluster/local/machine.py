@@ -1,4 +1,4 @@
-"""What this machine has, asked without torch and without touching a driver."""
+"""Detect this machine's resources without importing torch or using a GPU driver."""
 
 from __future__ import annotations
 
@@ -20,49 +20,52 @@ from paceline.spec import Job
 
 
 def detect_machine(environ: Mapping[str, str]) -> Machine:
+    """Return the cores and GPUs that a run on this machine may use."""
     gpus = usable_gpus(environ)
     devices = tuple(visible_devices(environ) or ())[:gpus]
     return Machine(cores=usable_cores(), gpus=gpus, system=platform.system(), devices=devices)
 
 
 def current_folder() -> Path:
-    """The current folder."""
+    """Return the current folder."""
     try:
         return Path.cwd()
     except OSError:
-        raise EnvironmentProblem("the current folder is gone", hint="cd to a folder that exists") from None
+        raise EnvironmentProblem(
+            "The current folder no longer exists.", hint="Change to a folder that exists."
+        ) from None
 
 
 def interpreter(job: Job) -> str:
-    """The Python of the ranks of a run on this machine: the one named, that of the venv, or this one."""
+    """Return the Python that runs the ranks on this machine: the configured one, the venv's, or this one."""
     if job.environment.kind == "venv" and job.environment.path is None:
         from paceline.cluster.environment.store import refuse_unbuilt, settle
 
         job = settle(job, os.environ)
         refuse_unbuilt(job)
-    asked = job.environment.python
-    if asked is None and job.environment.kind == "venv" and job.environment.path is not None:
-        asked = str(Path(job.environment.path).expanduser() / "bin" / "python")
-    if asked is None:
+    requested = job.environment.python
+    if requested is None and job.environment.kind == "venv" and job.environment.path is not None:
+        requested = str(Path(job.environment.path).expanduser() / "bin" / "python")
+    if requested is None:
         return sys.executable
-    found = shutil.which(job.folder / asked if os.sep in asked else asked)
+    found = shutil.which(job.folder / requested if os.sep in requested else requested)
     if found is None:
         key = "environment.python" if job.environment.python else "environment.path"
         raise EnvironmentProblem(
-            f"{job.source(key)} means {asked}, which is no program here", hint="mend the path"
+            f"{job.source(key)} requires {requested}, which is not an executable here.", hint="Fix the path."
         )
     return os.path.abspath(found)
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: an allocation may have bound it to a few."""
+    """Return the number of cores that this process may use; an allocation may restrict them."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """GPUs that a rank could use. Device files are what a container is given, so they are what counts."""
+    """Return the number of GPUs that a rank could use, by device files: that is what a container sees."""
     present = len(list(devices.glob("nvidia[0-9]*"))) or _amd_gpus(devices)
     visible = visible_devices(environ)
     return present if visible is None else min(present, len(visible))
@@ -75,10 +78,10 @@ def _amd_gpus(devices: Path) -> int:
 
 
 def host_details() -> dict[str, Any]:
-    """Who and where, for run.json."""
+    """Return the host, user and versions that run.json records."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # a container's user may have no account
         user = str(os.getuid()) if hasattr(os, "getuid") else ""
     return {
         "host": socket.gethostname(),

@@ -1,4 +1,4 @@
-"""Several runs at once on this machine: as many as there is room for, each with agents of its own."""
+"""Run several runs at once on this machine, each with its own agents, as slots become free."""
 
 from __future__ import annotations
 
@@ -11,69 +11,72 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from paceline.cluster.local import agents
 from paceline.contract.verdict import FAILED, read_verdict
 from paceline.plan.local import LocalPlan
 
-POLL = 0.05  # seconds
+POLL_INTERVAL = 0.05  # seconds
 
 
 @dataclass
-class _Going:
+class _ActiveRun:
     plan: LocalPlan
     slot: int
-    processes: list[subprocess.Popen[bytes]]
+    agents: list[subprocess.Popen[bytes]]
+
+    @property
+    def verdict(self) -> str:
+        job_start = self.plan.run_path.folder.job_start(agents.job_start_name())
+        return read_verdict(job_start.verdict) or FAILED
 
 
 class ParallelRuns:
-    """`begin` is called for each run when a slot is free for it, `end` when it is over, with its verdict."""
+    """Runs that share a fixed number of slots on this machine."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.interrupted = False  # Ctrl-C
-        self.stopping = False  # asked to save and stop: nothing more is begun
-        self._going: dict[Any, _Going] = {}
+        self.interrupted = False  # by Ctrl-C
+        self.stopping = False  # runs save and stop, and no more are started
+        self._active: dict[int, _ActiveRun] = {}
 
     def run(
         self,
-        names: list[int],
+        numbers: list[int],
         *,
         begin: Callable[[int, int], LocalPlan | None],
         end: Callable[[int, str], None],
     ) -> None:
-        """All of them, in their order. `begin(name, slot)` may refuse one by None."""
-        waiting = list(names)
+        """Run all of them in order.
+
+        `begin(number, slot)` returns the plan of a run, or None to skip it; `end(number, verdict)` is called after it.
+        """
+        waiting = list(numbers)
         with self._handle_signals():
             try:
-                while waiting or self._going:
-                    free = sorted(set(range(self.slots)) - {each.slot for each in self._going.values()})
+                while waiting or self._active:
+                    free = sorted(set(range(self.slots)) - {run.slot for run in self._active.values()})
                     while waiting and free and not self.stopping:
-                        name = waiting.pop(0)
-                        plan = begin(name, free[0])
+                        number = waiting.pop(0)
+                        plan = begin(number, free[0])
                         if plan is not None:
-                            self._going[name] = _Going(plan, free.pop(0), self._start(plan))
+                            self._active[number] = _ActiveRun(plan, free.pop(0), self._start(plan))
                     if self.stopping:
                         waiting.clear()
-                    for name in [
-                        name for name, each in self._going.items() if each.processes[0].poll() is not None
-                    ]:
-                        each = self._going.pop(name)
-                        agents.wait_for_exit(each.processes[1:])
-                        end(
-                            name,
-                            read_verdict(each.plan.run_path.folder.job_start(agents.job_start_name()).verdict)
-                            or FAILED,
-                        )
-                    time.sleep(POLL)
+                    for number, run in list(self._active.items()):
+                        if run.agents[0].poll() is not None:
+                            del self._active[number]
+                            agents.wait_for_exit(run.agents[1:])
+                            end(number, run.verdict)
+                    time.sleep(POLL_INTERVAL)
             finally:
-                agents.kill([process for each in self._going.values() for process in each.processes])
+                agents.kill([process for run in self._active.values() for process in run.agents])
 
     def _start(self, plan: LocalPlan) -> list[subprocess.Popen[bytes]]:
         folder = plan.run_path.folder
-        shutil.rmtree(folder.job_start(agents.job_start_name()).path, ignore_errors=True)
-        folder.job_start(agents.job_start_name()).path.mkdir(parents=True)
+        job_start = folder.job_start(agents.job_start_name()).path
+        shutil.rmtree(job_start, ignore_errors=True)
+        job_start.mkdir(parents=True)
         shared = agents.shared_variables(len(plan.agents))
         processes: list[subprocess.Popen[bytes]] = []
         log = os.open(folder.slurm_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -89,18 +92,18 @@ class ParallelRuns:
 
     @contextmanager
     def _handle_signals(self) -> Iterator[None]:
-        """Ctrl-C goes to every agent, a request to stop to every head."""
+        """Forward Ctrl-C to every agent, and a stop request to every head agent."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = self.stopping = True
-            for each in self._going.values():
-                for process in each.processes:
+            for run in self._active.values():
+                for process in run.agents:
                     process.send_signal(signal.SIGINT)
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.stopping = True
-            for each in self._going.values():
-                each.processes[0].send_signal(signal.SIGTERM)
+            for run in self._active.values():
+                run.agents[0].send_signal(signal.SIGTERM)
 
         with agents.handle_signals(interrupt, stop):
             yield

@@ -1,1 +1,1 @@
-"""Run folders: created, filled, compared and exported."""
+"""Run folders: create, fill, compare and export them."""

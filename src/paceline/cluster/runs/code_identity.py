@@ -1,4 +1,4 @@
-"""What the code is, as git knows it."""
+"""The git commit and branch of the code."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class CodeIdentity:
 
 
 def identify_code(folder: Path) -> CodeIdentity:
-    """The commit, the branch and whether files differ; nothing where there is no git."""
-    questions = (
+    """Return the commit, the branch and whether tracked files differ; all None without git."""
+    queries = (
         ["rev-parse", "--verify", "-q", "HEAD"],
         ["symbolic-ref", "-q", "--short", "HEAD"],
         ["diff", "--quiet", "HEAD"],
     )
     try:
-        asked = [
+        processes = [
             subprocess.Popen(
-                ["git", "-C", str(folder), *question],
+                ["git", "-C", str(folder), *query],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             )
-            for question in questions
+            for query in queries
         ]  # fmt: skip
     except OSError:
         return CodeIdentity()
-    answers = [process.communicate()[0].strip() for process in asked]
-    if asked[0].returncode != 0:
+    commit, branch, _ = (process.communicate()[0].strip() for process in processes)
+    if processes[0].returncode != 0:
         return CodeIdentity()
-    return CodeIdentity(answers[0], answers[1] or None, asked[2].returncode == 1)
+    return CodeIdentity(commit, branch or None, processes[2].returncode == 1)

@@ -1,4 +1,4 @@
-"""What differs between the code that a run has and the project as it is now."""
+"""Compare a run's snapshot with the project's current code."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from paceline.cluster.runs.snapshot import find_code, read_code
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-LARGE = 2**20  # bytes: lines of such a file are compared by nobody
+LARGE = 2**20  # bytes; the lines of larger files are not compared
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One file. `lines` are those of a unified diff, without line ends; none where there is nothing to compare."""
+    """One file that differs. `lines` is a unified diff without line endings; empty if it cannot be shown."""
 
     name: str
-    kind: str  # since the run was started: added, removed or changed
-    note: str = ""  # why there are no lines, or what else is different
+    kind: str  # added, removed or changed since the run was started
+    note: str = ""  # why there are no lines, or what else changed
     lines: tuple[str, ...] = ()
 
     @property
@@ -34,7 +34,7 @@ class Difference:
 def compare_code(
     then: Path, now: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> list[Difference]:
-    """From a copy to the project, by the rules that the copy was made by."""
+    """Return the differences between a snapshot and the project, by the rules that the snapshot was made by."""
     before = set(_files(then))
     after = set(find_code(now, exclude=exclude, exclude_paths=exclude_paths)[0])
     found = []
@@ -51,7 +51,7 @@ def compare_code(
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """All of a copy, but what Python has left in it since."""
+    """Yield the files of a snapshot, except the byte code that Python has added since."""
     for path in folder.rglob("*"):
         if (path.is_symlink() or path.is_file()) and path.parent.name != "__pycache__":
             yield path.relative_to(folder).as_posix()
@@ -69,16 +69,16 @@ def _compare(name: str, then: tuple[str, bytes], now: tuple[str, bytes]) -> Diff
     texts = [_text(content) for _, content in (then, now)]
     if texts[0] is None or texts[1] is None:
         return Difference(name, CHANGED, f"binary: {len(then[1]):,} -> {len(now[1]):,} bytes")
-    lines = difflib.unified_diff(
-        texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm=""
+    lines = tuple(
+        difflib.unified_diff(
+            texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm=""
+        )
     )
-    # Files may differ in their line ends alone.
-    told = tuple(lines)
-    return Difference(name, CHANGED, note or ("" if told else "line ends"), told)
+    return Difference(name, CHANGED, note or ("" if lines else "line endings"), lines)
 
 
 def _text(content: bytes) -> str | None:
-    """A file's text; None for one that is none."""
+    """Return a file's text, or None if it is binary."""
     if b"\0" in content:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Run folders: where they go, and how one is made whole or not at all."""
+"""Run folders: choose their path, create and find them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
 DEFAULT_SCRATCH = "runs"
-TRIALS = "trials"  # in the folder of a sweep
+TRIALS = "trials"  # in a sweep's folder
 
 
 def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
-    """`$PACELINE_SCRATCH`, else `[project] scratch`, else `runs` in the project's folder."""
+    """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project folder."""
     if environ.get(SCRATCH):
         return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
     if job.project.scratch is None:
@@ -37,20 +37,20 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
 def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
     if not environ.get(name):
         raise SpecError(
-            f"{job.source('project.scratch')} is {job.project.scratch!r}, and ${name} is not set here",
-            hint=f"set {name} or {SCRATCH}, or write another folder",
+            f"{job.source('project.scratch')} is {job.project.scratch!r}, but ${name} is not set.",
+            hint=f"Set {name} or {SCRATCH}, or use another folder.",
         )
     return environ[name]
 
 
 def new_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
-    """Where the next run will live. Nothing is made."""
+    """Return the path of the next run, without creating it."""
     scratch = resolve_scratch(job, environ)
     return RunPath(scratch, job.project_name, job.project.experiment, new_run_id())
 
 
 def run_path_of(folder: RunFolder) -> RunPath:
-    """The site of a run that exists. Trials of a sweep lie within it."""
+    """Return the run path of an existing run. A sweep's trials lie in the sweep's folder."""
     path = folder.path.absolute()
     if path.parent.name == TRIALS and path.name.isdigit():
         sweep = run_path_of(RunFolder(path.parent.parent))
@@ -59,31 +59,31 @@ def run_path_of(folder: RunFolder) -> RunPath:
 
 
 def find_run(name: str, scratch: Path) -> RunFolder:
-    """A run by its folder, its id, or the end of its id; `last` is the newest; a trial of a sweep is SWEEP-3."""
-    if (RunFolder(Path(name)).run_json).is_file():
+    """Find a run by its folder, its id or the end of its id; `last` is the newest, SWEEP-3 a trial of a sweep."""
+    if RunFolder(Path(name)).run_json.is_file():
         return RunFolder(Path(name).resolve())
     found = (path.parent for path in scratch.glob("*/*/*/run.json"))
-    # Copies of code lie beside the runs, and may hold a file of that name.
+    # Snapshots lie beside the runs, and may contain a file called run.json.
     known = sorted(path for path in found if path.parent.name != STORE)
     known.sort(key=lambda path: path.name)
-    meant = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
-    if not meant and (match := re.fullmatch(r"(.+)-(\d+)", name)):
+    matches = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
+    if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
-        meant = [path.parent for path in trials]
-    if len(meant) == 1:
-        return RunFolder(meant[0])
-    if meant:
+        matches = [path.parent for path in trials]
+    if len(matches) == 1:
+        return RunFolder(matches[0])
+    if matches:
         raise UsageError(
-            f"{name!r} names {len(meant)} runs: {', '.join(path.name for path in meant[:5])}",
-            hint="write more of the run's id, or its folder",
+            f"{name!r} matches {len(matches)} runs: {', '.join(path.name for path in matches[:5])}.",
+            hint="Give more of the run's id, or its folder.",
         )
     raise UsageError(
-        f"there is no run {name!r} in {scratch}", hint="give a run's folder, its id, or the end of its id"
+        f"There is no run {name!r} in {scratch}.", hint="Give a run's folder, its id or the end of its id."
     )
 
 
 def require_not_running(folder: RunFolder) -> None:
-    """Never two at once in one run folder: a start of it on this machine may still be going on."""
+    """Raise if the run is still active, as a job or on this machine: a run folder has one job start at a time."""
     import psutil
 
     from paceline.cluster.slurm import commands as slurm
@@ -92,46 +92,46 @@ def require_not_running(folder: RunFolder) -> None:
     job = slurm.read_job_id(folder)
     try:
         state = slurm.states([job]).get(job) if job is not None else None
-    except ClusterError:  # no scheduler answers here: whoever types this knows better
+    except ClusterError:  # Slurm is not available here: trust the user
         state = None
     if state is not None and state.phase in (LIVE, WAITING):
         raise UsageError(
-            f"the run {folder.path.name} is {state.label}, as job {job}",
-            hint=f"wait for it, or end it first: paceline cancel {folder.path.name}",
+            f"Run {folder.path.name} is {state.label} as job {job}.",
+            hint=f"Wait for it, or end it with `paceline cancel {folder.path.name}`.",
         )
     for job_start in folder.path.glob("job-starts/pid-*"):
         pid = int(job_start.name.removeprefix("pid-"))
-        # In a container the same few numbers come again: one that died may have had this process's own.
+        # Containers reuse a few low pids, so a dead process may have had this process's pid.
         if (job_start / "verdict").exists() or pid == os.getpid() or not psutil.pid_exists(pid):
             continue
         try:
-            words = psutil.Process(pid).cmdline()
+            argv = psutil.Process(pid).cmdline()
         except psutil.Error:
             continue
-        if any("paceline" in word for word in words):
+        if any("paceline" in arg for arg in argv):
             raise UsageError(
-                f"the run {folder.path.name} is still going on, as process {pid}",
-                hint=f"wait for it, or ask it to stop: kill {pid}",
+                f"Run {folder.path.name} is still running as process {pid}.",
+                hint=f"Wait for it, or stop it with `kill {pid}`.",
             )
 
 
-def path_error(doing: str, path: Path, error: OSError) -> EnvironmentProblem:
-    """A path that cannot be used, as one line with a way out."""
+def path_error(action: str, path: Path, error: OSError) -> EnvironmentProblem:
+    """Return the error for a run folder that cannot be used."""
     reason = error.strerror or str(error)
     return EnvironmentProblem(
-        f"cannot {doing} {path}: {reason}",
-        hint=f"choose another place: {SCRATCH}=/some/folder, or scratch in [project] of paceline.toml",
+        f"Cannot {action} {path}: {reason}.",
+        hint=f"Choose another folder with {SCRATCH}, or with scratch in [project] of paceline.toml.",
     )
 
 
 @contextmanager
 def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
-    """Make a run folder that nobody else has, and take all of it away again when the body fails."""
-    made: list[Path] = []
+    """Create a new run folder, and remove everything again if the body fails."""
+    created: list[Path] = []
     try:
         for parent in reversed([run_path.folder.path.parent, *run_path.folder.path.parent.parents]):
             if not parent.exists():
-                _make(parent, made)
+                _create(parent, created)
         while True:
             try:
                 run_path.folder.path.mkdir()
@@ -140,33 +140,33 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
                 continue
             break
     except OSError as error:
-        _unmake(made)
-        raise path_error("make the run folder", run_path.folder.path, error) from None
+        _remove(created)
+        raise path_error("create the run folder", run_path.folder.path, error) from None
     try:
         yield run_path
     except BaseException as error:
         shutil.rmtree(run_path.folder.path, ignore_errors=True)
-        _unmake(made)
+        _remove(created)
         if isinstance(error, OSError):
             raise path_error("write the run folder", run_path.folder.path, error) from None
         raise
 
 
-def _make(path: Path, made: list[Path]) -> None:
+def _create(path: Path, created: list[Path]) -> None:
     try:
         path.mkdir()
     except FileExistsError:
         if not path.is_dir():
             raise
     else:
-        made.append(path)
+        created.append(path)
 
 
-def _unmake(made: list[Path]) -> None:
-    """Take parents away that this run made and nobody has used since."""
-    for path in reversed(made):
+def _remove(created: list[Path]) -> None:
+    """Remove the parent folders that this run created, unless another run uses them."""
+    for path in reversed(created):
         try:
-            # Runs make their folder before they use the store: a store beside no run folder is ours alone.
+            # Runs create their folder before they use the store, so a store without run folders is ours alone.
             if os.listdir(path) == [STORE]:
                 shutil.rmtree(path / STORE)
             path.rmdir()

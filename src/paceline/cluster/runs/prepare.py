@@ -1,4 +1,4 @@
-"""Fill a new run folder: the code, the run half, the order and run.json. The same for every backend."""
+"""Fill a new run folder, for any backend: the code, the run half, the launch spec and run.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.spec import Job
 class PreparedRun:
     run_path: RunPath
     snapshot: Snapshot | None
-    notes: tuple[str, ...]  # what the user should hear
+    notes: tuple[str, ...]  # to print for the user
 
 
 def prepare(
@@ -42,10 +42,9 @@ def prepare(
     snapshot_required: bool,
     compiled: bool = False,
 ) -> PreparedRun:
-    """Write all that a run folder holds before its agents start. Call it inside `folder.create_run_folder`.
+    """Write everything a run folder needs before its agents start. Call this inside `folder.create_run_folder`.
 
-    `snapshot_required`: the ranks run the copy of the code, so that one that is too large is an error; otherwise
-    it is only said.
+    With `snapshot_required` the ranks run the snapshot, so code that is too large is an error rather than a note.
     """
     folder = run_path.folder
     notes: list[str] = []
@@ -56,55 +55,55 @@ def prepare(
         except EnvironmentProblem as problem:
             if snapshot_required:
                 raise
-            notes.append(f"no copy of the code is kept: {problem.message}")
-    if snapshot is not None and snapshot.left_out:
-        notes.append(f"left out of the copy of the code, as secrets: {', '.join(snapshot.left_out)}")
+            notes.append(f"no snapshot of the code was taken: {problem.message}")
+    if snapshot is not None and snapshot.skipped_secrets:
+        notes.append(f"secrets left out of the code snapshot: {', '.join(snapshot.skipped_secrets)}")
     write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
-    # The order holds the variables that were asked for: not for others to read.
+    # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
     text = run_json(
         job, run_path=run_path, shape=shape, command=command, created=time.time(),
         facts={**host_details(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
     )  # fmt: skip
-    # Last: a folder with a run.json is a run.
+    # Written last: a folder that has a run.json is a run.
     write_atomically(folder.run_json, text)
     return PreparedRun(run_path, snapshot, tuple(notes))
 
 
 def read_launch_spec(folder: RunFolder) -> LaunchSpec:
-    """The order of a run that exists."""
+    """Return the launch spec of an existing run."""
     try:
         return LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as problem:
         raise EnvironmentProblem(
-            f"{folder.launch_spec} cannot be read: {problem}",
-            hint="start a new run instead of resuming this one",
+            f"Cannot read {folder.launch_spec}: {problem}.",
+            hint="Start a new run instead of resuming this one.",
         ) from None
 
 
 def snapshot_code(job: Job, run_path: RunPath) -> Snapshot:
-    """The copy of the project's code, and the link to it."""
+    """Take a snapshot of the project's code and link to it from the run folder."""
     snapshot = take_snapshot(
         job.folder,
         store=run_path.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
-        exclude_paths=[*run_folders_in(job.folder, run_path), *secret_files(job, os.environ)],
+        exclude_paths=[*run_folders_inside(job.folder, run_path), *secret_files(job, os.environ)],
     )
     os.symlink(os.path.relpath(snapshot.path, run_path.folder.path), run_path.folder.code)
     return snapshot
 
 
-def run_folders_in(folder: Path, run_path: RunPath) -> list[Path]:
-    """Folders of runs, which may lie in the project; a scratch that the project itself lies in is none of them."""
+def run_folders_inside(folder: Path, run_path: RunPath) -> list[Path]:
+    """Return the folders that hold runs and may lie inside the project, except those that contain the project."""
     project = folder.resolve()
-    places = (run_path.scratch, run_path.store.parent, run_path.store, run_path.folder.path.parent)
-    return [place for place in places if not project.is_relative_to(place.resolve())]
+    paths = (run_path.scratch, run_path.store.parent, run_path.store, run_path.folder.path.parent)
+    return [path for path in paths if not project.is_relative_to(path.resolve())]
 
 
 def path_in_snapshot(path: Path, *, job: Job, run_path: RunPath) -> Path:
-    """Where a path of the project lies in the copy; a path outside of the project stays where it is."""
+    """Return the path of a project file in the snapshot; paths outside the project stay unchanged."""
     absolute = Path(os.path.abspath(job.cwd / path))
     try:
         return run_path.folder.code / absolute.relative_to(job.folder.absolute())
@@ -114,12 +113,12 @@ def path_in_snapshot(path: Path, *, job: Job, run_path: RunPath) -> Path:
 
 def _code(job: Job, snapshot: Snapshot | None) -> dict[str, Any]:
     identity = identify_code(job.folder)
-    told: dict[str, Any] = {
+    details: dict[str, Any] = {
         "folder": str(job.folder),
         "commit": identity.commit,
         "branch": identity.branch,
         "changed": identity.changed,
     }
     if snapshot is not None:
-        told |= {"snapshot": snapshot.digest, "files": snapshot.files, "bytes": snapshot.size}
-    return told
+        details |= {"snapshot": snapshot.digest, "files": snapshot.files, "bytes": snapshot.size}
+    return details

@@ -1,4 +1,4 @@
-"""The run half of this package as one zip: what a job needs besides torch, in the version that submitted it."""
+"""The run half of this package as one zip: all that a job needs besides torch, in the version that submitted it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from pathlib import Path
 import paceline
 
 FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
-ROOMS = ("contract", "agent", "runtime")
-# `python paceline.zip` starts a agent; with `trial` it opens or closes one of a sweep. Not `-m`: that would put the
-# current folder, and whatever lies in it, ahead of the standard library. Readable by any Python, so that one that is
-# too old can say so.
+PACKAGES = ("contract", "agent", "runtime")
+# `python paceline.zip` starts an agent; with `trial` it begins or ends a trial of a sweep. We don't use `-m`, which
+# would put the current folder ahead of the standard library. Any Python can parse this, so an old one can report
+# that it is too old.
 MAIN = b"""\
 import sys
 
 if sys.version_info < (3, 10):
-    told = "paceline: %s is Python %d.%d, and a run needs 3.10 or newer: see [environment] in paceline.toml"
-    sys.exit(told % ((sys.executable,) + tuple(sys.version_info[:2])))
+    error = "paceline: error: %s is Python %d.%d, but a run needs 3.10 or newer."
+    hint = "\\n  Set python in [environment] of paceline.toml."
+    sys.exit((error + hint) % ((sys.executable,) + tuple(sys.version_info[:2])))
 
 if sys.argv[1:2] == ["trial"]:
     from paceline.agent.trial import main
@@ -35,42 +36,40 @@ from paceline.agent.main import main
 
 sys.exit(main())
 """
-SAME_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
-UNCHECKED = (1).to_bytes(
-    4, "little"
-)  # a .pyc that is valid by its place: zips keep times to two seconds only
+FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
+UNCHECKED = (1).to_bytes(4, "little")  # .pyc files are not checked against their source's time
 
 
 def write_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
-    """Put the zip at `destination`. Equal ones are made once per `store`, and shared by hard links."""
-    kept = stored_run_half(store, compiled=compiled)
+    """Write the zip to `destination`, as a hard link to the one in `store` where possible."""
+    stored = stored_run_half(store, compiled=compiled)
     try:
-        os.link(kept, destination)
+        os.link(stored, destination)
     except OSError:  # another file system, or one without hard links
-        shutil.copyfile(kept, destination)
+        shutil.copyfile(stored, destination)
 
 
 def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
-    """The zip in the store, made if it is not there.
+    """Return the path of the zip in the store, and create it if it is missing.
 
-    `compiled` adds byte code for this Python: nodes that run another one fall back to the source.
+    `compiled` adds byte code for this Python; nodes with another Python fall back to the source.
     """
     sources = _sources()
     digest = hashlib.sha256(sys.implementation.cache_tag.encode() if compiled else b"")
     for name, content in sources.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    kept = store / f"paceline-{digest.hexdigest()[:20]}.zip"
-    if not kept.is_file():
+    path = store / f"paceline-{digest.hexdigest()[:20]}.zip"
+    if not path.is_file():
         store.mkdir(parents=True, exist_ok=True)
-        _write(kept, sources, compiled=compiled)
-    return kept
+        _write(path, sources, compiled=compiled)
+    return path
 
 
 def _sources() -> dict[str, bytes]:
     package = Path(paceline.__file__).parent
     paths = [package / name for name in FILES]
-    for room in ROOMS:
-        paths += sorted((package / room).rglob("*.py"))
+    for name in PACKAGES:
+        paths += sorted((package / name).rglob("*.py"))
     found = {
         path.relative_to(package.parent).as_posix(): path.read_bytes() for path in paths if path.is_file()
     }
@@ -80,12 +79,12 @@ def _sources() -> dict[str, bytes]:
 def _write(path: Path, sources: dict[str, bytes], *, compiled: bool) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        # Stored, not deflated: a node reads it once, and needs no zlib for it.
+        # Not compressed: each node reads it only once, possibly with a Python that lacks zlib.
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
             for name, content in sources.items():
-                archive.writestr(zipfile.ZipInfo(name, SAME_DATE), content)
+                archive.writestr(zipfile.ZipInfo(name, FIXED_DATE), content)
                 if compiled and name.endswith(".py"):
-                    archive.writestr(zipfile.ZipInfo(f"{name}c", SAME_DATE), _byte_code(name, content))
+                    archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), _byte_code(name, content))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

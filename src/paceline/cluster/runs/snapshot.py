@@ -1,4 +1,4 @@
-"""A copy of the project's code, named by its content and shared by all runs that have the same."""
+"""Snapshots of the project's code, named by their content and shared by all runs with equal code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.errors import EnvironmentProblem
 
 MAX_FILES = 20_000
 
-# Never copied, tracked or not: snapshots lie on shared disks.
+# Never copied, even if tracked by git: snapshots lie on shared disks.
 SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "id_ecdsa*", ".netrc", "_netrc",
     ".pypirc", ".npmrc", ".git-credentials", "credentials.json", "secrets.toml", "secrets.y*ml", "secrets.json",
@@ -27,7 +27,7 @@ SECRETS = (
 )  # fmt: skip
 HARMLESS = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 
-# What no project means as its code, where there is no git to say it.
+# Not copied from a project without git.
 CLUTTER = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", ".hypothesis", ".tox", ".nox", ".ipynb_checkpoints", "*.egg-info", "runs", "wandb", ".DS_Store",
@@ -40,64 +40,66 @@ class Snapshot:
     digest: str
     files: int
     size: int  # bytes
-    left_out: tuple[str, ...] = ()  # secrets that were not copied
+    skipped_secrets: tuple[str, ...] = ()
 
 
 def take_snapshot(
     folder: Path, *, store: Path, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> Snapshot:
-    """Copy the code in `folder` into `store`, unless its like is there. `limit` is in bytes.
+    """Copy the code in `folder` into `store`, unless an equal copy is already there. `limit` is in bytes.
 
-    `exclude_paths` names folders that hold no code (run folders inside the project).
+    `exclude_paths` are folders without code, such as run folders inside the project.
     """
     folder = folder.resolve()
-    sizes, left_out = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
+    sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
     if sum(sizes.values()) > limit:
         raise _too_large(
-            folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB of at most {limit / 2**20:,.0f}"
+            folder,
+            sizes.items(),
+            f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed",
         )
     digest = _digest(folder, sizes, copy_to=None)
     path = store / digest
     if not path.is_dir():
         digest = _copy(folder, sizes, store)
         path = store / digest
-    return Snapshot(path, digest, len(sizes), sum(sizes.values()), tuple(left_out))
+    return Snapshot(path, digest, len(sizes), sum(sizes.values()), tuple(skipped_secrets))
 
 
 def find_code(
     folder: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> tuple[dict[str, int], list[str]]:
-    """The files that a copy would hold, in order, with their sizes; and the secrets that it would not."""
+    """Return the files to copy, sorted, with their sizes; and the secrets that are not copied."""
     folder = folder.resolve()
-    outside = [path.resolve() for path in exclude_paths]
+    excluded = [path.resolve() for path in exclude_paths]
     names: list[str] = []
-    left_out: list[str] = []
+    skipped_secrets: list[str] = []
     for name in _list(folder):
         base = name.rsplit("/", 1)[-1]
         if _matches(base, SECRETS) and not _matches(base, HARMLESS):
-            left_out.append(name)
+            skipped_secrets.append(name)
         elif not _excluded(name, exclude) and not any(
-            folder / name == o or o in (folder / name).parents for o in outside
+            folder / name == path or path in (folder / name).parents for path in excluded
         ):
             names.append(name)
         if len(names) > MAX_FILES:
             raise _too_large(folder, [], f"more than {MAX_FILES:,} files")
     names.sort()
-    return _measure(folder, names), left_out
+    return _measure(folder, names), skipped_secrets
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return _as_one(tuple(patterns)).match(name) is not None
+    return _combine(tuple(patterns)).match(name) is not None
 
 
 @functools.lru_cache
-def _as_one(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Shell patterns as one expression: thousands of names are held against dozens of them."""
+def _combine(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Compile shell patterns into one expression: thousands of names are matched against dozens of them."""
     return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)")
 
 
 def _excluded(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a path, or a folder above it, matches."""
+    """Return whether a path, or a folder above it, matches."""
     if not patterns:
         return False
     parts = name.split("/")
@@ -107,16 +109,13 @@ def _excluded(name: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], found: str) -> EnvironmentProblem:
+def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], amount: str) -> EnvironmentProblem:
     largest = sorted(sizes, key=lambda item: -item[1])[:3]
-    named = (
-        "; the largest: " + ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for name, size in largest)
-        if largest
-        else ""
-    )
+    listed = ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for name, size in largest)
     return EnvironmentProblem(
-        f"the code in {folder} is too large to copy: {found}{named}",
-        hint="add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot",
+        f"The code in {folder} is too large to copy: {amount}."
+        + (f" The largest: {listed}." if listed else ""),
+        hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot.",
     )
 
 
@@ -124,7 +123,7 @@ def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], found: str) -> En
 
 
 def _list(folder: Path) -> Iterator[str]:
-    """Tracked, changed and new files as git sees them; without git, all that is not clutter."""
+    """Yield tracked, changed and new files as git lists them; without git, everything but clutter."""
     listed = _list_by_git(folder)
     return iter(listed) if listed is not None else _walk(folder)
 
@@ -164,7 +163,7 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Sizes of what is there: a tracked file may have been deleted, and a pipe or a socket is no code."""
+    """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are not code."""
     sizes = {}
     for name in names:
         try:
@@ -176,22 +175,22 @@ def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
     return sizes
 
 
-# -- the copy ----------------------------------------------------------------------------------------------
+# -- copying -----------------------------------------------------------------------------------------------
 
 
 def _digest(folder: Path, names: Iterable[str], *, copy_to: Path | None) -> str:
-    """The name of this content: paths, kinds and bytes. With `copy_to`, what was hashed is what was written."""
+    """Hash paths, kinds and contents. With `copy_to`, write exactly what was hashed."""
     total = hashlib.sha256()
     for name in names:
         source = folder / name
         try:
             kind, content = read_code(source)
         except FileNotFoundError:
-            continue  # gone since it was listed
+            continue  # deleted since it was listed
         except OSError as error:
             raise EnvironmentProblem(
-                f"cannot copy the code: {source}: {error.strerror}",
-                hint="mend its permissions, add it to .gitignore, or pass --no-snapshot",
+                f"Cannot copy {source}: {error.strerror}.",
+                hint="Fix its permissions, add it to .gitignore, or pass --no-snapshot.",
             ) from None
         label = f"{name}\0{kind}\0{len(content)}\0".encode(errors="surrogateescape")
         total.update(label)
@@ -202,7 +201,7 @@ def _digest(folder: Path, names: Iterable[str], *, copy_to: Path | None) -> str:
 
 
 def read_code(path: Path) -> tuple[str, bytes]:
-    """What a file is (`file`, `program` or `link`), and what it holds; of a link, where it leads."""
+    """Return a file's kind (`file`, `program` or `link`) and its content; for a link, its target."""
     if path.is_symlink():
         return "link", os.fsencode(os.readlink(path))
     with open(path, "rb") as file:
@@ -221,7 +220,7 @@ def _write(path: Path, kind: str, content: bytes) -> None:
 
 
 def _copy(folder: Path, names: Iterable[str], store: Path) -> str:
-    """Beside its place, then renamed: another run that makes the same at the same time does no harm."""
+    """Copy to a temporary folder, then rename it, so that concurrent runs with equal code do not collide."""
     store.mkdir(parents=True, exist_ok=True)
     partial = store / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
     try:

@@ -1,1 +1,1 @@
-"""Reading files of secrets."""
+"""Read secret files."""

@@ -1,6 +1,6 @@
-"""Files of `NAME=value` lines, read strictly: what two programs might read differently is an error, not a guess.
+"""Parse files of `NAME=value` lines strictly: what other programs may read differently is an error, not a guess.
 
-No error tells what stands in a line: it may be the secret itself.
+Errors never quote a line, because it may contain the secret.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _QUOTED = {"'": re.compile(r"'([^']*)'"), '"': re.compile(r'"((?:[^"\\]|\\.)*)"'
 _BARE = re.compile(r"[^\n]*")
 _REST = re.compile(r"[ \t]*(?:#[^\n]*)?\n")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "$": "$", "`": "`", "\n": ""}
-# What other readers would replace. Escaped in double quotes (`\$`), or in single ones, it stands for itself.
+# Other parsers would expand these. They are allowed in single quotes, or escaped (`\$`) in double quotes.
 _EXPANSION = re.compile(r"\$[({]|`")
 
 
 def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
-    """The variables; a later line wins. Comments, `export`, single and double quotes (over several lines, too).
+    """Return the variables; later lines win. Comments, `export` and quotes (also multi-line) are allowed.
 
     In double quotes \\n, \\t, \\r, \\\\, \\", \\$ and \\` are escapes. Nothing is expanded: `${NAME}` is an error.
     """
@@ -37,47 +37,47 @@ def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
         line = text.count("\n", 0, position) + 1
         name = _NAME.match(text, position)
         if name is None:
-            raise _wrong(where, line, "is no NAME=value")
+            raise _error(where, line, "is not of the form NAME=value")
         value, position = _value(text, name.end(), where=where, line=line)
         if "\0" in value:
-            raise _wrong(where, line, "holds a NUL character")
+            raise _error(where, line, "contains a NUL character")
         found[name[1]] = value
     return found
 
 
 def _value(text: str, start: int, *, where: str, line: int) -> tuple[str, int]:
-    """The value that begins here, and where the next line does."""
-    mark = text[start]
-    if mark in _QUOTED:
-        quoted = _QUOTED[mark].match(text, start)
+    """Return the value that begins at `start`, and the position of the next line."""
+    quote = text[start]
+    if quote in _QUOTED:
+        quoted = _QUOTED[quote].match(text, start)
         if quoted is None:
-            raise _wrong(where, line, f"opens a quote ({mark}) that is never closed")
+            raise _error(where, line, f"opens a quote ({quote}) that is never closed")
         rest = _REST.match(text, quoted.end())
         if rest is None:
-            raise _wrong(where, line, "goes on after its closing quote")
+            raise _error(where, line, "continues after its closing quote")
         value = quoted[1]
-        if mark == '"':
+        if quote == '"':
             if _EXPANSION.search(re.sub(r"\\.", "", value, flags=re.DOTALL)):
-                raise _expansion(where, line)
-            value = re.sub(r"\\(.)", lambda each: _ESCAPES.get(each[1], each[0]), value, flags=re.DOTALL)
+                raise _expansion_error(where, line)
+            value = re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), value, flags=re.DOTALL)
         return value, rest.end()
     bare = _BARE.match(text, start)
-    assert bare is not None, "it matches nothing as well"
+    assert bare is not None, "the pattern also matches an empty string"
     value = re.split(r"(?:^|[ \t])#", bare[0], maxsplit=1)[0].strip()
     if _EXPANSION.search(value):
-        raise _expansion(where, line)
+        raise _expansion_error(where, line)
     return value, bare.end() + 1
 
 
-def _wrong(where: str, line: int, what: str) -> SpecError:
+def _error(where: str, line: int, what: str) -> SpecError:
     return SpecError(
-        f"{where}, line {line}: {what}",
-        hint="write NAME=value, NAME='value' or # a comment; [environment] secret_files says which files are read",
+        f"Line {line} of {where} {what}.",
+        hint="Write NAME=value, NAME='value' or # a comment. secret_files in [environment] lists the files to read.",
     )
 
 
-def _expansion(where: str, line: int) -> SpecError:
+def _expansion_error(where: str, line: int) -> SpecError:
     return SpecError(
-        f"{where}, line {line}: holds ${{...}}, $(...) or a backquote, and nothing is expanded here",
-        hint="put the value in single quotes to mean it as it stands, or write out what it stands for",
+        f"Line {line} of {where} contains ${{...}}, $(...) or a backquote, which Paceline does not expand.",
+        hint="Put the value in single quotes to use it literally, or write out the expanded value.",
     )

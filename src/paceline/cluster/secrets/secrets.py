@@ -1,4 +1,4 @@
-"""Files of secrets, read when a run is started: those that only their owner can read, and no others."""
+"""Read secret files when a run starts; files that others can read are rejected."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CREDENTIALS = "wandb_credentials.txt"
 NETRCS = (".netrc", "_netrc")
 
 Values = dict[str, str]
-Read = Callable[[str, "_Reading"], Values]
+Parse = Callable[[str, "_Source"], Values]
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """A file that is being read, and what is known so far."""
+class _Source:
+    """A secret file, and the variables known before it is read."""
 
     path: Path
-    shown: str  # its name, for people
-    known: Mapping[str, str]  # the environment, over it what files before this one said
+    label: str  # the path as shown to the user
+    known: Mapping[str, str]  # the environment, overridden by earlier files
 
 
 def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
@@ -43,21 +43,21 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         kind = _kind(path, environ)
         known = {**environ, **job.environment.variables, **values}
         if kind.only_for is not None and kind.only_for in known:
-            continue  # the file is not needed: its mode is nobody's business here
-        shown = show_path(path, job, environ)
-        content = _read(path, shown, must_exist=job.environment.secret_files is not None)
+            continue  # the file is not needed, so its mode does not matter
+        label = show_path(path, job, environ)
+        content = _read(path, label, must_exist=job.environment.secret_files is not None)
         if content is None:
             continue
-        found = kind.read(content.text, _Reading(path, shown, known))
+        found = kind.parse(content.text, _Source(path, label, known))
         if found:
-            _refuse_open(path, shown, content.mode)
+            _require_private(path, label, content.mode)
         for name, value in found.items():
             values.setdefault(name, value)
-            sources.setdefault(name, shown)
-    # By itself, whichever files are read: a shell that has a key for W&B is one whose runs log there.
+            sources.setdefault(name, label)
+    # Taken from the shell whichever files are read: a user with a W&B key wants W&B.
     if WANDB_KEY in environ and WANDB_KEY not in values:
         values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], IN_THE_SHELL
-    # A key is good for one server alone: which it is goes with it.
+    # A key is valid for one server only, so the server's address goes with it.
     if WANDB_BASE_URL in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
         values.setdefault(WANDB_BASE_URL, environ[WANDB_BASE_URL])
         sources.setdefault(WANDB_BASE_URL, IN_THE_SHELL)
@@ -65,7 +65,7 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
 
 
 def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
-    """What a run started here would be given, by name."""
+    """Return the names of the secrets that a run started here would get."""
     try:
         found = choose_secrets(job, environ=environ, filed=read_secrets(job, environ), in_a_job=False)
     except PacelineError as problem:
@@ -74,16 +74,16 @@ def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
 
 
 def secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
-    """The files to read, whether they exist or not: those that were asked for, else the usual ones."""
+    """Return the files to read, existing or not: `secret_files` of the job, or the default ones."""
     if job.environment.secret_files is None:
         return default_secret_files(job, environ)
     home = environ.get("HOME", "~")
-    asked = (home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files)
-    return [Path(os.path.abspath(job.folder / name)) for name in asked]
+    names = (home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files)
+    return [Path(os.path.abspath(job.folder / name)) for name in names]
 
 
 def default_secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
-    """The project's own first, then what the user has for all projects, then what wandb knows of."""
+    """Return the project's own file, then the user's, then those that wandb uses."""
     found = [job.folder / ".env"]
     home = environ.get("HOME")
     config = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
@@ -99,7 +99,7 @@ def default_secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
 
 
 def show_path(path: Path, job: Job, environ: Mapping[str, str]) -> str:
-    """A path as people write it: within the project, below ~, or in full."""
+    """Return a path as a user would write it: relative to the project or ~, or absolute."""
     for folder, prefix in ((job.folder, ""), (Path(environ.get("HOME") or "/"), "~/")):
         if folder != Path("/") and path.is_relative_to(folder):
             return prefix + path.relative_to(folder).as_posix()
@@ -112,26 +112,26 @@ class _Content:
     mode: int
 
 
-def _read(path: Path, shown: str, *, must_exist: bool) -> _Content | None:
-    """A file's text and mode; None where there is none."""
+def _read(path: Path, label: str, *, must_exist: bool) -> _Content | None:
+    """Return a file's text and mode, or None if it does not exist."""
     try:
-        # Not blocking: what stands there may be a pipe that nobody writes to.
+        # Non-blocking: the path may be a pipe without a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise SpecError(
-                f"there is no file {shown}, which secret_files in [environment] names",
-                hint="write it (and chmod 600 it), or take it out of secret_files",
+                f"secret_files in [environment] lists {label}, which does not exist.",
+                hint="Create it (with chmod 600), or remove it from secret_files.",
             ) from None
         return None
     except OSError as problem:
-        raise _cannot(shown, problem.strerror or "") from None
+        raise _read_error(label, problem.strerror or "") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode) and not must_exist:
             return None  # a virtual environment may be called `.env`
         if not stat.S_ISREG(mode):
-            raise _cannot(shown, "it is no file")
+            raise _read_error(label, "it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read()
     finally:
@@ -139,66 +139,66 @@ def _read(path: Path, shown: str, *, must_exist: bool) -> _Content | None:
     try:
         return _Content(content.decode("utf-8"), stat.S_IMODE(mode))
     except UnicodeDecodeError:
-        raise _cannot(shown, "it is no text in UTF-8") from None
+        raise _read_error(label, "it is not UTF-8 text") from None
 
 
-def _refuse_open(path: Path, shown: str, mode: int) -> None:
-    """What others can read is no secret, and should not become one that many runs rely on."""
+def _require_private(path: Path, label: str, mode: int) -> None:
+    """Raise if others can read the file: its secrets may already be known."""
     if os.name == "posix" and mode & 0o077:
         raise EnvironmentProblem(
-            f"{shown} holds secrets and is open to others: its mode is {mode:04o}, expected 0600",
-            hint=f"chmod 600 {quote(str(path))}",
+            f"{label} contains secrets, but others can read it: its mode is {mode:04o}, expected 0600.",
+            hint=f"Run: chmod 600 {quote(str(path))}",
         )
 
 
-def _cannot(shown: str, why: str) -> EnvironmentProblem:
+def _read_error(label: str, reason: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"the secrets in {shown} cannot be read: {why}",
-        hint="mend it, or say in secret_files of [environment] which files are read ([] for none)",
+        f"Cannot read the secrets in {label}: {reason}.",
+        hint="Fix the file, or list the files to read in secret_files of [environment] ([] for none).",
     )
 
 
 # -- kinds of files --------------------------------------------------------------------------------------
 
 
-def _dotenv(text: str, reading: _Reading) -> Values:
-    return parse_dotenv(text, where=reading.shown)
+def _parse_dotenv(text: str, source: _Source) -> Values:
+    return parse_dotenv(text, where=source.label)
 
 
-def _credentials(text: str, reading: _Reading) -> Values:
-    """A bare key, or lines such as WANDB_API_KEY=..."""
-    words = text.split()
-    if len(words) == 1 and "=" not in words[0].rstrip("="):
-        return {WANDB_KEY: words[0]}
-    return parse_dotenv(text, where=reading.shown)
+def _parse_credentials(text: str, source: _Source) -> Values:
+    """Parse a bare key, or lines such as WANDB_API_KEY=..."""
+    parts = text.split()
+    if len(parts) == 1 and "=" not in parts[0].rstrip("="):
+        return {WANDB_KEY: parts[0]}
+    return parse_dotenv(text, where=source.label)
 
 
-def _netrc(text: str, reading: _Reading) -> Values:
-    """The password for wandb's server. A key for one server is never given to another."""
+def _parse_netrc(text: str, source: _Source) -> Values:
+    """Return the password for wandb's server. A key for one server is never sent to another."""
     from paceline.contract.wandb_server import base_url
 
-    host = urlsplit(base_url(reading.known)).hostname or ""
+    host = urlsplit(base_url(source.known)).hostname or ""
     try:
-        machine = netrc.netrc(str(reading.path)).hosts.get(host)
-    except netrc.NetrcParseError as problem:  # its message may hold the password
+        machine = netrc.netrc(str(source.path)).hosts.get(host)
+    except netrc.NetrcParseError as problem:  # its message may contain the password
         if host not in text:
-            return {}  # other programs may read it otherwise, and nothing in it is for us
-        raise _cannot(reading.shown, f"line {problem.lineno} is not of a .netrc") from None
+            return {}  # other programs may be able to parse it, and nothing in it is for us
+        raise _read_error(source.label, f"line {problem.lineno} is not valid in a .netrc") from None
     return {WANDB_KEY: machine[2]} if machine and machine[2] else {}
 
 
 @dataclass(frozen=True)
 class _Kind:
-    read: Read
-    only_for: str | None = None  # the one variable that it is read for, if nothing else has it
+    parse: Parse
+    only_for: str | None = None  # the only variable it is read for, unless it is already known
 
 
-_NETRC = _Kind(_netrc, only_for=WANDB_KEY)
-# By a file's name; any other holds lines of NAME=value.
-_KINDS = {CREDENTIALS: _Kind(_credentials, only_for=WANDB_KEY), **dict.fromkeys(NETRCS, _NETRC)}
+_NETRC = _Kind(_parse_netrc, only_for=WANDB_KEY)
+# By file name; any other file has NAME=value lines.
+_KINDS = {CREDENTIALS: _Kind(_parse_credentials, only_for=WANDB_KEY), **dict.fromkeys(NETRCS, _NETRC)}
 
 
 def _kind(path: Path, environ: Mapping[str, str]) -> _Kind:
     if str(path) == environ.get("NETRC"):
         return _NETRC
-    return _KINDS.get(path.name, _Kind(_dotenv))
+    return _KINDS.get(path.name, _Kind(_parse_dotenv))

@@ -1,1 +1,1 @@
-"""Slurm's commands, what their output means, and the cluster's limits."""
+"""Slurm: its commands, job states, partitions and limits."""

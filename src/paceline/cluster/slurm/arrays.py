@@ -1,4 +1,4 @@
-"""Job arrays: what the cluster allows, and one call of sbatch."""
+"""Job arrays: the cluster's limits, and submission."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.errors import ClusterError
 from paceline.plan.slurm.plan import SlurmPlan
 
-DEFAULT_ARRAY_SIZE = 1001  # Slurm's own default of MaxArraySize
-FEW = 10  # so many times fewer than the cluster may hold are no reason to count what it holds
-# What sbatch says where a limit on the number of jobs, and not the job itself, is in the way.
+DEFAULT_ARRAY_SIZE = 1001  # Slurm's default for MaxArraySize
+FRACTION = 10  # count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
+# How sbatch refuses a job because of a limit on the number of jobs.
 JOB_LIMIT_REACHED = re.compile(
     r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable",
     re.IGNORECASE,
@@ -20,34 +20,35 @@ JOB_LIMIT_REACHED = re.compile(
 
 
 def array_size_limit() -> int:
-    """Tasks that one array may have."""
-    told = _configuration()
-    size = int(told.get("MaxArraySize") or DEFAULT_ARRAY_SIZE)
+    """Return the largest number of tasks that one array may have."""
+    config = _read_config()
+    size = int(config.get("MaxArraySize") or DEFAULT_ARRAY_SIZE)
     if size < 2:
         raise ClusterError(
-            "this cluster takes no job arrays (MaxArraySize is 0)", hint="run the sweep here: --local"
+            "This cluster does not allow job arrays (MaxArraySize is 0).",
+            hint="Run the sweep on this machine with --local.",
         )
-    match = re.search(r"max_array_tasks=(\d+)", told.get("SchedulerParameters", ""))
+    match = re.search(r"max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
     return min(size, int(match[1])) if match else size
 
 
 def max_new_jobs(account: str | None, *, wanted: int | None = None) -> int | None:
-    """Jobs that one more submission may bring, by what the cluster and the user's association allow."""
+    """Return how many more jobs the cluster and the user's association allow, or None if unlimited."""
     limits = [limit - _own_jobs() for limit in _association_limits(account)]
-    whole = int(_configuration().get("MaxJobCount") or 0)
-    # The controller counts all that it remembers of everybody's, which takes time to list: only where it may matter.
-    if whole and (wanted is None or wanted * FEW > whole):
-        limits.append(whole - 1 - _remembered_jobs())
+    cluster_limit = int(_read_config().get("MaxJobCount") or 0)
+    # MaxJobCount covers every user's jobs, and listing them all is slow: do it only when it may matter.
+    if cluster_limit and (wanted is None or wanted * FRACTION > cluster_limit):
+        limits.append(cluster_limit - 1 - _all_jobs())
     return max(1, min(limits)) if limits else None
 
 
-def _configuration() -> dict[str, str]:
+def _read_config() -> dict[str, str]:
     done = slurm.call(["scontrol", "show", "config"], check=False)
     return dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", done.stdout, re.MULTILINE))
 
 
 def _association_limits(account: str | None) -> list[int]:
-    """MaxSubmit of the user's associations. Not every cluster keeps accounts: then nothing is known."""
+    """Return MaxSubmit of the user's associations; empty on a cluster without accounting."""
     try:
         done = slurm.call(
             ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", "associations", f"user={getpass.getuser()}",
@@ -64,7 +65,7 @@ def _association_limits(account: str | None) -> list[int]:
     return found
 
 
-def _remembered_jobs() -> int:
+def _all_jobs() -> int:
     done = slurm.call(["squeue", "--noheader", "--array", "--states=all", "--format=%i"], check=False)
     return len(done.stdout.split())
 
@@ -75,9 +76,9 @@ def _own_jobs() -> int:
 
 
 def submit_array(plan: SlurmPlan, *, array: str, listing: str, after: Sequence[str] = ()) -> str:
-    """One call of sbatch for the tasks of a list; the array's job id. `after` are jobs that must be over first."""
+    """Submit the tasks in `listing` as one array and return its job id. `after` are jobs that must end first."""
     extra = [f"--array={array}"]
     if after:
         extra.append(f"--dependency=afterany:{':'.join(after)}")
-    words = plan.sbatch
-    return slurm.run_sbatch([*words[:-1], *extra, words[-1], listing], plan.submitter)
+    *command, script = plan.sbatch
+    return slurm.run_sbatch([*command, *extra, script, listing], plan.submitter)

@@ -1,4 +1,4 @@
-"""Slurm: submit, ask, cancel. Its answers are read by explicit field lists, never by column position."""
+"""Slurm's commands: submit, query and cancel jobs. Output is parsed by explicit field lists, not by column position."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, JobRejected
 from paceline.plan.slurm.plan import SlurmPlan
 
-COMMAND_TIMEOUT = 60.0  # seconds for one answer: a busy controller takes its time
-JOBS_PER_CALL = 2000  # jobs in one question: an argument cannot be longer than 128 KiB
-SEPARATOR = "\x1f"  # no name, reason or node list holds it
+COMMAND_TIMEOUT = 60.0  # seconds; a busy controller responds slowly
+JOBS_PER_CALL = 2000  # Linux limits one argument to 128 KiB
+SEPARATOR = "\x1f"  # never part of a name, a reason or a node list
 
 Completed = subprocess.CompletedProcess[str]
+_CHECK_CONTROLLER = "Check the controller with `scontrol ping`."
 
 
 def available() -> bool:
@@ -29,7 +30,7 @@ def available() -> bool:
 def call(
     argv: Sequence[str], *, environ: Mapping[str, str] | None = None, check: bool = True, text: str = ""
 ) -> Completed:
-    """One command of Slurm's."""
+    """Run a Slurm command and return its result."""
     try:
         done = subprocess.run(
             list(argv), env=dict(environ) if environ is not None else None, input=text,
@@ -37,29 +38,26 @@ def call(
         )  # fmt: skip
     except FileNotFoundError:
         raise ClusterError(
-            f"there is no {argv[0]} here",
-            hint="type this on a login node of the cluster, or try `paceline sandbox up`",
+            f"{argv[0]} is not installed here.",
+            hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
         ) from None
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"{argv[0]} gave no answer within {COMMAND_TIMEOUT:.0f} s",
-            hint="is the controller up? ask it: scontrol ping",
+            f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER
         ) from None
     if check and done.returncode:
-        raise ClusterError(
-            f"{argv[0]}: {error_text(done)}", hint="is the controller up? ask it: scontrol ping"
-        )
+        raise ClusterError(f"{argv[0]} failed: {error_text(done)}.", hint=_CHECK_CONTROLLER)
     return done
 
 
 def error_text(done: Completed) -> str:
-    """What a command complained about, without its own name before each line."""
+    """Return a command's error messages as one line, without the command name that prefixes them."""
     lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in done.stderr.strip().splitlines()]
     return "; ".join(line for line in lines if line) or f"exit code {done.returncode}"
 
 
 def version() -> tuple[int, int] | None:
-    """Slurm's version, or None where it has none to tell."""
+    """Return Slurm's version, or None if `sinfo` is missing or does not report one."""
     try:
         match = re.search(r"(\d+)\.(\d+)", call(["sinfo", "--version"], check=False).stdout)
     except ClusterError:
@@ -71,7 +69,7 @@ def version() -> tuple[int, int] | None:
 
 
 def write_files(plan: SlurmPlan) -> None:
-    """The script and its variables, into the run folder."""
+    """Write the batch script and its environment file into the run folder."""
     folder = plan.run_path.folder
     write_atomically(folder.environment, plan.environment, mode=0o600)
     write_atomically(folder.script, plan.script)
@@ -112,7 +110,7 @@ def record_job(folder: RunFolder, job: str) -> None:
 
 
 def read_job_id(folder: RunFolder) -> str | None:
-    """The run's newest job; None for a run that is no job."""
+    """Return the id of the run's newest job, or None if the run was never submitted."""
     try:
         return folder.job.read_text(encoding="utf-8").strip() or None
     except OSError:
@@ -120,7 +118,7 @@ def read_job_id(folder: RunFolder) -> str | None:
 
 
 def test_only(plan: SlurmPlan) -> Completed:
-    """Ask Slurm whether it would take the job, and when it would start; nothing is submitted."""
+    """Ask Slurm whether it would accept the job and when it would start, without submitting it."""
     return call(
         ["sbatch", "--test-only", *plan.arguments], environ=plan.submitter, check=False, text=plan.script
     )
@@ -133,19 +131,19 @@ _SACCT = ("JobID", "State", "Reason", "NodeList", "Start", "Elapsed", "ExitCode"
 
 
 def states(jobs: Iterable[str]) -> dict[str, JobState]:
-    """The states of jobs: from the queue, else from the accounting. Those that nobody knows are absent."""
+    """Return job states from the queue or, failing that, from accounting. Unknown jobs are left out."""
     wanted = list(dict.fromkeys(jobs))
     if not wanted:
         return {}
     found = {job: state for job, state in _queue().items() if job in set(wanted)}
     gone = [job for job in wanted if job not in found]
     for start in range(0, len(gone), JOBS_PER_CALL):
-        found |= _accounted(gone[start : start + JOBS_PER_CALL])
+        found |= _accounting(gone[start : start + JOBS_PER_CALL])
     return found
 
 
 def _queue() -> dict[str, JobState]:
-    """All of the user's jobs that the controller still remembers: one question, however many runs."""
+    """Return all of the user's jobs that the controller still remembers, in a single call."""
     form = f"--format={SEPARATOR.join(_SQUEUE)}"
     done = call(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
     found = {}
@@ -157,8 +155,8 @@ def _queue() -> dict[str, JobState]:
     return found
 
 
-def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Not every cluster keeps accounts, and some that do cannot be asked: then nothing is known."""
+def _accounting(jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return job states from accounting; empty if the cluster has none or does not allow queries."""
     try:
         done = call(
             ["sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations",
@@ -181,7 +179,7 @@ def _reason(text: str) -> str:
 
 
 def numeric_job_id(job: str) -> str:
-    """The number that srun knows a job by: a task of an array, ARRAY_TASK, has one of its own."""
+    """Return the numeric id that srun needs: an array task (`ARRAY_TASK`) has one of its own."""
     if job.isdigit():
         return job
     done = call(["squeue", "--noheader", f"--jobs={job}", "--format=%A"])
@@ -192,32 +190,33 @@ def numeric_job_id(job: str) -> str:
 
 
 def cancel(folder: RunFolder, job: str) -> None:
-    """Mark the run first, so that nothing resurrects it; then end its job."""
+    """Mark the run as cancelled, so that it is not requeued, then cancel its job."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     cancel_jobs([job])
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
-    """End jobs that are marked as cancelled; those that are over already are fine."""
+    """Cancel the jobs of runs that are already marked as cancelled. Jobs that have ended are fine."""
     for start in range(0, len(jobs), JOBS_PER_CALL):
         done = call(["scancel", *jobs[start : start + JOBS_PER_CALL]], check=False)
         if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
             raise ClusterError(
-                f"scancel: {error_text(done)}", hint="the run is marked as cancelled: it will not be requeued"
+                f"scancel failed: {error_text(done)}.",
+                hint="Run it again. The run is marked as cancelled and will not be requeued.",
             )
 
 
 def request_stop(folder: RunFolder, job: str) -> None:
-    """Mark the run, then have its ranks save and stop: the batch shell does not requeue a run that is marked."""
+    """Mark the run as cancelled, so that the batch script does not requeue it, then make its ranks save and stop."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     call(["scancel", "--batch", "--signal=USR1", job])
 
 
 def attach(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Give the terminal to a command of Slurm's; its exit code."""
+    """Run a Slurm command on this terminal and return its exit code."""
     try:
         return subprocess.run(list(argv), env=dict(environ)).returncode
     except FileNotFoundError:
         raise ClusterError(
-            f"there is no {argv[0]} here", hint="type this on a login node of the cluster"
+            f"{argv[0]} is not installed here.", hint="Run this on a login node of your cluster."
         ) from None

@@ -1,4 +1,4 @@
-"""What was asked against what the partitions have, and Slurm's own word on it."""
+"""Check a job against the limits of its partitions, and explain why Slurm refuses one."""
 
 from __future__ import annotations
 
@@ -16,91 +16,95 @@ from paceline.spec.validation_errors import nearest
 
 
 def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
-    """What was asked against what the partitions have. Several partitions: one that fits is enough."""
+    """Check the requested resources against the partitions; if there are several, one that fits is enough."""
     if not partitions:
         return []
     names = job.resources.partition or plan.submitter.get("SBATCH_PARTITION")
-    known = [each.name for each in partitions]
+    known = [partition.name for partition in partitions]
     for name in names.split(",") if names else ():
         if name not in known:
-            return [_no_partition(job, name, known)]
+            return [_unknown_partition(job, name, known)]
     candidates = select_partitions(partitions, names)
     if not candidates:
-        hint = f"choose one by --partition: {', '.join(known)}"
-        return [Finding("partition", PROBLEM, "the cluster has no default partition", hint)]
-    problems = [_misfit(job, plan, partition) for partition in candidates]
+        hint = f"Choose one with --partition: {', '.join(known)}."
+        return [Finding("partition", PROBLEM, "The cluster has no default partition.", hint)]
+    problems = [_check_partition(job, plan, partition) for partition in candidates]
     if None in problems:
         fits = candidates[problems.index(None)]
         return [Finding("limits", GOOD, f"partition {fits.name} has {fits.nodes} nodes")]
     return [problem for problem in problems if problem is not None]
 
 
-def _no_partition(job: Job, name: str, known: Sequence[str]) -> Finding:
-    close = nearest(name, list(known))
-    hint = f"did you mean {close!r}? " if close else ""
-    said = job.source("job.partition") if job.resources.partition else "SBATCH_PARTITION"
+def _unknown_partition(job: Job, name: str, known: Sequence[str]) -> Finding:
+    source = job.source("job.partition") if job.resources.partition else "SBATCH_PARTITION"
     return Finding(
         "partition",
         PROBLEM,
-        f"{said}: there is no partition {name!r}",
-        f"{hint}the partitions are: {', '.join(known)}",
+        f"{source} names partition {name!r}, which does not exist.",
+        f"{_suggest(name, known)}The partitions are: {', '.join(known)}.",
     )
 
 
-def _misfit(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = nearest(name, list(known))
+    return f"Did you mean {close!r}? " if close else ""
+
+
+def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
+    """Return the first reason why the job does not fit this partition."""
     resources, layout, name = job.resources, plan.layout, partition.name
     if not partition.is_up:
-        return Finding("partition", PROBLEM, f"partition {name} is not up", "choose another by --partition")
+        return Finding("partition", PROBLEM, f"Partition {name} is down.", "Choose another with --partition.")
     if resources.time and partition.max_time and resources.time > partition.max_time:
         return Finding(
             "time", PROBLEM,
-            f"{job.source('job.time')} is {show_seconds(resources.time)}, and partition {name} allows"
-            f" {show_seconds(partition.max_time)}",
-            "ask for less: a run that reaches its limit saves and goes back into the queue by itself",
+            f"{job.source('job.time')} is {show_seconds(resources.time)}, but partition {name} allows at most"
+            f" {show_seconds(partition.max_time)}.",
+            "Ask for less: a run that reaches its time limit saves and requeues itself.",
         )  # fmt: skip
-    most = min(partition.nodes, partition.max_nodes or partition.nodes)
-    if layout.nodes > most:
+    max_nodes = min(partition.nodes, partition.max_nodes or partition.nodes)
+    if layout.nodes > max_nodes:
         return Finding(
-            "nodes",
-            PROBLEM,
-            f"{job.source('job.nodes')} is {layout.nodes}, and partition {name} gives {most}",
-        )
-    return _lacking(job, plan, partition)
+            "nodes", PROBLEM,
+            f"{job.source('job.nodes')} is {layout.nodes}, but partition {name} allows at most {max_nodes}.",
+        )  # fmt: skip
+    return _check_hardware(job, plan, partition)
 
 
-def _lacking(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
-    """Name the first thing of which too few nodes have enough."""
-    layout, kind, name = plan.layout, job.resources.gpu_type, partition.name
+def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
+    """Return the first resource that too few nodes of the partition have enough of."""
+    layout, gpu_type, name = plan.layout, job.resources.gpu_type, partition.name
     types = {each or "gpu": count for each, count in partition.gpu_types.items()}
-    listed = ", ".join(f"{each} (up to {count} a node)" for each, count in types.items()) or "no GPUs"
-    if kind and kind not in types:
-        close = nearest(kind, list(types))
-        said = job.source("job.gpu_type")
+    listed = ", ".join(f"{each} (up to {count} per node)" for each, count in types.items()) or "no GPUs"
+    if gpu_type and gpu_type not in types:
         return Finding(
-            "gpu type", PROBLEM, f"{said}: partition {name} has no {kind!r} GPUs",
-            (f"did you mean {close!r}? " if close else "") + f"it has: {listed}",
+            "gpu type", PROBLEM,
+            f"{job.source('job.gpu_type')} asks for {gpu_type!r} GPUs, which partition {name} does not have.",
+            f"{_suggest(gpu_type, list(types))}It has {listed}.",
         )  # fmt: skip
-    if partition.count_nodes(gpus=layout.gpus, gpu_type=kind) < layout.nodes:
-        said = job.source("job.gpus_per_node")
+    if partition.count_nodes(gpus=layout.gpus, gpu_type=gpu_type) < layout.nodes:
         return Finding(
-            "gpus", PROBLEM, f"{said} is {layout.gpus}, and too few nodes of partition {name} have so many",
-            f"it has: {listed}",
+            "gpus", PROBLEM,
+            f"{job.source('job.gpus_per_node')} is {layout.gpus}, but too few nodes in partition {name} have them.",
+            f"It has {listed}.",
         )  # fmt: skip
     cores = layout.cpus_per_task * layout.tasks_per_node
-    if partition.count_nodes(gpus=layout.gpus, gpu_type=kind, cpus=cores) < layout.nodes:
-        most = max((each.cpus for each in partition.kinds), default=0)
-        said = job.source("job.cpus_per_gpu")
+    if partition.count_nodes(gpus=layout.gpus, gpu_type=gpu_type, cpus=cores) < layout.nodes:
+        available = max((kind.cpus for kind in partition.kinds), default=0)
         return Finding(
-            "cores", PROBLEM, f"{cores} cores per node ({said}), and too few nodes of partition {name} have so many",
-            f"its nodes have up to {most}",
+            "cores", PROBLEM,
+            f"The job needs {cores} cores per node ({job.source('job.cpus_per_gpu')}), but too few nodes of partition"
+            f" {name} have that many.",
+            f"Its nodes have up to {available}.",
         )  # fmt: skip
     memory = _mebibytes(plan.value("mem"))
-    if partition.count_nodes(gpus=layout.gpus, gpu_type=kind, cpus=cores, memory=memory) < layout.nodes:
-        most = max((each.memory for each in partition.kinds), default=0)
-        said = job.source("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
+    if partition.count_nodes(gpus=layout.gpus, gpu_type=gpu_type, cpus=cores, memory=memory) < layout.nodes:
+        available = max((kind.memory for kind in partition.kinds), default=0)
+        source = job.source("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
         return Finding(
-            "memory", PROBLEM, f"{slurm_size(memory)} per node ({said}), and too few nodes of partition {name} have it",
-            f"its nodes have up to {slurm_size(most)}",
+            "memory", PROBLEM,
+            f"The job needs {slurm_size(memory)} per node ({source}), but too few nodes of partition {name} have it.",
+            f"Its nodes have up to {slurm_size(available)}.",
         )  # fmt: skip
     return None
 
@@ -112,63 +116,67 @@ def _mebibytes(size: str | None) -> int:
 
 
 def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> Finding:
-    """`sbatch --test-only`: would it be taken, and when would it start?"""
+    """Ask `sbatch --test-only` whether Slurm would accept the job, and when it would start."""
     done = test_only(plan)
     if done.returncode:
         error = explain_refusal(job, plan, partitions, error_text(done))
         return Finding("slurm", PROBLEM, error.message, error.hint)
     match = re.search(r"to start at (\S+)", done.stderr)
     return Finding(
-        "slurm", GOOD, f"would start at {match[1].replace('T', ' ')}" if match else "takes the job"
+        "slurm", GOOD, f"would start at {match[1].replace('T', ' ')}" if match else "accepts the job"
     )
 
 
 Explanation = Callable[[Job, Sequence[Partition]], str]
 
 
-def _ask_sacctmgr(job: Job, partitions: Sequence[Partition]) -> str:
-    return "your accounts: sacctmgr show associations user=$USER format=account,partition,qos"
+def _list_associations(job: Job, partitions: Sequence[Partition]) -> str:
+    return "List your accounts with `sacctmgr show associations user=$USER format=account,partition,qos`."
 
 
-def _features(job: Job, partitions: Sequence[Partition]) -> str:
-    known = sorted({word for each in partitions for kind in each.kinds for word in kind.features})
-    return f"features that nodes have: {', '.join(known) or 'none'}"
+def _list_features(job: Job, partitions: Sequence[Partition]) -> str:
+    known = sorted({name for partition in partitions for kind in partition.kinds for name in kind.features})
+    return f"The nodes' features are: {', '.join(known) or 'none'}."
 
 
-def _partition_names(job: Job, partitions: Sequence[Partition]) -> str:
-    return f"the partitions are: {', '.join(each.name for each in partitions)}"
+def _list_partitions(job: Job, partitions: Sequence[Partition]) -> str:
+    return f"The partitions are: {', '.join(partition.name for partition in partitions)}."
 
 
-def _gpus(job: Job, partitions: Sequence[Partition]) -> str:
+def _list_gpus(job: Job, partitions: Sequence[Partition]) -> str:
     listed = {
-        f"{name or 'gpu'} x {count} in {each.name}"
-        for each in partitions
-        for name, count in each.gpu_types.items()
+        f"{name or 'gpu'} x {count} in {partition.name}"
+        for partition in partitions
+        for name, count in partition.gpu_types.items()
     }
-    return f"GPUs that nodes have: {', '.join(sorted(listed)) or 'none'}"
+    return f"The nodes' GPUs are: {', '.join(sorted(listed)) or 'none'}."
 
 
-# What sbatch says -> which key decided it, and what to tell.
+# Pattern in sbatch's message -> the key that caused the refusal, and a hint.
 _REFUSALS: tuple[tuple[str, str, Explanation], ...] = (
-    ("partition", "job.partition", _partition_names),
-    ("account", "job.account", _ask_sacctmgr),
-    ("qos", "job.qos", _ask_sacctmgr),
-    ("feature", "job.constraint", _features),
-    ("generic resource|gres", "job.gpus_per_node", _gpus),
-    ("reservation", "job.reservation", lambda job, partitions: "reservations: scontrol show reservation"),
-    ("node name", "job.nodelist", lambda job, partitions: "nodes: sinfo -N"),
-    ("time limit", "job.time", lambda job, partitions: "limits: sinfo -o '%P %l'"),
-    ("[Mm]emory", "job.mem_per_node", lambda job, partitions: "memory of nodes, in MB: sinfo -e -o '%P %D %m'"),
-    ("node configuration", "job.gpus_per_node", _gpus),
-    ("unrecognized option|invalid option|ambiguous", "job.extra", lambda job, partitions: "options: sbatch --help"),
-    ("dependency", "job.dependency", lambda job, partitions: "such as afterok:1234"),
+    ("partition", "job.partition", _list_partitions),
+    ("account", "job.account", _list_associations),
+    ("qos", "job.qos", _list_associations),
+    ("feature", "job.constraint", _list_features),
+    ("generic resource|gres", "job.gpus_per_node", _list_gpus),
+    ("reservation", "job.reservation", lambda job, partitions: "List reservations with `scontrol show reservation`."),
+    ("node name", "job.nodelist", lambda job, partitions: "List nodes with `sinfo -N`."),
+    ("time limit", "job.time", lambda job, partitions: "List the limits with `sinfo -o '%P %l'`."),
+    ("[Mm]emory", "job.mem_per_node",
+     lambda job, partitions: "List the nodes' memory, in MB, with `sinfo -e -o '%P %D %m'`."),
+    ("node configuration", "job.gpus_per_node", _list_gpus),
+    ("unrecognized option|invalid option|ambiguous", "job.extra",
+     lambda job, partitions: "List the options with `sbatch --help`."),
+    ("dependency", "job.dependency", lambda job, partitions: "Write it like afterok:1234."),
 )  # fmt: skip
 
 
-def explain_refusal(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], words: str) -> PacelineError:
-    """Slurm's words, with who asked for what it refused, and what there is."""
+def explain_refusal(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str) -> PacelineError:
+    """Return Slurm's message as an error that names the option at fault and the values that exist."""
     for pattern, key, explanation in _REFUSALS:
-        if re.search(pattern, words, re.IGNORECASE):
-            who = f" ({job.source(key)})" if job.is_set(key) else ""
-            return ClusterError(f"Slurm refuses the job: {words}{who}", hint=explanation(job, partitions))
-    return ClusterError(f"Slurm refuses the job: {words}", hint="see the script: add --dry-run")
+        if re.search(pattern, reason, re.IGNORECASE):
+            source = f" ({job.source(key)})" if job.is_set(key) else ""
+            return ClusterError(
+                f"Slurm refuses the job: {reason}{source}.", hint=explanation(job, partitions)
+            )
+    return ClusterError(f"Slurm refuses the job: {reason}.", hint="Inspect the script with --dry-run.")

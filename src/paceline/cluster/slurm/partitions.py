@@ -1,4 +1,4 @@
-"""What the cluster has: partitions, their limits, and what their nodes are made of."""
+"""The cluster's partitions: their limits, and the hardware of their nodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DEAD = ("down", "drain", "fail", "unk", "maint", "power")
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of a partition that are alike."""
+    """A group of identical nodes in a partition."""
 
     count: int
     cpus: int
     memory: int  # MiB
-    gpus: dict[str, int]  # type ("" where it has none) -> how many on a node
+    gpus: dict[str, int]  # GPU type ("" if untyped) -> number per node
     features: tuple[str, ...]
     state: str
 
@@ -39,7 +39,7 @@ class Partition:
     name: str
     is_default: bool = False
     is_up: bool = True
-    max_time: int | None = None  # seconds; None means no limit
+    max_time: int | None = None  # seconds, or None for no limit
     max_nodes: int | None = None
     kinds: list[NodeKind] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class Partition:
 
     @property
     def gpu_types(self) -> dict[str, int]:
-        """Every GPU type, and the most of it that a node has."""
+        """Each GPU type, with the largest number on any one node."""
         found: dict[str, int] = {}
         for kind in self.kinds:
             for name, count in kind.gpus.items():
@@ -59,7 +59,7 @@ class Partition:
     def count_nodes(
         self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0
     ) -> int:
-        """How many nodes have at least this much."""
+        """Count the nodes that have at least this much."""
         return sum(
             kind.count
             for kind in self.kinds
@@ -70,13 +70,13 @@ class Partition:
 
 
 def query_partitions() -> list[Partition]:
-    """Ask `sinfo` for every partition."""
+    """Query `sinfo` for all partitions."""
     done = call(["sinfo", "--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS)}"])
     return parse_sinfo(done.stdout)
 
 
 def find_partitions() -> list[Partition]:
-    """The same, or nothing where nobody answers."""
+    """Return all partitions, or an empty list if Slurm is missing or does not respond."""
     try:
         return query_partitions()
     except ClusterError:
@@ -84,6 +84,7 @@ def find_partitions() -> list[Partition]:
 
 
 def parse_sinfo(text: str) -> list[Partition]:
+    """Parse the output of `sinfo` with the fields of `_FIELDS`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         values = [value.strip() for value in line.split(SEPARATOR)]
@@ -94,19 +95,19 @@ def parse_sinfo(text: str) -> list[Partition]:
         partition.is_default |= name.endswith("*")
         partition.is_up = up == "up"
         partition.max_time = _limit(limit)
-        most = size.rpartition("-")[2]
-        partition.max_nodes = int(most) if most.isdigit() else None
+        max_nodes = size.rpartition("-")[2]
+        partition.max_nodes = int(max_nodes) if max_nodes.isdigit() else None
         partition.kinds.append(
             NodeKind(
                 count=_number(count), cpus=_number(cpus), memory=_number(memory), gpus=parse_gres(gres),
-                features=tuple(word for word in features.split(",") if word and word != "(null)"), state=state,
+                features=tuple(name for name in features.split(",") if name and name != "(null)"), state=state,
             )
         )  # fmt: skip
     return list(found.values())
 
 
 def parse_gres(text: str) -> dict[str, int]:
-    """`gpu:a100:4(S:0-1),gpu:2,lustre:1` -> {"a100": 4, "": 2}"""
+    """Parse the GPUs of a Gres field: `gpu:a100:4(S:0-1),gpu:2,lustre:1` -> `{"a100": 4, "": 2}`."""
     found: dict[str, int] = {}
     for kind, count in re.findall(r"(?:^|,)gpu(?::([^:,()]+))??:([0-9]+)", text):
         found[kind] = found.get(kind, 0) + int(count)
@@ -126,26 +127,25 @@ def _limit(text: str) -> int | None:
 
 
 def select_partitions(partitions: Sequence[Partition], names: str | None) -> list[Partition]:
-    """The partitions that a job may land in: those that it names, else the default one."""
+    """Return the partitions a job may run in: those it names, or the default partition."""
     if names is None:
-        return [each for each in partitions if each.is_default]
-    wanted = names.split(",")
-    return [each for each in partitions if each.name in wanted]
+        return [partition for partition in partitions if partition.is_default]
+    return [partition for partition in partitions if partition.name in names.split(",")]
 
 
 def fair_cpus(partitions: Iterable[Partition], *, gpus: int, gpu_type: str | None, nproc: int) -> int:
-    """A node's cores, shared out evenly among its GPUs (among the ranks where there are none).
+    """Return a node's cores divided by its GPUs, or by the ranks if the job uses no GPUs.
 
-    The least over the nodes that would do, so that the job can land on any of them.
+    This is the minimum over all suitable nodes, so that the job can run on any of them.
     """
     shares = []
     for partition in partitions:
         for kind in partition.kinds:
-            there = kind.gpus.get(gpu_type, 0) if gpu_type else kind.gpu_count
-            if there >= max(gpus, 1) and gpus:
-                shares.append(kind.cpus // there)
+            available = kind.gpus.get(gpu_type, 0) if gpu_type else kind.gpu_count
+            if available >= max(gpus, 1) and gpus:
+                shares.append(kind.cpus // available)
             elif not gpus and kind.cpus >= nproc:
                 shares.append(kind.cpus // nproc)
-    # Without GPUs a rank takes what it needs to train beside others; a node is not ours because it is there.
+    # A CPU-only rank takes at most two cores: a job should not claim a whole node just because it is free.
     fair = min(shares, default=1)
     return max(1, fair if gpus else min(fair, 2))

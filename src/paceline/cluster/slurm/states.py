@@ -1,4 +1,4 @@
-"""What Slurm calls the states of a job, and what they mean to somebody who waits for a run."""
+"""Slurm's job states, and what they mean for a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 WAITING, LIVE, ENDED, UNKNOWN = "waiting", "live", "ended", "unknown"
 
-# Slurm's word -> (what a person is told, the phase it belongs to). Slurm 22.05 to 25.
+# Slurm's state -> (label shown to the user, phase), for Slurm 22.05 to 25.
 STATES: dict[str, tuple[str, str]] = {
     "PENDING": ("queued", WAITING),
     "REQUEUED": ("queued", WAITING),
@@ -40,19 +40,19 @@ STATES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as the scheduler tells it."""
+    """A job as the scheduler reports it."""
 
     id: str
-    state: str  # Slurm's own word
+    state: str  # Slurm's name for it
     reason: str = ""
     nodes: str = ""
-    start: str = ""  # when it began, or is expected to
+    start: str = ""  # actual or expected start time
     elapsed: str = ""
     exit_code: str = ""
 
     @property
     def label(self) -> str:
-        """For people. A state that nobody foresaw is shown as Slurm writes it."""
+        """The state as shown to the user; an unknown one is shown as Slurm names it."""
         return STATES.get(self.state, (self.state.lower(), UNKNOWN))[0]
 
     @property
@@ -61,5 +61,5 @@ class JobState:
 
 
 def normalize_state(text: str) -> str:
-    """`CANCELLED by 1000`, `RUNNING+` -> the word itself."""
+    """Strip what Slurm adds to a state: `CANCELLED by 1000` -> `CANCELLED`, `RUNNING+` -> `RUNNING`."""
     return text.split(maxsplit=1)[0].rstrip("+").upper() if text.strip() else ""
