@@ -12,9 +12,9 @@ import torch
 
 from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.checkpoint import rng
-from paceline.runtime.data.loader import Micro
-from paceline.runtime.data.randomness import host_randomness_kept
-from paceline.runtime.data.transfer import move
+from paceline.runtime.data.batches import MicroBatch
+from paceline.runtime.data.randomness import preserve_host_rng
+from paceline.runtime.data.transfer import transfer_batch
 from paceline.runtime.training.gradients import Gradients
 
 
@@ -33,7 +33,7 @@ class Loop:
         self.step = 0  # steps done, over all epochs and attempts
         self.epoch = 0
         self.begun = False
-        self.micro: Micro | None = None  # while the loop's body runs
+        self.micro: MicroBatch | None = None  # while the loop's body runs
         self.weighted = False  # whether the loader knows the samples of each slice
         self.left_inside = False  # whether `step` counts one whose body was left: by `break`, or by an error
         self.skip = 0  # batches of a plain iterable that a resume passes over
@@ -101,7 +101,7 @@ class Loop:
             self._gradients.reset()
             boundary.progress.end()
 
-    def _iterate(self, micros: Iterator[Micro], limit: int, uniform: bool) -> Iterator[Any]:
+    def _iterate(self, micros: Iterator[MicroBatch], limit: int, uniform: bool) -> Iterator[Any]:
         gradients, boundary, weighted = self._gradients, self._boundary, self.weighted
         begin, after_step = gradients.begin, boundary.after_step
         for micro in micros:
@@ -122,7 +122,7 @@ class Loop:
                 if step >= limit:
                     return
 
-    def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[Micro], int | None, int]:
+    def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[MicroBatch], int | None, int]:
         """Micro-steps of one epoch, how many steps it has, and how many of them lie behind."""
         self.weighted = hasattr(loader, "micro_batches")
         if not self.weighted:
@@ -136,25 +136,25 @@ class Loop:
         done = loader.step if loader.epoch == epoch else 0
         return loader.micro_batches(epoch), loader.steps_per_epoch, done
 
-    def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[Micro]:
+    def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[MicroBatch]:
         """Any iterable: every batch weighs the same, and its data is moved to the device."""
         if skipped and self._rank == 0:
             text = f"paceline: passing over {skipped} batches that were trained on already"
             print(text, file=sys.stderr, flush=True)
         # What they draw was drawn before the save, whose random numbers go on where they stood.
-        with host_randomness_kept() if skipped else contextlib.nullcontext():
+        with preserve_host_rng() if skipped else contextlib.nullcontext():
             iterator = iter(batches)
             for _ in range(skipped):
                 next(iterator, None)
         if self._device.type != "cpu":
-            iterator = (move(data, self._device) for data in iterator)
+            iterator = (transfer_batch(data, self._device) for data in iterator)
         if accumulate == 1:
-            yield from (Micro(data, 1, 1, 0, True, 0, 1) for data in iterator)
+            yield from (MicroBatch(data, 1, 1, 0, True, 0, 1) for data in iterator)
             return
         index, missing = 0, object()
         upcoming = next(iterator, missing)
         while upcoming is not missing:
             data, upcoming = upcoming, next(iterator, missing)
             last = index == accumulate - 1 or upcoming is missing
-            yield Micro(data, 1, accumulate, index, last, 0, 1)
+            yield MicroBatch(data, 1, accumulate, index, last, 0, 1)
             index = 0 if last else index + 1

@@ -18,7 +18,7 @@ from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.boundary.checkpoint_schedule import warn
 from paceline.runtime.boundary.stop import Pruned
 from paceline.runtime.checkpoint import Checkpoints, Restored
-from paceline.runtime.data.evaluation import evaluate
+from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.randomness import seed_everything
 from paceline.runtime.distributed import process_group as groups
@@ -121,7 +121,7 @@ class Run:
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Any:
         """Batches for `steps`: `batch_size` is the global one, the order is the same at every world size.
 
-        Options: accumulate, shuffle, drop_last, num_workers, collate_fn, resident, ... (see `Loader`).
+        Options: accumulate, shuffle, drop_last, num_workers, collate_fn, resident, ... (see `MapLoader`).
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
@@ -195,7 +195,7 @@ class Run:
         """
         key = (id(data), batch_size, num_workers)
         if key not in self._evaluations:
-            made = evaluate(
+            made = make_evaluation_loader(
                 data, batch_size=batch_size, identity=self.identity, device=self.device,
                 seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
             )  # fmt: skip

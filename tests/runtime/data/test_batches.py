@@ -1,4 +1,4 @@
-"""Global batches are the same at every world size, and every slice is there once."""
+"""Global batches are the same at every world size, and every slice is taken once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.runtime.data.batches import At, Cut, epoch_order, evaluation_slices
+from paceline.runtime.data.batches import EpochPlan, epoch_order, evaluation_slices
+from paceline.runtime.distributed.identity import Identity
 
 
-def positions(cut: Cut, first_step: int = 0) -> list[list[int]]:
-    """For each step, the positions that a rank truly takes."""
+def positions(plan: EpochPlan, first_step: int = 0) -> list[list[int]]:
+    """The positions of real samples that a rank takes, by step."""
     steps: dict[int, list[int]] = {}
-    for each in cut.slices(first_step):
+    for each in plan.slices(first_step):
         steps.setdefault(each.step, []).extend(range(each.start, each.stop) if each.count else [])
     return [steps[step] for step in sorted(steps)]
 
@@ -25,38 +26,38 @@ def positions(cut: Cut, first_step: int = 0) -> list[list[int]]:
     st.booleans(),
     st.data(),
 )
-def test_every_step_is_cut_without_gap_or_overlap(
+def test_every_step_is_split_without_gap_or_overlap(
     shape: tuple[int, int, int], samples: int, drop_last: bool, data: st.DataObject
 ) -> None:
     world, accumulate, per_slice = shape
     batch = world * accumulate * per_slice
     if drop_last and samples < batch:
         samples += batch
-    cuts = [Cut(samples, batch, At(rank, world), accumulate, drop_last) for rank in range(world)]
-    first = data.draw(st.integers(0, cuts[0].steps))
-    taken = [positions(cut, first) for cut in cuts]
-    assert len({len(list(cut.slices(first))) for cut in cuts}) == 1, (
+    plans = [EpochPlan(samples, batch, Identity(rank, world), accumulate, drop_last) for rank in range(world)]
+    first = data.draw(st.integers(0, plans[0].steps))
+    taken = [positions(plan, first) for plan in plans]
+    assert len({len(list(plan.slices(first))) for plan in plans}) == 1, (
         "ranks differ in their number of micro-steps"
     )
-    for number, step in enumerate(range(first, cuts[0].steps)):
+    for number, step in enumerate(range(first, plans[0].steps)):
         together = sorted(position for rank in range(world) for position in taken[rank][number])
         assert together == list(range(step * batch, min(samples, (step + 1) * batch)))
-    for cut in cuts:
-        for each in cut.slices(first):
+    for plan in plans:
+        for each in plan.slices(first):
             assert 0 <= each.start < each.stop <= samples
             assert each.count in (0, each.stop - each.start)
             assert each.last == (each.index == accumulate - 1)
-    total = {each.step: each.global_count for each in cuts[0].slices(first)}
+    total = {each.step: each.global_count for each in plans[0].slices(first)}
     for step, size in total.items():
-        assert size == sum(each.count for cut in cuts for each in cut.slices(step) if each.step == step)
+        assert size == sum(each.count for plan in plans for each in plan.slices(step) if each.step == step)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 100))
-def test_evaluation_takes_every_sample_once_in_equally_many_forwards(
+def test_evaluation_takes_every_sample_once_with_the_same_number_of_forwards_on_every_rank(
     world: int, batch: int, samples: int
 ) -> None:
-    ranks = [list(evaluation_slices(samples, batch, At(rank, world))) for rank in range(world)]
+    ranks = [list(evaluation_slices(samples, batch, Identity(rank, world))) for rank in range(world)]
     seen = [
         position
         for slices in ranks
@@ -77,12 +78,12 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert epoch_order(5, seed=1, epoch=3, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_batch_that_does_not_fit_says_which_do() -> None:
+def test_the_error_about_a_batch_size_that_does_not_fit_names_those_that_do() -> None:
     with pytest.raises(UsageError, match=r"batch_size=100 .* 4 ranks x 3 micro-steps") as caught:
-        Cut(1000, 100, At(0, 4), 3)
+        EpochPlan(1000, 100, Identity(0, 4), 3)
     assert "96 or 108" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        Cut(1000, 5, At(0, 4), 2)
+        EpochPlan(1000, 5, Identity(0, 4), 2)
     assert "multiple of 8: 8" in caught.value.hint
-    with pytest.raises(UsageError, match="no step"):
-        Cut(10, 16, At())
+    with pytest.raises(UsageError, match="no full step"):
+        EpochPlan(10, 16, Identity())

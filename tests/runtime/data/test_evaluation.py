@@ -1,4 +1,4 @@
-"""Evaluation counts every sample once, on any number of ranks, with equally many forwards on each."""
+"""Evaluation counts every sample once on any number of ranks, with the same number of forwards on each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from paceline.errors import UsageError
-from paceline.runtime.data.batches import At
-from paceline.runtime.data.evaluation import evaluate
-from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.evaluation import make_evaluation_loader
+from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.transfer import map_tensors, to_device, trim
-from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.distributed.identity import Identity, read_identity
 from tests.forked import Ranks
-from tests.runtime.data.sets import Counting, Noisy
+from tests.runtime.data.datasets import Counting, Noisy
 
 
 def net() -> nn.Module:
@@ -29,14 +28,14 @@ def net() -> nn.Module:
 
 
 def count_on_a_rank(samples: int, batch_size: int) -> tuple[int, int, float, int]:
-    """The way users write it, over a model whose forward synchronises its buffers across ranks."""
+    """Evaluate as users write it, with a model whose forward synchronizes its buffers across ranks."""
     dist.init_process_group("gloo")
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(samples, 1, 8, 8, generator=generator), torch.arange(samples) % 10)
     model = DistributedDataParallel(net()).eval()
     hits, seen, loss, forwards = 0, 0, 0.0, 0
     with torch.no_grad():
-        for x, y in evaluate(data, batch_size=batch_size, identity=read_identity()):
+        for x, y in make_evaluation_loader(data, batch_size=batch_size, identity=read_identity()):
             out = model(x)
             hits += int((out.argmax(1) == y).sum())
             seen += len(y)
@@ -58,23 +57,23 @@ def test_counts_agree_at_every_world_size(ranks: Ranks, samples: int) -> None:
         assert {part[3] for part in parts} == {alone[3]}
 
 
-def test_a_loader_stands_for_its_data_set() -> None:
+def test_a_loader_is_accepted_instead_of_its_data_set() -> None:
     data = Noisy(21)
-    ours = Loader(data, batch_size=4, identity=At())
+    ours = MapLoader(data, batch_size=4, identity=Identity())
     plain = DataLoader(data, batch_size=4, shuffle=True, collate_fn=lambda items: [len(items)])
-    assert sum(len(y) for _, y in evaluate(ours, identity=At())) == 21
-    assert [batch[0] for batch in evaluate(plain, identity=At())] == [4, 4, 4, 4, 4, 1]
+    assert sum(len(y) for _, y in make_evaluation_loader(ours, identity=Identity())) == 21
+    assert [batch[0] for batch in make_evaluation_loader(plain, identity=Identity())] == [4, 4, 4, 4, 4, 1]
     with pytest.raises(UsageError, match="SubsetRandomSampler"):
-        evaluate(DataLoader(data, sampler=SubsetRandomSampler([1, 2])))
+        make_evaluation_loader(DataLoader(data, sampler=SubsetRandomSampler([1, 2])))
 
 
 def test_streams_and_repeated_passes() -> None:
-    stream = evaluate(Counting(21), batch_size=4, identity=At())
+    stream = make_evaluation_loader(Counting(21), batch_size=4, identity=Identity())
     assert [sorted(torch.cat(list(stream)).tolist()) for _ in range(2)] == [list(range(21))] * 2
-    noisy = evaluate(Noisy(9), batch_size=4, identity=At(), num_workers=1)
+    noisy = make_evaluation_loader(Noisy(9), batch_size=4, identity=Identity(), num_workers=1)
     first, second = [torch.cat([x for x, _ in noisy]) for _ in range(2)]
     noisy.close()
-    assert first.equal(second), "the same randomness in every evaluation"
+    assert first.equal(second), "every evaluation has the same randomness"
 
 
 def test_nested_batches_are_trimmed_and_moved_whole() -> None:

@@ -1,4 +1,4 @@
-"""The promise of world-size invariance: at equal global batch, each step's loss is the same on 1, 2 and 4 ranks."""
+"""World-size invariance: with the same global batch, each step's loss is the same on 1, 2 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import paceline
-from paceline.runtime.data.loader import Micro
+from paceline.runtime.data.batches import MicroBatch
 from tests.forked import Ranks
-from tests.runtime.data.sets import Noisy
+from tests.runtime.data.datasets import Noisy
 
 QUIET: dict[str, Any] = {"seed": 3, "cpu": True, "report": False, "progress": False}
 
@@ -23,12 +23,12 @@ def net(dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
 
 
-def recorded(loader: Any) -> list[Micro]:
-    """The micro-batches that the loop takes, as it takes them: their true counts are in them."""
-    taken: list[Micro] = []
+def record(loader: Any) -> list[MicroBatch]:
+    """Record the micro-batches that the loop takes, with their real counts."""
+    taken: list[MicroBatch] = []
     original = loader.micro_batches
 
-    def micro_batches(*args: Any) -> Iterator[Micro]:
+    def micro_batches(*args: Any) -> Iterator[MicroBatch]:
         for micro in original(*args):
             taken.append(micro)
             yield micro
@@ -40,7 +40,7 @@ def recorded(loader: Any) -> list[Micro]:
 def losses_of_a_rank(
     *, steps: int, accumulate: int, drop_last: bool, workers: int, single: bool, weighted: bool
 ) -> list[float]:
-    """The true mean loss of each global batch, as the ranks together computed it, with scheduler and EMA."""
+    """Train with scheduler and EMA; return the mean loss of each global batch over all ranks."""
     dtype = torch.float32 if single else torch.float64
     found: list[float] = []
     with paceline.session(**QUIET) as run:
@@ -55,7 +55,7 @@ def losses_of_a_rank(
             drop_last=drop_last,
             num_workers=workers,
         )
-        taken = recorded(loader)
+        taken = record(loader)
         total, seen, held = torch.zeros(2, dtype=torch.float64), 0, 0.0
         for _ in run.epochs(100):
             for x, y in run.steps(loader, max_steps=steps - run.step):
@@ -110,7 +110,7 @@ def test_float64_agrees_over_100_steps(
 ) -> None:
     case = CASES[name]
     expected = reference[case["drop_last"]]
-    assert expected[0] > 1.2 * expected[99], "the model learns, so that agreement means something"
+    assert expected[0] > 1.2 * expected[99], "the model must learn, or equal losses mean nothing"
     for found in ranks(run_case, world, 100, False, case):
         assert found == pytest.approx(expected, abs=1e-10)
 
@@ -124,7 +124,7 @@ def test_float32_agrees_over_20_steps(ranks: Ranks) -> None:
 
 
 def gan_rank() -> list[float]:
-    """Two networks, two optimizers, two updates a step; each network also feels the other's loss."""
+    """Two networks, two optimizers, two updates a step; each network also gets gradients from the other's loss."""
     found: list[float] = []
     with paceline.session(**QUIET) as run:
         maker = run.wrap(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6)).double())
@@ -149,7 +149,7 @@ def gan_rank() -> list[float]:
     return found
 
 
-def test_a_gan_trains_alike_at_every_world_size(ranks: Ranks) -> None:
+def test_a_gan_trains_the_same_at_every_world_size(ranks: Ranks) -> None:
     (expected,) = ranks(gan_rank, 1)
     assert len(expected) == 24
     assert abs(expected[-1] - expected[0]) > 1e-2

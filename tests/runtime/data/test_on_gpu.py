@@ -1,4 +1,4 @@
-"""The way to the device, on one that is not the CPU."""
+"""Transfer of batches to a CUDA device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from paceline.runtime.data.batches import At
-from paceline.runtime.data.loader import Loader
-from paceline.runtime.data.transfer import feed
-from tests.runtime.data.sets import Noisy
+from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.transfer import transfer_batches
+from paceline.runtime.distributed.identity import Identity
+from tests.runtime.data.datasets import Noisy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def no_waiting() -> Any:
-    """An error wherever the host waits for the device."""
+    """Raise an error wherever the host waits for the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     yield
@@ -32,8 +32,8 @@ def test_batches_arrive_whole_while_the_device_is_busy() -> None:
     big = torch.randn(2048, 2048, device="cuda")
     batches = [{"x": torch.full((1 << 20,), float(number)), "name": "n"} for number in range(8)]
     sums = []
-    for batch in feed(iter(batches), torch.device("cuda")):
-        for _ in range(10):  # the copy of the next batch overtakes this
+    for batch in transfer_batches(iter(batches), torch.device("cuda")):
+        for _ in range(10):  # the next batch is copied meanwhile
             big = big @ big
             big /= big.norm()
         sums.append(batch["x"].sum())
@@ -41,12 +41,12 @@ def test_batches_arrive_whole_while_the_device_is_busy() -> None:
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_an_epoch_needs_no_wait_and_has_the_order_of_the_host(no_waiting: None, resident: bool) -> None:
+def test_an_epoch_never_waits_and_has_the_same_order_as_on_the_host(no_waiting: None, resident: bool) -> None:
     x, y = torch.randn(1000, 8), torch.arange(1000)
-    options: dict[str, Any] = {"batch_size": 64, "drop_last": False, "seed": 5, "identity": At(1, 2)}
-    torch.cuda.set_sync_debug_mode("default")  # moving the data set there is once, and may wait
-    there = Loader(TensorDataset(x, y), device="cuda", resident=resident, **options)
-    here = Loader(TensorDataset(x, y), **options)
+    options: dict[str, Any] = {"batch_size": 64, "drop_last": False, "seed": 5, "identity": Identity(1, 2)}
+    torch.cuda.set_sync_debug_mode("default")  # moving the data set happens once, and may wait
+    there = MapLoader(TensorDataset(x, y), device="cuda", resident=resident, **options)
+    here = MapLoader(TensorDataset(x, y), **options)
     torch.cuda.set_sync_debug_mode("error")
     for epoch in (0, 1):
         got = [micro.data for micro in there.micro_batches(epoch)]
@@ -58,13 +58,13 @@ def test_an_epoch_needs_no_wait_and_has_the_order_of_the_host(no_waiting: None, 
         torch.cuda.set_sync_debug_mode("error")
 
 
-def test_a_resident_epoch_moves_nothing_but_its_order() -> None:
-    """The host's whole part in an epoch: one permutation. Compared with the same data on the host."""
+def test_a_resident_epoch_copies_only_its_order() -> None:
+    """An epoch needs one copy from the host, its permutation; data on the host needs one per tensor and batch."""
     x, y = torch.randn(4096, 32), torch.arange(4096)
 
     def copies(resident: bool) -> int:
-        loader = Loader(
-            TensorDataset(x, y), batch_size=64, device="cuda", resident=resident, seed=5, identity=At()
+        loader = MapLoader(
+            TensorDataset(x, y), batch_size=64, device="cuda", resident=resident, seed=5, identity=Identity()
         )
         list(loader.micro_batches(0))
         torch.cuda.synchronize()
@@ -80,8 +80,8 @@ def test_a_resident_epoch_moves_nothing_but_its_order() -> None:
 
 
 def test_workers_feed_the_device() -> None:
-    there = Loader(Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=At())
-    here = Loader(Noisy(64), batch_size=16, seed=1, identity=At())
+    there = MapLoader(Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=Identity())
+    here = MapLoader(Noisy(64), batch_size=16, seed=1, identity=Identity())
     for far, near in zip(there.micro_batches(0), here.micro_batches(0), strict=True):
         assert far.data[0].cpu().equal(near.data[0])
     there.close()

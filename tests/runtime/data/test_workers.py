@@ -1,4 +1,4 @@
-"""Data-loader workers answer no stop signal, and never outlive their rank."""
+"""Data-loader workers ignore stop signals and never outlive their rank."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.runtime.data.batches import At
-from paceline.runtime.data.loader import ItemSource, Loader
-from tests.runtime.data.sets import Numbers
+from paceline.runtime.data.item_source import ItemSource
+from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.distributed.identity import Identity
+from tests.runtime.data.datasets import Numbers
 
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import sys, time
-from paceline.runtime.data.loader import Loader
-from paceline.runtime.data.batches import At
-from tests.runtime.data.sets import Endless, Numbers
+from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.distributed.identity import Identity
+from tests.runtime.data.datasets import Endless, Numbers
 
 data = {data}
-loader = Loader(data, batch_size=2, num_workers=2, identity=At())
+loader = MapLoader(data, batch_size=2, num_workers=2, identity=Identity())
 batches = loader.micro_batches(0)
 {do}
 """
@@ -44,7 +45,7 @@ def start(data: str, do: str) -> subprocess.Popen[str]:
 def until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"still not so after {timeout} s: {what}"
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
         time.sleep(0.02)
 
 
@@ -55,10 +56,12 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
-def test_workers_go_on_after_every_stop_signal() -> None:
-    loader = Loader(Numbers(40), batch_size=2, num_workers=2, shuffle=False, identity=At(), prefetch_factor=1)
+def test_workers_continue_after_every_stop_signal() -> None:
+    loader = MapLoader(
+        Numbers(40), batch_size=2, num_workers=2, shuffle=False, identity=Identity(), prefetch_factor=1
+    )
     batches = loader.micro_batches(0)
-    got = [next(batches), next(batches)]  # one from each worker: both are past their start
+    got = [next(batches), next(batches)]  # one from each worker: both have started
     assert isinstance(loader.source, ItemSource)
     workers = [psutil.Process(each.pid) for each in loader.source.loader._iterator._workers]
     assert len(workers) == 2
@@ -68,7 +71,7 @@ def test_workers_go_on_after_every_stop_signal() -> None:
     got += list(batches)
     assert sum(int(micro.data.sum()) for micro in got) == sum(range(40))
     loader.close()
-    until(lambda: all(map(is_gone, workers)), "the workers have ended")
+    until(lambda: all(map(is_gone, workers)), "the workers exit")
 
 
 def test_workers_die_with_a_rank_that_was_killed() -> None:
@@ -79,21 +82,21 @@ def test_workers_die_with_a_rank_that_was_killed() -> None:
     assert len(workers) == 2
     rank.kill()
     rank.wait()
-    until(lambda: all(map(is_gone, workers)), "the workers have ended")
+    until(lambda: all(map(is_gone, workers)), "the workers exit")
     rank.communicate()
 
 
 @pytest.mark.parametrize("way", ["pass", "loader.close()"])
 def test_exit_does_not_wait_for_a_worker_that_is_stuck(way: str, tmp_path: Path) -> None:
-    # Workers ignore the SIGTERM that Python sends to its children at exit: without more, it would wait forever.
+    # Workers ignore the SIGTERM that Python sends to its children at exit, so it would wait forever.
     stuck = f"""
 import pathlib, torch
-loader.source.batches(torch.arange(8), loader.cut.slices(), 0)
+loader.source.batches(torch.arange(8), loader.plan.slices(), 0)
 while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2:
     time.sleep(0.02)
 print("leaving", flush=True)
 {way}
 """
     rank = start(f"Endless(8, {str(tmp_path)!r})", stuck)
-    said, complaints = rank.communicate(timeout=120)
-    assert (said, complaints, rank.returncode) == ("leaving\n", "", 0)
+    stdout, stderr = rank.communicate(timeout=120)
+    assert (stdout, stderr, rank.returncode) == ("leaving\n", "", 0)

@@ -1,1 +1,1 @@
-"""Samples on their way to a rank: loaders, streams, sharding, evaluation, workers and randomness."""
+"""Data loading: loaders, streams, sharding, evaluation, workers and seeds."""

@@ -1,10 +1,10 @@
-"""Evaluation that counts every sample once, with equally many forwards on every rank.
+"""Evaluation loaders: every sample counts once, and every rank runs the same number of forward passes.
 
-Each global batch is cut into slices whose sizes differ by one at most. When fewer samples are left than there
-are ranks, a rank that has none gets a batch of 0 samples: tensors of the right shape whose first dimension
-is 0. Forwarding it is harmless and keeps the collectives of DDP and FSDP2 in step, and sums over it add
-nothing: `hits += (out.argmax(1) == y).sum(); seen += len(y)` is right as it stands. A mean over it is NaN:
-add up sums, and divide once (`run.sum(hits) / run.sum(seen)`).
+Each global batch is split into slices whose sizes differ by at most one. When fewer samples are left than there are
+ranks, some ranks get a batch of 0 samples: tensors of the right shape whose first dimension is 0. A forward pass over
+it is harmless and keeps the collectives of DDP and FSDP2 in step. Sums over it add nothing, so
+`hits += (out.argmax(1) == y).sum(); seen += len(y)` is correct. A mean over it is NaN: add up sums and divide once
+(`run.sum(hits) / run.sum(seen)`).
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ from torch.utils.data import (
 )
 
 from paceline.errors import UsageError
-from paceline.runtime.data.batches import Place, evaluation_slices, evaluation_steps
-from paceline.runtime.data.loader import ItemSource, Loader, Source
-from paceline.runtime.data.resident import TensorSource, samples_in, tensors_of
-from paceline.runtime.data.streams import StreamLoader
+from paceline.runtime.data.batches import evaluation_slices, evaluation_steps
+from paceline.runtime.data.item_source import ItemSource, Source
+from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors
+from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.data.transfer import trim
-from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.distributed.identity import Identity, read_identity
 
-DEFAULT_BATCH = 256
+DEFAULT_BATCH_SIZE = 256
 
 
-class Evaluation:
-    """One pass over a map-style data set on every iteration; workers, if any, stay for the next one."""
+class MapEvaluationLoader:
+    """Batches of a map-style data set, one pass per iteration. Workers stay alive for the next pass."""
 
     def __init__(
         self,
         dataset: Any,
         *,
-        batch_size: int = DEFAULT_BATCH,
-        identity: Place | None = None,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        identity: Identity | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.place: Place = identity if identity is not None else read_identity()
+        self.identity = identity if identity is not None else read_identity()
         self.batch_size = batch_size
         target = torch.device(device) if device is not None else None
-        tensors = None if collate_fn else tensors_of(dataset)
+        tensors = None if collate_fn else find_tensors(dataset)
         self.source: Source
         if tensors is not None:
-            self.samples = samples_in(tensors)
+            self.samples = count_samples(tensors)
             self.source = TensorSource(tensors, device=target, resident=False)
         else:
             self.samples = len(dataset)
@@ -61,23 +62,23 @@ class Evaluation:
             )
 
     def __len__(self) -> int:
-        """Forwards of each rank."""
+        """Return the number of forward passes of each rank."""
         return evaluation_steps(self.samples, self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        slices = list(evaluation_slices(self.samples, self.batch_size, self.place))
+        slices = list(evaluation_slices(self.samples, self.batch_size, self.identity))
         batches = self.source.batches(torch.arange(self.samples), iter(slices), 0)
-        for each, data in zip(slices, batches, strict=True):
-            yield data if each.count else trim(data, 0)
+        for part, data in zip(slices, batches, strict=True):
+            yield data if part.count else trim(data, 0)
 
     def close(self) -> None:
         self.source.close()
 
 
-class StreamEvaluation:
-    """The same for an iterable data set: ranks go on until none has a sample left."""
+class StreamEvaluationLoader:
+    """Batches of an iterable data set. Every rank continues until no rank has a sample left."""
 
-    def __init__(self, dataset: Any, *, batch_size: int = DEFAULT_BATCH, **options: Any) -> None:
+    def __init__(self, dataset: Any, *, batch_size: int = DEFAULT_BATCH_SIZE, **options: Any) -> None:
         self.loader = StreamLoader(dataset, batch_size=batch_size, drop_last=False, **options)
 
     def __iter__(self) -> Iterator[Any]:
@@ -88,51 +89,51 @@ class StreamEvaluation:
         self.loader.close()
 
 
-def evaluate(
+def make_evaluation_loader(
     dataset: Any,
     *,
     batch_size: int | None = None,
-    identity: Place | None = None,
+    identity: Identity | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
     num_workers: int | None = None,
     group: Any = None,
-) -> Evaluation | StreamEvaluation:
-    """What to iterate over: batches of this rank, on the device. `batch_size` is global, as in `loader`.
+) -> MapEvaluationLoader | StreamEvaluationLoader:
+    """Return a loader of this rank's batches, on the device. `batch_size` is global, as in `make_loader`.
 
-    A `Loader` or a torch DataLoader stands for its data set, batch size, workers and collating; its order
-    does not matter here.
+    From a Paceline loader or a torch DataLoader it takes the data set, batch size, workers and collation, but not
+    the order.
     """
     collate_fn, sharded = None, False
     if isinstance(dataset, DataLoader):
-        _check_whole(dataset)
+        _check_sampler(dataset)
         batch_size = batch_size or dataset.batch_size
         collate_fn = dataset.collate_fn
         num_workers = dataset.num_workers if num_workers is None else num_workers
         dataset = dataset.dataset
-    elif isinstance(dataset, (Loader, StreamLoader)):
+    elif isinstance(dataset, (MapLoader, StreamLoader)):
         batch_size = batch_size or dataset.batch_size
         sharded = isinstance(dataset, StreamLoader) and dataset.sharded
         dataset = dataset.dataset
-    size = batch_size or DEFAULT_BATCH
+    size = batch_size or DEFAULT_BATCH_SIZE
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         world_size = (identity if identity is not None else read_identity()).world_size
-        return StreamEvaluation(
+        return StreamEvaluationLoader(
             dataset, batch_size=max(1, size // world_size) * world_size, identity=identity, device=device, seed=seed,
             num_workers=num_workers or 0, group=group, collate_fn=collate_fn, sharded=sharded,
         )  # fmt: skip
-    return Evaluation(
+    return MapEvaluationLoader(
         dataset, batch_size=size, identity=identity, device=device, seed=seed,
         num_workers=num_workers or 0, collate_fn=collate_fn,
     )  # fmt: skip
 
 
-def _check_whole(loader: DataLoader[Any]) -> None:
-    """Only samplers that stand for the whole data set can be left aside."""
+def _check_sampler(loader: DataLoader[Any]) -> None:
+    """Reject a sampler that may select only a part of the data set."""
     if isinstance(loader.dataset, IterableDataset):
         return
     if not isinstance(loader.sampler, (SequentialSampler, RandomSampler, DistributedSampler)):
         raise UsageError(
-            f"evaluate() cannot cut a DataLoader whose sampler is {type(loader.sampler).__name__}",
-            hint="Give it the data set, or torch.utils.data.Subset(dataset, indices) for a part of it.",
+            f"run.evaluate() can't split a DataLoader whose sampler is {type(loader.sampler).__name__}.",
+            hint="Pass the data set itself, or torch.utils.data.Subset(dataset, indices) for a part of it.",
         )

@@ -1,8 +1,8 @@
-"""Randomness that belongs to the sample, not to the process that happens to load it.
+"""Randomness that belongs to the sample, not to the process that loads it.
 
-Each item is made with Python's, NumPy's and torch's generators seeded from (seed, epoch, index). So its
-augmentation is the same on every rank, in every worker and after a resume, and differs in every epoch.
-Generators that a data set keeps for itself (`self.rng = ...`) are its own affair.
+Python's, NumPy's and torch's generators are seeded from (seed, epoch, index) before each item. Its augmentation is
+therefore the same on every rank, in every worker and after a resume, and different in every epoch. Generators that
+a data set creates itself (`self.rng = ...`) are not covered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ T = TypeVar("T")
 
 _MASK = (1 << 64) - 1
 
-Key = tuple[int, int]  # (epoch, index): what the sampler asks a data set for
 
-
-def mix(*numbers: int) -> int:
-    """A well-stirred 64-bit number from a few: splitmix64, folded over them."""
+def derive_seed(*numbers: int) -> int:
+    """Return a well-mixed 64-bit seed that depends on all the numbers (splitmix64, folded over them)."""
     state = 0
     for number in numbers:
         state = ((state ^ (number & _MASK)) + 0x9E3779B97F4A7C15) & _MASK
@@ -36,9 +34,9 @@ def mix(*numbers: int) -> int:
 
 
 def seed_host(seed: int) -> None:
-    """Seed the generators that data sets use: Python's, NumPy's, torch's on the CPU. A few microseconds.
+    """Seed the generators that data sets use: Python's, NumPy's and torch's on the CPU. Takes a few microseconds.
 
-    Not `torch.manual_seed`: it reaches for the GPUs' generators too, where the model's dropout lives.
+    `torch.manual_seed` would also reseed the GPU generators, which the model's dropout uses.
     """
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -48,42 +46,42 @@ def seed_host(seed: int) -> None:
 
 
 @contextmanager
-def host_randomness_kept() -> Iterator[None]:
-    """Put the generators back as they were: loading data in the main process must not disturb the model's."""
-    python, cpu = random.getstate(), torch.default_generator.get_state()
+def preserve_host_rng() -> Iterator[None]:
+    """Restore the host generators on exit: loading data in the main process must not disturb the model."""
+    python_state, torch_state = random.getstate(), torch.default_generator.get_state()
     numpy = sys.modules.get("numpy")
-    kept = numpy.random.get_state() if numpy is not None else None
+    numpy_state = numpy.random.get_state() if numpy is not None else None
     try:
         yield
     finally:
-        random.setstate(python)
-        torch.default_generator.set_state(cpu)
-        if numpy is not None and kept is not None:
-            numpy.random.set_state(kept)
+        random.setstate(python_state)
+        torch.default_generator.set_state(torch_state)
+        if numpy is not None and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
 
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:
-    """Seed Python, NumPy and torch on every device; `deterministic` also asks torch for repeatable kernels."""
+    """Seed Python, NumPy and torch on every device; `deterministic` also selects repeatable kernels."""
     seed &= _MASK
     seed_host(seed)
     torch.manual_seed(seed)
     if deterministic:
-        # cuBLAS reads it when its first handle is made, and refuses to be deterministic without it.
+        # cuBLAS reads this when its first handle is created, and can't be deterministic without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
 
 
-class Seeded(Dataset[T], Generic[T]):
-    """A data set that is asked for (epoch, index) and makes each item with its own randomness."""
+class SeededDataset(Dataset[T], Generic[T]):
+    """A data set whose keys are (epoch, index) and whose items each have their own seed."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
 
-    def __getitem__(self, key: Key) -> T:
+    def __getitem__(self, key: tuple[int, int]) -> T:
         epoch, index = key
-        seed_host(mix(self.seed, epoch, index))
+        seed_host(derive_seed(self.seed, epoch, index))
         item: T = self.dataset[index]
         return item
 

@@ -1,8 +1,10 @@
-"""Iterable data sets as they are read: each item goes to one rank and one worker.
+"""Split iterable data sets: each item goes to one rank and one worker.
 
-Item i of the stream belongs to rank i mod world; so the first batches of all ranks together are the first
-items of the stream, at every world size. Each shard reads past the items of the others: a data set whose
-items are costly should cut itself, and say so (`sharded=True`); WebDataset pipelines do.
+Item i of the stream belongs to rank i mod world size, so the first batches of all ranks together are the first items of
+the stream, at every world size. Each rank also reads, and skips, the items of the others. A data set with expensive
+items should split itself and be loaded with `sharded=True`; WebDataset pipelines do that automatically.
+
+A worker slot is the share of a rank's batches that one data-loader worker reads.
 """
 
 from __future__ import annotations
@@ -13,45 +15,44 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
-from paceline.runtime.data.batches import Place
-from paceline.runtime.data.randomness import mix, seed_host
-from paceline.runtime.data.webdataset import Pipeline
-from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.data.randomness import derive_seed, seed_host
+from paceline.runtime.data.webdataset import SeededPipeline
+from paceline.runtime.distributed.identity import Identity, read_identity
 
 T = TypeVar("T")
 
 
-class Mark(NamedTuple):
-    """How far one lane of a stream has come: what it takes to go on from there."""
+class StreamPosition(NamedTuple):
+    """How far a worker slot has read: what it takes to continue from there."""
 
-    lane: int
-    items: int  # read from the stream, those of other lanes included
-    state: Any  # the data set's own state, where it has one
+    slot: int
+    items: int  # items read from the stream, including those of other slots
+    state: Any  # the data set's own state, if it has one
 
 
-class Rest(NamedTuple):
-    """What a lane had left at its end, less than a batch: the rests of all lanes are put together."""
+class Leftover(NamedTuple):
+    """The items of a slot that did not fill a batch. The leftovers of all slots are combined."""
 
-    lane: int
+    slot: int
     items: list[Any]
 
 
 class ShardedIterable(IterableDataset[T], Generic[T]):
-    """Any iterable, cut by rank and by data-loader worker; usable with a plain DataLoader too.
+    """Any iterable, split by rank and by data-loader worker. It also works with a plain DataLoader.
 
-    The stream itself must be the same on every rank: each item is drawn with the generators seeded from
-    (seed, epoch, position), so shuffling by Python's, NumPy's or torch's global generator is.
+    The stream itself must be the same on every rank. Python's, NumPy's and torch's global generators are seeded
+    from (seed, epoch, position) before each item, so a shuffle that uses them is the same everywhere.
     """
 
-    def __init__(self, dataset: Iterable[T], *, identity: Place | None = None, seed: int = 0) -> None:
+    def __init__(self, dataset: Iterable[T], *, identity: Identity | None = None, seed: int = 0) -> None:
         self.dataset = dataset
-        self.place: Place = identity if identity is not None else read_identity()
+        self.identity = identity if identity is not None else read_identity()
         self.seed = seed
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        if isinstance(self.dataset, Pipeline):
+        if isinstance(self.dataset, SeededPipeline):
             self.dataset.seed = self.seed
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -59,21 +60,22 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        shard, shards = self.place.rank * workers + worker, self.place.world_size * workers
+        shard, shards = self.identity.rank * workers + worker, self.identity.world_size * workers
         for position, item in self.stream():
             if position % shards == shard:
                 yield item
 
-    def stream(self, start: int = 0, *lane: int) -> Iterator[tuple[int, T]]:
-        """All items with their positions, each drawn with its own randomness; `lane` tells apart streams that
-        hold different items at the same positions.
+    def stream(self, start: int = 0, *seeds: int) -> Iterator[tuple[int, T]]:
+        """Yield all items with their positions, each with its own seed.
+
+        Extra `seeds` tell apart streams that hold different items at the same positions.
         """
-        seed_host(mix(self.seed, self.epoch, -1, *lane))
+        seed_host(derive_seed(self.seed, self.epoch, -1, *seeds))
         items = iter(self.dataset)
         end = object()
         position = start
         while True:
-            seed_host(mix(self.seed, self.epoch, position, *lane))
+            seed_host(derive_seed(self.seed, self.epoch, position, *seeds))
             item: Any = next(items, end)
             if item is end:
                 return
@@ -81,77 +83,78 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
             position += 1
 
 
-class Batches(IterableDataset[Any]):
-    """Whole batches of one rank, made where the stream is read, each with the mark that goes on from it.
+class RankBatches(IterableDataset[Any]):
+    """One rank's batches, built where the stream is read, each with the position to continue from.
 
-    Batch k of a rank comes from lane k mod workers, as long as all lanes last; the data loader takes workers in
-    turn from 0, so lanes are counted from the one whose turn it is in this pass.
+    Batch k of a rank comes from slot k mod workers, as long as all slots have items. The DataLoader polls its
+    workers in turn from 0, so worker 0 takes the slot whose turn is next.
     """
 
     def __init__(
-        self, source: ShardedIterable[Any], *, size: int, sharded: bool, collate: Callable[..., Any]
+        self, source: ShardedIterable[Any], *, size: int, sharded: bool, collate_fn: Callable[..., Any]
     ) -> None:
         self.source = source
         self.size = size
         self.sharded = sharded
-        self.collate = collate
-        self.first = 0  # number of the rank's first batch in this pass, where lanes take turns
-        self.turn = 0  # whose batch that is
-        self.marks: dict[int, Mark] = {}  # to go on from, by lane; else the stream is read from its start
+        self.collate_fn = collate_fn
+        self.first_batch = 0  # index of the rank's first batch in this pass, if slots take turns
+        self.first_slot = 0  # slot of that batch
+        self.positions: dict[
+            int, StreamPosition
+        ] = {}  # to continue from, by slot; empty: read from the start
 
-    def __iter__(self) -> Iterator[tuple[int, Any, Mark] | Rest]:
+    def __iter__(self) -> Iterator[tuple[int, Any, StreamPosition] | Leftover]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        lane = (worker + self.turn) % workers
+        slot = (worker + self.first_slot) % workers
         if self.sharded and info is not None:
-            # A data set that cuts itself does so by worker: this one stands in for another.
-            object.__setattr__(info, "id", lane)
-        mark = self.marks.get(lane)
+            # A data set that splits itself does so by worker id, and must see the id of its slot.
+            object.__setattr__(info, "id", slot)
+        saved = self.positions.get(slot)
         start = 0
-        if mark is not None and mark.state is not None:
-            self.source.dataset.load_state_dict(mark.state)  # type: ignore[attr-defined]
-            start = mark.items
+        if saved is not None and saved.state is not None:
+            self.source.dataset.load_state_dict(saved.state)  # type: ignore[attr-defined]
+            start = saved.items
         pending: list[Any] = []
         position = start - 1
-        for position, item in self.source.stream(start, *self._salt(lane)):
-            if not self._is_mine(position, lane, workers):
+        seeds = (self.source.identity.rank, slot) if self.sharded else ()
+        for position, item in self.source.stream(start, *seeds):
+            if not self._belongs_to(slot, position, workers):
                 continue
             pending.append(item)
             if len(pending) == self.size:
-                yield len(pending), self.collated(pending), self._mark(lane, position)
+                yield len(pending), self.collate(pending), self._position_after(slot, position)
                 pending = []
         if pending and self.sharded:
-            yield Rest(lane, pending)
+            yield Leftover(slot, pending)
         elif pending:
-            yield len(pending), self.collated(pending), self._mark(lane, position)
+            yield len(pending), self.collate(pending), self._position_after(slot, position)
 
     def example(self) -> Any:
-        """Some batch of the stream, for its shape alone; None where there is nothing at all."""
+        """Return some batch of the stream, for its shape only, or None if the stream is empty."""
         dataset: Any = self.source.dataset
         before = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
         for _, item in self.source.stream():
             if before is not None:
                 dataset.load_state_dict(before)
-            return self.collated([item])
+            return self.collate([item])
         return None
 
-    def collated(self, items: list[Any]) -> Any:
-        return default_convert(self.collate(items))  # type: ignore[no-untyped-call]
+    def collate(self, items: list[Any]) -> Any:
+        return default_convert(self.collate_fn(items))  # type: ignore[no-untyped-call]
 
-    def _salt(self, lane: int) -> tuple[int, ...]:
-        return (self.source.place.rank, lane) if self.sharded else ()
-
-    def _is_mine(self, position: int, lane: int, workers: int) -> bool:
+    def _belongs_to(self, slot: int, position: int, workers: int) -> bool:
         if self.sharded:
-            return lane not in self.marks or position >= self.marks[lane].items
-        place = self.source.place
-        batch = position // place.world_size // self.size
-        return batch >= self.first and position % place.world_size == place.rank and batch % workers == lane
+            return slot not in self.positions or position >= self.positions[slot].items
+        rank, world_size = self.source.identity.rank, self.source.identity.world_size
+        batch = position // world_size // self.size
+        return batch >= self.first_batch and position % world_size == rank and batch % workers == slot
 
-    def _mark(self, lane: int, position: int) -> Mark:
+    def _position_after(self, slot: int, position: int) -> StreamPosition:
         dataset: Any = self.source.dataset
-        # A copy: the stream is read on before this mark is saved, or has been sent by the worker's own thread.
-        return Mark(lane, position + 1, copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None)
+        # A copy: the stream reads on before this state is saved or sent by the worker's own thread.
+        state = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
+        return StreamPosition(slot, position + 1, state)
 
 
 def is_stateful(dataset: Any) -> bool:

@@ -1,8 +1,8 @@
-"""WebDataset pipelines as streams: shards are dealt out by rank and worker, and every shuffle is seeded.
+"""Read WebDataset pipelines as streams: shards are split by rank and worker, and every shuffle is seeded.
 
-Left to itself a pipeline refuses to run on several ranks, and shuffles by the clock. Here the loader's seed decides,
-with the epoch: an epoch that is read again comes in the same order. The package is not imported: its stages are known
-by their names.
+On its own a pipeline refuses to run on several ranks and seeds its shuffles from the clock. Here the loader's seed and
+the epoch decide, so an epoch that is read again comes in the same order. The package isn't imported: its stages are
+recognized by name.
 """
 
 from __future__ import annotations
@@ -15,72 +15,77 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import UsageError
-from paceline.runtime.data.batches import Place
-from paceline.runtime.data.randomness import mix
+from paceline.runtime.data.randomness import derive_seed
+from paceline.runtime.distributed.identity import Identity
 
-BY_RANK = ("split_by_node", "single_node_only")
-BY_WORKER = ("split_by_worker",)
+RANK_SPLITTERS = ("split_by_node", "single_node_only")
+WORKER_SPLITTERS = ("split_by_worker",)
 
 
 def is_pipeline(dataset: Any) -> bool:
     return any(
-        (each.__module__, each.__name__) == ("webdataset.pipeline", "DataPipeline")
-        for each in type(dataset).__mro__
+        (base.__module__, base.__name__) == ("webdataset.pipeline", "DataPipeline")
+        for base in type(dataset).__mro__
     )
 
 
-def refuse_mix(dataset: Any) -> None:
-    """A mixture reads its pipelines as they are, each cut by worker already: to cut it once more loses samples."""
+def check_not_mixed(dataset: Any) -> None:
+    """Reject a mixture: its pipelines are already split by worker, and splitting again would lose samples."""
     if type(dataset).__module__ == "webdataset.mix":
         raise UsageError(
-            f"{type(dataset).__name__} mixes pipelines that cut themselves",
-            hint="Say nodesplitter=webdataset.split_by_node in each, and sharded=True here. "
-            "Its pipelines then shuffle with seeds of their own.",
+            f"{type(dataset).__name__} mixes pipelines that split themselves, so the loader can't split it.",
+            hint="Set nodesplitter=webdataset.split_by_node in each pipeline and pass sharded=True to the loader. "
+            "The pipelines then shuffle with their own seeds.",
         )
 
 
-class Pipeline(IterableDataset[Any]):
-    """A pipeline that is read as (seed, epoch, rank, worker) say, and left as it was given."""
+class SeededPipeline(IterableDataset[Any]):
+    """A pipeline read by (seed, epoch, rank, worker). The user's pipeline object isn't changed."""
 
-    def __init__(self, pipeline: Any, *, place: Place, workers: int, say: Callable[[str], None]) -> None:
-        self.pipeline, self.place = pipeline, place
+    def __init__(
+        self, pipeline: Any, *, identity: Identity, workers: int, notify: Callable[[str], None]
+    ) -> None:
+        self.pipeline, self.identity = pipeline, identity
         self.seed = self.epoch = 0
         self.stages: list[Any] = list(pipeline.pipeline)
         self.names = [_name(stage) for stage in self.stages]
-        self._refuse_batches()
+        self._check_not_batched()
         self.resamples = "ResampledShards" in self.names
-        lanes = place.world_size * max(1, workers)
+        readers = identity.world_size * max(1, workers)
         shards = getattr(self.stages[0], "urls", None)
-        # Too few shards to go round: all read all of them, and each keeps its own items.
-        self.splits = self.resamples or shards is None or len(shards) >= lanes
+        # With fewer shards than readers, every reader reads all shards and takes its own items.
+        self.splits = self.resamples or shards is None or len(shards) >= readers
         if not self.splits:
-            say(
-                f"{len(shards or ())} shards are too few for {place.world_size} ranks with {max(1, workers)} workers "
-                "each: every one of them reads them all, and keeps its share"
+            notify(
+                f"{len(shards or ())} shards are too few for {identity.world_size} ranks with {max(1, workers)} "
+                "workers each: every worker reads all shards and skips the samples of the others"
             )
-        self._refuse_uncut(workers)
+        self._check_splitters(workers)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        splits = [at for at, name in enumerate(self.names) if name in BY_RANK + BY_WORKER]
-        last = splits[-1] if splits else 0
-        made = copy.copy(self.pipeline)
-        made.pipeline = [self._stage(number, is_own=number > last) for number in range(len(self.stages))]
-        return iter(made)
+        last = max(self._splitters(), default=0)
+        seeded = copy.copy(self.pipeline)
+        seeded.pipeline = [self._stage(index, after_split=index > last) for index in range(len(self.stages))]
+        return iter(seeded)
 
-    def _stage(self, number: int, *, is_own: bool) -> Any:
-        """One stage with its seed: the same everywhere ahead of the cut, another in each worker behind it."""
-        stage, name = self.stages[number], self.names[number]
+    def _splitters(self) -> list[int]:
+        """Return the indices of the stages that split shards."""
+        return [index for index, name in enumerate(self.names) if name in RANK_SPLITTERS + WORKER_SPLITTERS]
+
+    def _stage(self, index: int, *, after_split: bool) -> Any:
+        """Return a stage with its seed: the same everywhere before the split, one per worker after it."""
+        stage, name = self.stages[index], self.names[index]
         info = get_worker_info()
-        lane = (self.place.rank, info.id if info is not None else 0)
-        own = self.splits and (is_own or self.resamples)
-        seed = mix(self.seed, self.epoch, number, *(lane if own else ()))
-        if name in BY_RANK:
-            return self._by_rank
-        if name in BY_WORKER:
-            return stage if self.splits else _whole
+        reader = (self.identity.rank, info.id if info is not None else 0)
+        per_reader = self.splits and (after_split or self.resamples)
+        seed = derive_seed(self.seed, self.epoch, index, *(reader if per_reader else ()))
+        if name in RANK_SPLITTERS:
+            return self._split_by_rank
+        if name in WORKER_SPLITTERS:
+            return stage if self.splits else _all_shards
         if name == "_shuffle":
             stage = copy.copy(stage)
             stage.kw = {**stage.kw, "seed": None, "rng": random.Random(seed)}
@@ -89,64 +94,64 @@ class Pipeline(IterableDataset[Any]):
             stage.seed, stage.epoch = seed, -1
         elif name == "ResampledShards":
             stage = copy.copy(stage)
-            stage.seed, stage.epoch, stage.deterministic, stage.worker_seed = seed, -1, True, _nothing
+            stage.seed, stage.epoch, stage.deterministic, stage.worker_seed = seed, -1, True, _zero
         return stage
 
-    def _by_rank(self, shards: Iterator[Any]) -> Iterator[Any]:
+    def _split_by_rank(self, shards: Iterator[Any]) -> Iterator[Any]:
         if not self.splits or self.resamples:
             return shards
-        dealt = list(shards)
+        order = list(shards)
         if self._shuffles_shards():
-            # Ahead of the cut, so that what a rank has too much of is not the same in every epoch.
-            random.Random(mix(self.seed, self.epoch)).shuffle(dealt)
-        return iter(dealt[self.place.rank :: self.place.world_size])
+            # Before the split, so that the shards a rank has in excess change from epoch to epoch.
+            random.Random(derive_seed(self.seed, self.epoch)).shuffle(order)
+        return iter(order[self.identity.rank :: self.identity.world_size])
 
     def _shuffles_shards(self) -> bool:
-        """Whether the first stage behind the cuts shuffles: that is where shards are, and not yet samples."""
-        behind = max(at for at, name in enumerate(self.names) if name in BY_RANK + BY_WORKER) + 1
-        if self.names[behind : behind + 1] == ["detshuffle"]:
+        """Return whether the first stage after the splits, which still sees shards, shuffles them."""
+        first = max(self._splitters()) + 1
+        if self.names[first : first + 1] == ["detshuffle"]:
             return True
-        if self.names[behind : behind + 1] != ["_shuffle"]:
+        if self.names[first : first + 1] != ["_shuffle"]:
             return False
-        stage = self.stages[behind]
+        stage = self.stages[first]
         return bool((stage.args or (stage.kw.get("bufsize", True),))[0])
 
-    def _refuse_batches(self) -> None:
+    def _check_not_batched(self) -> None:
         if any(isinstance(stage, DataLoader) for stage in self.stages):
             raise UsageError(
-                "a loader is made from a data set, and a WebLoader was given",
-                hint="Give the pipeline itself: run.loader(dataset, batch_size=<global>, num_workers=...).",
+                "run.loader() takes a data set, but got a WebLoader.",
+                hint="Pass the pipeline itself: run.loader(dataset, batch_size=<global>, num_workers=...).",
             )
         if "_batched" in self.names:
             raise UsageError(
-                "the pipeline makes batches itself (.batched), and so would the loader",
-                hint="Leave .batched out: run.loader(dataset, batch_size=<global>) makes them.",
+                "The pipeline already makes batches (.batched), which is the loader's job.",
+                hint="Remove .batched and set the batch size in run.loader(dataset, batch_size=<global>).",
             )
 
-    def _refuse_uncut(self, workers: int) -> None:
-        wanted = [
-            (self.place.world_size > 1, BY_RANK, "ranks", "nodesplitter=webdataset.split_by_node"),
-            (workers > 1, BY_WORKER, "workers", "workersplitter=webdataset.split_by_worker"),
+    def _check_splitters(self, workers: int) -> None:
+        checks = [
+            (self.identity.world_size > 1, RANK_SPLITTERS, "ranks", "nodesplitter=webdataset.split_by_node"),
+            (workers > 1, WORKER_SPLITTERS, "workers", "workersplitter=webdataset.split_by_worker"),
         ]
-        for needed, known, whom, remedy in wanted:
-            if needed and not self.resamples and not set(known) & set(self.names):
+        for needed, splitters, readers, option in checks:
+            if needed and not self.resamples and not set(splitters) & set(self.names):
                 raise UsageError(
-                    f"nothing in the pipeline splits shards by {whom}: each would read every sample",
-                    hint=f"Say {remedy}. If it cuts itself in its own way, wrap it in an IterableDataset "
-                    "and say sharded=True.",
+                    f"The pipeline doesn't split shards by {readers}: each would read every sample.",
+                    hint=f"Set {option}. If the pipeline splits itself in another way, wrap it in an "
+                    "IterableDataset and pass sharded=True.",
                 )
 
 
 def _name(stage: Any) -> str:
-    """What a stage of the package is called; empty for any other."""
+    """Return the name of a WebDataset stage; empty for any other stage."""
     inner = getattr(stage, "f", stage)
     kind = inner if hasattr(inner, "__name__") else type(inner)
     return kind.__name__ if kind.__module__.startswith("webdataset") else ""
 
 
-def _whole(shards: Iterator[Any]) -> Iterator[Any]:
+def _all_shards(shards: Iterator[Any]) -> Iterator[Any]:
     return shards
 
 
-def _nothing() -> int:
+def _zero() -> int:
     return 0

@@ -1,7 +1,7 @@
-"""Data-loader workers that outlive no rank and answer no signal meant for one.
+"""Data-loader workers that ignore stop signals and never outlive their rank.
 
-A stop signal may reach a whole process group. A worker that died of it would take its rank down just
-before the save, so workers ignore it; and so that none is left behind, each dies with its parent.
+A stop signal may reach the whole process group. A worker that died from it would take its rank down just before the
+save, so workers ignore it. Each worker dies with its parent, so that none is left behind.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from torch.utils.data._utils import signal_handling
 
 from paceline.contract.process import die_with_parent
 
-PATIENCE = 3.0  # seconds that workers have to end by themselves, all together
-_IGNORED = ("SIGTERM", "SIGUSR1", "SIGINT")
+SHUTDOWN_TIMEOUT = 3.0  # seconds for all workers together to exit on their own
+_IGNORED_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """What a worker does before its first item; then what the user asked for."""
+    """Prepares a worker before its first item, then calls the user's `worker_init_fn`."""
 
-    then: Callable[[int], Any] | None = None
+    user_init: Callable[[int], Any] | None = None
 
     def __call__(self, worker: int) -> None:
-        for name in _IGNORED:
+        for name in _IGNORED_SIGNALS:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         end_with_rank()
         torch.set_num_threads(1)
-        if self.then is not None:
-            self.then(worker)
+        if self.user_init is not None:
+            self.user_init(worker)
 
 
 def end_with_rank() -> None:
@@ -47,34 +47,34 @@ def end_with_rank() -> None:
     die_with_parent(None if parent is None or by_server else parent.pid)
 
 
-class Crew:
-    """The workers of one data loader. They end when it is told to, is collected, or the interpreter exits."""
+class WorkerPool:
+    """The workers of one DataLoader. They stop on `shutdown`, when `owner` is collected, or at exit."""
 
     def __init__(self, owner: object) -> None:
         self.iterator: Any = None
-        # Ahead of the wait for children that multiprocessing does at exit: workers ignore the SIGTERM it sends.
-        Finalize(owner, self.dismiss, exitpriority=10)
+        # Before multiprocessing waits for its children at exit: workers ignore the SIGTERM it sends.
+        Finalize(owner, self.shutdown, exitpriority=10)
 
-    def engage(self, iterator: Any) -> None:
-        """A new epoch's iterator; the old one's workers go, unless they are the same."""
+    def attach(self, iterator: Any) -> None:
+        """Take a new epoch's iterator, and stop the old one's workers unless it is the same iterator."""
         if self.iterator is not iterator:
-            self.dismiss()
+            self.shutdown()
         self.iterator = iterator
 
-    def dismiss(self) -> None:
-        """End the workers now: asked first, then killed."""
+    def shutdown(self) -> None:
+        """Stop the workers now: ask them first, then kill those that remain."""
         iterator, self.iterator = self.iterator, None
         workers: list[BaseProcess] = getattr(iterator, "_workers", [])
         if not any(worker.is_alive() for worker in workers):
             return
-        # torch would wait for one after the other, five seconds each, and at exit not tell them at all.
+        # torch would wait five seconds for each worker in turn, and at exit not ask them at all.
         iterator._workers_done_event.set()
         for queue in iterator._index_queues:
             queue.put(None)
         _wait_for_all(workers)
         alive = [worker for worker in workers if worker.is_alive()]
         if alive and getattr(iterator, "_worker_pids_set", False):
-            # Otherwise torch takes the death of a worker for a failure, and raises wherever we are.
+            # Otherwise torch treats the death of a worker as a failure and raises wherever we are.
             signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             iterator._worker_pids_set = False
         for worker in alive:
@@ -84,6 +84,6 @@ class Crew:
 
 
 def _wait_for_all(workers: list[BaseProcess]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SHUTDOWN_TIMEOUT
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))

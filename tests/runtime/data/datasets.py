@@ -1,4 +1,4 @@
-"""Data sets for the tests: items that are random, and streams."""
+"""Data sets for the tests: random items, and streams."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Numbers(Dataset[int]):
 
 
 class Endless(Numbers):
-    """An item that never comes; each worker that waits for it leaves a file."""
+    """Items that never arrive; each worker that waits for one leaves a file."""
 
     def __init__(self, samples: int, folder: str) -> None:
         super().__init__(samples)
@@ -56,7 +56,7 @@ class Endless(Numbers):
 
 
 class Counting(IterableDataset[int]):
-    """0, 1, 2, ... in an order that the global generators shuffle a little; keeps no position."""
+    """0, 1, 2, ... shuffled a little by the global generators; saves no position."""
 
     def __init__(self, items: int) -> None:
         self.items = items
@@ -71,22 +71,22 @@ class Counting(IterableDataset[int]):
 
 
 class Positioned(IterableDataset[int]):
-    """A stream that knows its position, and counts what was read from its start."""
+    """A stream that saves its position, and records where each pass started."""
 
     def __init__(self, items: int) -> None:
         self.items = items
-        self.place = {"next": 0}
+        self.position = {"next": 0}
         self.read_from: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
-        self.read_from.append(self.place["next"])
-        while self.place["next"] < self.items:
-            self.place["next"] += 1
-            yield self.place["next"] - 1
-        self.place["next"] = 0
+        self.read_from.append(self.position["next"])
+        while self.position["next"] < self.items:
+            self.position["next"] += 1
+            yield self.position["next"] - 1
+        self.position["next"] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return self.place  # itself, which changes as the stream is read
+        return self.position  # itself, which changes as the stream is read
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place.update(state)
+        self.position.update(state)

@@ -1,4 +1,4 @@
-"""Iterables: every item goes to one shard, ranks end together, positions are kept or counted."""
+"""Iterable data sets: every item goes to one reader, ranks end together, positions are saved or counted."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.data.batches import At
-from paceline.runtime.data.evaluation import evaluate
+from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.sharded_iterable import ShardedIterable
-from paceline.runtime.data.streams import StreamLoader
-from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.data.stream_loader import StreamLoader
+from paceline.runtime.distributed.identity import Identity, read_identity
 from tests.forked import Ranks
-from tests.runtime.data.sets import Counting, Positioned
+from tests.runtime.data.datasets import Counting, Positioned
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])
 def test_a_plain_dataloader_over_shards_has_every_item_once(world: int, workers: int) -> None:
     seen: list[int] = []
     for rank in range(world):
-        shard = ShardedIterable(Counting(40), identity=At(rank, world), seed=4)
+        shard = ShardedIterable(Counting(40), identity=Identity(rank, world), seed=4)
         shard.set_epoch(2)
         seen += [
             item for batch in DataLoader(shard, batch_size=4, num_workers=workers) for item in batch.tolist()
@@ -40,8 +39,8 @@ def test_workers_do_not_change_the_batches_of_a_stream() -> None:
             accumulate=2,
             seed=4,
             num_workers=workers,
-            identity=At(),
-            say=lambda text: None,
+            identity=Identity(),
+            notify=lambda text: None,
         )
         got = [micro.data.tolist() for micro in loader.micro_batches(1, first)]
         loader.close()
@@ -78,7 +77,7 @@ def test_the_samples_of_a_stream_are_the_same_at_every_world_size(ranks: Ranks) 
 
 
 class Uneven(IterableDataset[int]):
-    """Cuts itself, unevenly: rank r holds 4 items more than the rank before it."""
+    """Splits itself unevenly: rank r holds 4 items more than the rank before it."""
 
     def __iter__(self) -> Iterator[int]:
         yield from range(6 + 4 * read_identity().rank)
@@ -90,8 +89,8 @@ def uneven_rank(drop_last: bool) -> tuple[list[int], int]:
     counts = []
     for micro in loader.micro_batches(0):
         counts.append(micro.count)
-        dist.all_reduce(torch.ones(1))  # what a forward of DDP may do: hangs unless all ranks do it
-    seen = sum(len(batch) for batch in evaluate(loader, group=None, batch_size=4))
+        dist.all_reduce(torch.ones(1))  # as a DDP forward may do: hangs unless all ranks take part
+    seen = sum(len(batch) for batch in make_evaluation_loader(loader, group=None, batch_size=4))
     dist.destroy_process_group()
     return counts, seen
 
@@ -104,43 +103,47 @@ def test_ranks_with_uneven_streams_end_together(ranks: Ranks) -> None:
     assert longer[0] == [2, 2, 2, 2, 2]
 
 
-def test_a_stream_with_a_state_goes_on_from_it_without_reading_again() -> None:
+def test_a_stream_with_a_state_continues_from_it_without_reading_again() -> None:
     for workers in (0, 2):
-        whole = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=At())
+        whole = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=Identity())
         expected = [micro.data.tolist() for micro in whole.micro_batches(0)]
         whole.close()
-        interrupted = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=At())
+        interrupted = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=Identity())
         batches = interrupted.micro_batches(0)
         for _ in range(3):
             next(batches)
         state = interrupted.state_dict()
         interrupted.close()
-        said: list[str] = []
+        notes: list[str] = []
         data = Positioned(60)
-        resumed = StreamLoader(data, batch_size=6, num_workers=workers, identity=At(), say=said.append)
+        resumed = StreamLoader(
+            data, batch_size=6, num_workers=workers, identity=Identity(), notify=notes.append
+        )
         resumed.load_state_dict(state)
         assert [micro.data.tolist() for micro in resumed.micro_batches(0)] == expected[3:]
         resumed.close()
-        assert not said
+        assert not notes
         assert workers or data.read_from == [18]
 
 
-def test_a_stream_without_a_state_skips_and_says_so() -> None:
-    said: list[str] = []
-    first = StreamLoader(Counting(60), batch_size=6, identity=At(), seed=2)
+def test_a_stream_without_a_state_skips_items_and_prints_a_note() -> None:
+    notes: list[str] = []
+    first = StreamLoader(Counting(60), batch_size=6, identity=Identity(), seed=2)
     expected = [micro.data.tolist() for micro in first.micro_batches(1)]
     state = {**first.state_dict(), "step": 4}
-    resumed = StreamLoader(Counting(60), batch_size=6, num_workers=2, identity=At(), seed=0, say=said.append)
+    resumed = StreamLoader(
+        Counting(60), batch_size=6, num_workers=2, identity=Identity(), seed=0, notify=notes.append
+    )
     resumed.load_state_dict(state)
     assert [micro.data.tolist() for micro in resumed.micro_batches(1)] == expected[4:]
     resumed.close()
-    assert said == ["the data set keeps no position: skipping 24 items to step 4 of epoch 1"]
-    with pytest.raises(CheckpointError, match="batch_size=6; now it is 12"):
-        StreamLoader(Counting(60), batch_size=12, identity=At()).load_state_dict(state)
+    assert notes == ["the data set saves no position: skipping 24 items to step 4 of epoch 1"]
+    with pytest.raises(CheckpointError, match="batch_size=6, but this loader has batch_size=12"):
+        StreamLoader(Counting(60), batch_size=12, identity=Identity()).load_state_dict(state)
 
 
-class OwnLanes(IterableDataset[int]):
-    """Cuts itself by worker: each has items of its own."""
+class SplitByWorker(IterableDataset[int]):
+    """Splits itself by worker: each worker has its own items."""
 
     def __init__(self, each: int) -> None:
         self.each = each
@@ -151,10 +154,10 @@ class OwnLanes(IterableDataset[int]):
         yield from range(100 * info.id, 100 * info.id + self.each)
 
 
-def own_lanes(each: int, state: dict[str, Any] | None = None, *, workers: int = 2) -> StreamLoader:
+def split_by_worker(each: int, state: dict[str, Any] | None = None, *, workers: int = 2) -> StreamLoader:
     loader = StreamLoader(
-        OwnLanes(each), batch_size=4, sharded=True, num_workers=workers, drop_last=False, identity=At(),
-        say=lambda text: None,
+        SplitByWorker(each), batch_size=4, sharded=True, num_workers=workers, drop_last=False, identity=Identity(),
+        notify=lambda text: None,
     )  # fmt: skip
     if state is not None:
         loader.load_state_dict(state)
@@ -162,7 +165,7 @@ def own_lanes(each: int, state: dict[str, Any] | None = None, *, workers: int = 
 
 
 def after(loader: StreamLoader, steps: int) -> dict[str, Any]:
-    """Its state once it has given so many steps."""
+    """The loader's state after this many steps."""
     batches = loader.micro_batches(0)
     for _ in range(steps):
         next(batches)
@@ -170,24 +173,24 @@ def after(loader: StreamLoader, steps: int) -> dict[str, Any]:
     return loader.state_dict()
 
 
-def rest_of(loader: StreamLoader) -> list[list[int]]:
+def remaining(loader: StreamLoader) -> list[list[int]]:
     found = [micro.data.tolist() for micro in loader.micro_batches(0)]
     loader.close()
     return found
 
 
-def test_lanes_that_are_shorter_than_a_batch_go_on_exactly() -> None:
-    expected = rest_of(own_lanes(3))
+def test_slots_with_less_than_a_batch_resume_exactly() -> None:
+    expected = remaining(split_by_worker(3))
     assert expected == [[0, 1, 2, 100], [101, 102]]
-    assert rest_of(own_lanes(3, after(own_lanes(3), 1))) == expected[1:]
+    assert remaining(split_by_worker(3, after(split_by_worker(3), 1))) == expected[1:]
 
 
-def test_a_second_resume_goes_on_exactly_after_one_with_other_workers() -> None:
-    first = after(own_lanes(40, workers=1), 4)
-    expected = rest_of(own_lanes(40, first))
-    assert rest_of(own_lanes(40, after(own_lanes(40, first), 1))) == expected[1:]
+def test_a_second_resume_is_exact_after_one_with_another_number_of_workers() -> None:
+    first = after(split_by_worker(40, workers=1), 4)
+    expected = remaining(split_by_worker(40, first))
+    assert remaining(split_by_worker(40, after(split_by_worker(40, first), 1))) == expected[1:]
 
 
-def test_ranks_that_cannot_agree_are_told() -> None:
+def test_several_ranks_need_a_process_group() -> None:
     with pytest.raises(UsageError, match="no process group"):
-        next(StreamLoader(Counting(60), batch_size=6, identity=At(0, 2)).micro_batches(0))
+        next(StreamLoader(Counting(60), batch_size=6, identity=Identity(0, 2)).micro_batches(0))

@@ -1,0 +1,131 @@
+"""The loader for map-style data sets: global batch size, world-size invariance, exact resume within an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.errors import CheckpointError
+from paceline.runtime.data.batches import EpochPlan, MicroBatch, epoch_order
+from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
+from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors, materialize
+from paceline.runtime.distributed.identity import Identity, read_identity
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class MapLoader:
+    """Batches of a map-style data set, or of plain tensors. `batch_size` is global."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        seed: int = 0,
+        identity: Identity | None = None,
+        device: torch.device | str | None = None,
+        resident: bool = False,
+        num_workers: int = 0,
+        **items: Unpack[ItemOptions],
+    ) -> None:
+        self.device = torch.device(device) if device is not None else None
+        self.dataset = dataset
+        self.seed = seed
+        self.shuffle = shuffle
+        tensors = None if items.get("collate_fn") else find_tensors(dataset)
+        if resident and tensors is None:
+            tensors = materialize(dataset, seed=seed, num_workers=num_workers)
+        self.source: Source
+        if tensors is not None:
+            samples = count_samples(tensors)
+            self.source = TensorSource(tensors, device=self.device, resident=resident)
+        else:
+            samples = len(dataset)
+            self.source = ItemSource(dataset, seed=seed, device=self.device, num_workers=num_workers, **items)
+        identity = identity if identity is not None else read_identity()
+        self.plan = EpochPlan(samples, batch_size, identity, accumulate, drop_last)
+        self.epoch = 0  # (epoch, step) is the position of the next batch
+        self.step = 0
+        self._resumed: tuple[int, int] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.plan.steps
+
+    @property
+    def accumulate(self) -> int:
+        return self.plan.accumulate
+
+    @property
+    def batch_size(self) -> int:
+        return self.plan.batch_size
+
+    def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
+        """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch.
+
+        A step counts as taken once its last micro-batch has been yielded: save between steps.
+        """
+        if first_step is None:
+            first_step = self._resumed[1] if self._resumed and self._resumed[0] == epoch else 0
+        self._resumed = None
+        self.epoch, self.step = epoch, first_step
+        order = epoch_order(self.plan.samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+        world_size = self.plan.identity.world_size
+        slices = self.plan.slices(first_step)
+        if first_step >= self.steps_per_epoch:
+            return
+        batches = self.source.batches(order, self.plan.slices(first_step), epoch)
+        for part, data in zip(slices, batches, strict=True):
+            if part.last:
+                self.step = part.step + 1
+            yield MicroBatch(
+                data, part.count, part.global_count, part.index, part.last, part.step, world_size
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the next epoch, for a plain loop."""
+        epoch, first = self.epoch, self.step if self.step < self.steps_per_epoch else 0
+        if self.step >= self.steps_per_epoch:
+            epoch += 1
+        for micro in self.micro_batches(epoch, first):
+            yield micro.data
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch * self.accumulate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "samples": self.plan.samples,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved position. The number of ranks, micro-steps and workers may differ."""
+        now = self.state_dict()
+        for name in ("batch_size", "samples", "shuffle"):
+            if state["step"] and state[name] != now[name]:
+                raise CheckpointError(
+                    f"The checkpoint is in the middle of an epoch with {name}={state[name]}, "
+                    f"but this loader has {name}={now[name]}.",
+                    hint=f"Step {state['step']} of epoch {state['epoch']} would get different samples. "
+                    f"Resume with {name}={state[name]}, or start a new run from these weights.",
+                )
+        self.seed = int(state["seed"])
+        if isinstance(self.source, ItemSource):
+            self.source.reseed(self.seed)
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self._resumed = (self.epoch, self.step)
+
+    def close(self) -> None:
+        self.source.close()

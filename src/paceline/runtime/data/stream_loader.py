@@ -1,0 +1,283 @@
+"""The loader for iterable-style data sets: a global batch size, and an epoch that ends on all ranks together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, default_collate
+
+from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.data.batches import MicroBatch, check_batch_size
+from paceline.runtime.data.randomness import preserve_host_rng
+from paceline.runtime.data.sharded_iterable import (
+    Leftover,
+    RankBatches,
+    ShardedIterable,
+    StreamPosition,
+    is_stateful,
+)
+from paceline.runtime.data.transfer import transfer_batch
+from paceline.runtime.data.webdataset import SeededPipeline, check_not_mixed, is_pipeline
+from paceline.runtime.data.workers import WorkerInit, WorkerPool
+from paceline.runtime.distributed.identity import Identity, read_identity
+
+StreamBatch = tuple[int, Any, StreamPosition | None]  # number of samples, the data, the position after it
+
+
+class StreamLoader:
+    """Batches of an iterable data set. `batch_size` is global; an epoch ends on all ranks at the same step.
+
+    With `drop_last` the epoch ends after the last step that is full on every rank. Otherwise it ends when no rank
+    has a sample left; until then a rank without samples repeats its last batch, with a count of 0.
+    """
+
+    steps_per_epoch: int | None = None
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        accumulate: int = 1,
+        drop_last: bool = True,
+        sharded: bool = False,
+        seed: int = 0,
+        identity: Identity | None = None,
+        device: torch.device | str | None = None,
+        group: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch_factor: int | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        self.identity = identity = identity if identity is not None else read_identity()
+        check_batch_size(batch_size, world_size=identity.world_size, accumulate=accumulate)
+        self.dataset = dataset
+        self.batch_size, self.accumulate, self.drop_last = batch_size, accumulate, drop_last
+        self.seed, self.group, self.num_workers = seed, group, num_workers
+        self.device = torch.device(device) if device is not None else None
+        self._notify = notify or (_print_note if identity.rank == 0 else _discard_note)
+        inner = dataset.dataset if isinstance(dataset, ShardedIterable) else dataset
+        if is_pipeline(inner):
+            inner = SeededPipeline(inner, identity=identity, workers=num_workers, notify=self._notify)
+            sharded = inner.splits
+        elif not sharded:
+            check_not_mixed(inner)
+        self.sharded = sharded
+        self._batches = RankBatches(
+            ShardedIterable(inner, identity=identity, seed=seed),
+            size=batch_size // (identity.world_size * accumulate),
+            sharded=sharded,
+            collate_fn=collate_fn or default_collate,
+        )
+        self._loader: DataLoader[Any] = DataLoader(
+            self._batches,
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            worker_init_fn=WorkerInit(worker_init_fn) if num_workers else None,
+            collate_fn=_keep,
+            generator=torch.Generator(),  # a separate one: the model's must not be drawn from
+        )
+        self._workers = WorkerPool(self)
+        self._filler: Any = None  # the batch that a rank repeats when it has none left
+        self.epoch = self.step = 0
+        self._positions: dict[int, StreamPosition] = {}
+        self._next_slot = 0  # the worker slot that the next batch comes from
+        self._leftovers_used = 0  # leftover items that were already yielded
+        self._resumed: Mapping[str, Any] | None = None
+
+    def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
+        """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch."""
+        resumed, self._resumed = self._resumed, None
+        if first_step is not None or resumed is None or resumed["epoch"] != epoch:
+            resumed = {}
+        self.epoch, self.step = epoch, first_step or resumed.get("step", 0)
+        self._restore_positions(resumed)
+        batches = self._append_leftovers(self._start_pass())
+        step = self._fetch_step(batches)
+        total = self._count_samples(step)
+        while (count := total()) > 0:
+            # Fetch and count the next step before yielding this one, so that its total arrives in time.
+            upcoming = self._fetch_step(batches)
+            total = self._count_samples(upcoming)
+            yield from self._yield_step(step, count)
+            step = upcoming
+
+    def _restore_positions(self, state: Mapping[str, Any]) -> None:
+        """Take the slots' positions from a state if they fit; otherwise count batches from the start."""
+        slots = max(1, self.num_workers)
+        self._positions, self._leftovers_used = {}, 0
+        self._next_slot = self.step * self.accumulate % slots
+        same = state and (state["world_size"], state["num_workers"]) == (
+            self.identity.world_size,
+            self.num_workers,
+        )
+        # A slot too short for a full batch has no position: the items it gave are counted as leftovers.
+        if same and self._saves_positions and (state["positions"] or state.get("leftovers_used")):
+            self._positions = {position[0]: StreamPosition(*position) for position in state["positions"]}
+            self._next_slot = state.get("next_slot", self._next_slot)
+            self._leftovers_used = state.get("leftovers_used", 0)
+        elif self.sharded:
+            # As many batches per slot as if they had taken turns. The next save must include these positions.
+            done = {slot: -(-(self.step * self.accumulate - slot) // slots) for slot in range(slots)}
+            size = self._batches.size
+            self._positions = {
+                slot: StreamPosition(slot, count * size, None) for slot, count in done.items() if count > 0
+            }
+        if not self.step:
+            return
+        if state and self.sharded and not same:
+            self._notify(
+                f"this epoch was read by {state['world_size']} ranks with {state['num_workers']} workers each, and "
+                f"continues on {self.identity.world_size} with {self.num_workers}: the stream is split differently, so "
+                "some samples of the epoch appear twice or not at all"
+            )
+        if not any(position.state is not None for position in self._positions.values()):
+            self._notify(
+                f"the data set saves no position: skipping {self.step * self.batch_size} items "
+                f"to step {self.step} of epoch {self.epoch}"
+            )
+
+    def _start_pass(self) -> Iterator[Any]:
+        batches = self._batches
+        batches.source.set_epoch(self.epoch)
+        batches.first_batch, batches.first_slot = self.step * self.accumulate, self._next_slot
+        batches.positions = dict(self._positions)
+        iterator = iter(self._loader)
+        self._workers.attach(iterator)
+        return iterator
+
+    def _append_leftovers(self, batches: Iterator[Any]) -> Iterator[StreamBatch]:
+        """Yield the full batches of all slots, then the slots' leftovers combined into batches."""
+        leftovers: list[Leftover] = []
+        for batch in batches:
+            if isinstance(batch, Leftover):
+                leftovers.append(batch)
+            else:
+                yield batch
+        leftovers.sort(key=lambda leftover: leftover.slot)
+        items = [item for leftover in leftovers for item in leftover.items][self._leftovers_used :]
+        size = self._batches.size
+        for start in range(0, len(items), size):
+            part = items[start : start + size]
+            yield len(part), self._batches.collate(part), None
+
+    def _fetch_step(self, batches: Iterator[StreamBatch]) -> list[StreamBatch]:
+        """Fetch one step's micro-batches; missing ones repeat the last batch with a count of 0."""
+        step: list[StreamBatch] = []
+        for _ in range(self.accumulate):
+            with preserve_host_rng():
+                batch = next(batches, None)
+                if batch is None and self._filler is None and self.step:
+                    # Resumed where this rank has no data left: it must keep step with the others all the same.
+                    self._filler = transfer_batch(self._batches.example(), self.device)
+            if batch is None:
+                step.append((0, self._filler, None))
+            else:
+                count, data, position = batch
+                data = transfer_batch(data, self.device)
+                self._filler = data
+                step.append((count, data, position))
+        return step
+
+    def _count_samples(self, step: list[StreamBatch]) -> Callable[[], int]:
+        """Start counting this step's samples over all ranks; call the result for the total. 0 ends the epoch."""
+        count = sum(count for count, _, _ in step)
+        without_data = int(self._filler is None)
+        if self.identity.world_size == 1:
+            return lambda: self._check_total(count, without_data)
+        if not dist.is_initialized():
+            raise UsageError(
+                f"{self.identity.world_size} ranks read a stream, but there is no process group to agree on its end.",
+                hint="Create the loader inside paceline.session(), or after torch.distributed.init_process_group().",
+            )
+        on_device = dist.get_backend(self.group) in ("nccl", "xccl")
+        sums = torch.tensor([count, without_data], device=self.device if on_device else "cpu")
+        work = dist.all_reduce(sums, group=self.group, async_op=True)
+
+        def total() -> int:
+            work.wait()
+            return self._check_total(*sums.tolist())
+
+        return total
+
+    def _check_total(self, total: int, ranks_without_data: int) -> int:
+        if total < self.batch_size and self.drop_last:
+            return 0
+        if total and ranks_without_data:
+            raise UsageError(
+                f"{ranks_without_data} of {self.identity.world_size} ranks got no item from the data set: "
+                "it holds fewer items than there are ranks.",
+                hint="Use fewer ranks, or drop_last=True.",
+            )
+        return total
+
+    def _yield_step(self, step: list[StreamBatch], total: int) -> Iterator[MicroBatch]:
+        number = self.step
+        for index, (count, data, position) in enumerate(step):
+            if position is not None:
+                self._positions[position.slot] = position
+                self._next_slot = (position.slot + 1) % max(1, self.num_workers)
+            else:
+                self._leftovers_used += count
+            last = index == self.accumulate - 1
+            if last:
+                self.step = number + 1
+            yield MicroBatch(data, count, total, index, last, number, self.identity.world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the next epoch, for a plain loop."""
+        for micro in self.micro_batches(self.epoch):
+            yield micro.data
+        self.epoch, self.step = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        positions = self._positions.values() if self._saves_positions else ()
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "world_size": self.identity.world_size,
+            "num_workers": self.num_workers,
+            "positions": [tuple(position) for position in positions],
+            "next_slot": self._next_slot,
+            "leftovers_used": self._leftovers_used,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["step"] and state["batch_size"] != self.batch_size:
+            raise CheckpointError(
+                f"The checkpoint is in the middle of an epoch with batch_size={state['batch_size']}, "
+                f"but this loader has batch_size={self.batch_size}.",
+                hint=f"Resume with batch_size={state['batch_size']}, or start a new run from these weights.",
+            )
+        self.seed = self._batches.source.seed = int(state["seed"])
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self._resumed = dict(state)
+
+    @property
+    def _saves_positions(self) -> bool:
+        """Slots of a stream that splits itself differ in length, so only they know how far they are."""
+        return self.sharded or is_stateful(self._batches.source.dataset)
+
+    def close(self) -> None:
+        self._workers.shutdown()
+
+
+def _keep(batch: Any) -> Any:
+    return batch
+
+
+def _print_note(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+
+def _discard_note(text: str) -> None:
+    pass
