@@ -15,7 +15,7 @@ from paceline.contract import optuna_study
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
-from paceline.runtime.metrics.report import Reports, report
+from paceline.runtime.metrics.report import TrialReporter, report
 
 ORDER = LaunchSpec("kit", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
 
@@ -189,19 +189,19 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     for number in (0, 1):
         trial = open_trial(sweep, kit, number)
         launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
-        held.append(Reports(trial.path, trial=launch_spec.trial, rank=0))
+        held.append(TrialReporter(trial.path, trial=launch_spec.trial, rank=0))
     good, bad = held
     assert [good.add(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
     assert bad.add(3.0, 0) is True
     assert sweep.trial(1).pruned.exists()
-    other = Reports(
+    other = TrialReporter(
         sweep.trial(1).path, trial={"prune": "halving", "optuna": 1, "sweep": str(sweep.path)}, rank=1
     )
     assert other.can_prune
     assert other.add(3.0, 1) is False  # its word comes from rank 0
     # After a restart a step that was reported before is the same report.
     good.close()
-    more = Reports(sweep.trial(0).path, trial={**launch_spec.trial, "optuna": 0}, rank=0)
+    more = TrialReporter(sweep.trial(0).path, trial={**launch_spec.trial, "optuna": 0}, rank=0)
     assert more.add(0.4, 2) is False
     study = optuna_study.open_study(sweep, sweep.read_search())
     assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 0.4}
@@ -214,7 +214,9 @@ def test_a_journal_that_cannot_be_read_ends_no_trial(
 ) -> None:
     sweep, kit = make(tmp_path, [Point(0, 0, {"x": 0})])
     trial = open_trial(sweep, kit, 0)
-    reports = Reports(trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0)
+    reports = TrialReporter(
+        trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0
+    )
     assert reports.add(1.0, 1) is False
     assert reports.add(2.0, 2) is False
     assert capsys.readouterr().err.count("this trial is not pruned") == 1
@@ -223,7 +225,10 @@ def test_a_journal_that_cannot_be_read_ends_no_trial(
 
 
 def test_which_number_counts_is_said() -> None:
-    plain, named = Reports(None, trial={}, rank=0), Reports(None, trial={"metric": "loss"}, rank=0)
+    plain, named = (
+        TrialReporter(None, trial={}, rank=0),
+        TrialReporter(None, trial={"metric": "loss"}, rank=0),
+    )
     assert plain.chosen(1.0, {}) == plain.chosen(None, {"any": 1.0}) == 1.0
     assert named.chosen(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0
     with pytest.raises(UsageError, match="metric is 'loss'"):

@@ -87,14 +87,14 @@ class Loop:
                 yield from self._iterate(micros, limit, uniform)
             whole = total is not None and boundary.epoch_step >= total
             self._epoch_is_whole = whole or self.step < self._max_steps
-            boundary.checkpoint_schedule.hold()
+            boundary.checkpoint_schedule.take_snapshot()
         except GeneratorExit:
             # The script left the loop by `break`: the step that it was in counts as done.
             if self.micro is not None and self.micro.last:
                 self.step += 1
                 boundary.epoch_step += 1
                 self.left_inside = True
-            boundary.checkpoint_schedule.hold()
+            boundary.checkpoint_schedule.take_snapshot()
             raise
         finally:
             self.micro = None

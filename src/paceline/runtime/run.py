@@ -82,7 +82,7 @@ class Run:
         self._boundary = boundary
         self._metrics = boundary.metrics
         self._loop = Loop(boundary, gradients, device=device, rank=self.rank, max_steps=settings.max_steps)
-        boundary.loss_check.clock = self._loop
+        boundary.loss_check.counter = self._loop
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
         self._restored: Restored | None = None
@@ -202,8 +202,7 @@ class Run:
             self._evaluations[key] = (data, made)
             if len(self._evaluations) > KEPT_EVALUATIONS:  # a script that makes its data anew in every epoch
                 self._evaluations.pop(next(iter(self._evaluations)))[1].close()
-        self._wrapper.sync_buffers()
-        self._boundary.consensus.begin_loop()
+        self._boundary.begin_evaluation()
         for batch in self._evaluations[key][1]:
             yield batch
             self._boundary.after_forward(self.step, in_a_step=self._loop.micro is not None)
@@ -298,7 +297,7 @@ class Run:
         after_its_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
         self._boundary.enter_epoch(self.epoch)
         # An epoch's body is entered again after a resume: what it does after its loop must not have been done.
-        with self._boundary.checkpoint_schedule.as_held() if after_its_loop else contextlib.nullcontext():
+        with self._boundary.checkpoint_schedule.at_snapshot() if after_its_loop else contextlib.nullcontext():
             self._boundary.save(self.step, wait=wait)
 
     @contextlib.contextmanager

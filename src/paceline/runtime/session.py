@@ -20,7 +20,8 @@ from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.boundary.checkpoint_schedule import CheckpointSchedule
 from paceline.runtime.boundary.heartbeat import Heartbeat
-from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck, explain_out_of_memory
+from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.boundary.out_of_memory import explain_out_of_memory
 from paceline.runtime.boundary.profiler import ProfilerWindow
 from paceline.runtime.boundary.stop import Pruned, Stopped
 from paceline.runtime.boundary.stragglers import StragglerDetector
@@ -32,7 +33,7 @@ from paceline.runtime.distributed.affinity import bind_to_device_cpus
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
-from paceline.runtime.metrics.progress_bar import Progress
+from paceline.runtime.metrics.progress_bar import ProgressBar
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.run import Run
@@ -191,7 +192,7 @@ class session:
                 rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"
             ),
             checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
-            progress=Progress(settings.progress and rank == 0),
+            progress=ProgressBar(settings.progress and rank == 0),
             stragglers=StragglerDetector(
                 lines,
                 rank=rank,
@@ -207,7 +208,7 @@ class session:
         )
         boundary.tracker_ids = trackers.ids()
         boundary.signals.install()
-        heartbeat.become(max(heartbeat.state, READY))
+        heartbeat.set_state(max(heartbeat.state, READY))
         run = Run(
             identity=identity,
             device=device,
@@ -278,7 +279,7 @@ class session:
         made.lines.close()
         boundary.events.close()
         made.group.close()
-        boundary.heartbeat.become(SAVED_AND_STOPPED if stopped else FINISHED)
+        boundary.heartbeat.set_state(SAVED_AND_STOPPED if stopped else FINISHED)
         boundary.heartbeat.close()
         made.trackers.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
 

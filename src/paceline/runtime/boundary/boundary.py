@@ -1,4 +1,4 @@
-"""The step boundary: heartbeat, agreement, save, stop. Between two iterations, and nowhere else."""
+"""The step boundary: heartbeats, consensus, saves and stops happen between iterations, and nowhere else."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from paceline.runtime.boundary.stop import (
 )
 from paceline.runtime.boundary.stragglers import StragglerDetector
 from paceline.runtime.metrics.metrics import Metrics
-from paceline.runtime.metrics.progress_bar import Progress
+from paceline.runtime.metrics.progress_bar import ProgressBar
 
 
 class Boundary:
-    """What happens between steps. Its parts know nothing of each other; their order is decided here."""
+    """Runs what happens between steps, in order. Its parts do not know each other."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Boundary:
         metrics: Metrics,
         loss_check: NonFiniteLossCheck,
         checkpoint_schedule: CheckpointSchedule,
-        progress: Progress,
+        progress: ProgressBar,
         stragglers: StragglerDetector,
         profiler: ProfilerWindow,
         sync_buffers: Callable[[], None],
     ) -> None:
         self.consensus = StopConsensus(group)
-        self.signals = StopSignals(heartbeat, self.consensus.hurry)
+        self.signals = StopSignals(heartbeat, self.consensus.expedite)
         self.heartbeat = heartbeat
         self.events = events
         self.metrics = metrics
@@ -56,178 +56,181 @@ class Boundary:
         self.progress = progress
         self.stragglers = stragglers
         self.profiler = profiler
-        self.stopping = False  # agreed: all ranks know
+        self.stopping = False  # all ranks have agreed to stop
         self.epoch = 0
-        self.epoch_step = 0  # steps done within this epoch
-        self.tracker_ids: dict[str, str] = {}  # so that a tracker's run goes on where the run does
-        self.plain_batches = 0  # batches per step of an iterable that keeps no position of its own
+        self.epoch_step = 0  # steps done in this epoch
+        self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
+        self.plain_batches = 0  # batches per step of an iterable that does not save its position
         self._sync_buffers = sync_buffers
-        self._save_wanted = False  # agreed, and waits for a training boundary
-        self._put_off = False  # a stop was agreed on in an evaluation, and waits for one, too
-        self._beating = heartbeat.is_on
-        self._busy = True
+        self._save_requested = False  # agreed; waits for a training boundary
+        self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
+        self._heartbeat_on = heartbeat.is_on
+        self._has_extra_work = True
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a boundary has to look further than the agreement."""
+    def _needs_extra_work(self) -> bool:
+        """Return whether boundaries have more to do than heartbeat and consensus."""
         return (
-            self._save_wanted
+            self._save_requested
             or self.checkpoint_schedule.counts_steps
-            or self.profiler.wanted
-            or self.progress.shown
+            or self.profiler.is_on
+            or self.progress.is_shown
         )
 
     def begin_loop(self, *, epoch: int, done: int, total: int | None, plain_batches: int) -> None:
-        """A loop begins with `done` of its `total` steps behind it."""
+        """Begin a loop of `total` steps, of which `done` are already done."""
         self.epoch, self.epoch_step, self.plain_batches = epoch, done, plain_batches
-        self.checkpoint_schedule.release()
+        self.checkpoint_schedule.drop_snapshot()
         self.progress.begin(epoch=epoch, done=done, total=total)
         self.consensus.begin_loop()
-        self.stragglers.forget()
-        self._busy = self.is_busy
+        self.stragglers.discard()
+        self._has_extra_work = self._needs_extra_work()
+
+    def begin_evaluation(self) -> None:
+        self._sync_buffers()
+        self.consensus.begin_loop()
 
     def enter_epoch(self, epoch: int) -> None:
-        """A save outside of loops may belong to an epoch of which no step is done."""
+        """Set the epoch for a save outside of loops; it may be one in which no step is done."""
         if epoch != self.epoch:
             self.epoch, self.epoch_step = epoch, 0
 
-    # -- the loop's calls ------------------------------------------------------------------------------
+    # -- called by the loop ----------------------------------------------------------------------------
 
     def before_first(self, step: int) -> None:
-        """Ahead of the first step: a request that came during set-up is answered now. Nothing is to be saved."""
+        """Run the boundary before the first step. A stop requested during set-up ends here; nothing is saved."""
         self.heartbeat.state = RUNNING
-        self.heartbeat(step)
+        self.heartbeat.write(step)
         self.events.write("training", step=step)
-        if self.profiler.wanted:
-            self.profiler.boundary(step)
-        self._meet()
+        if self.profiler.is_on:
+            self.profiler.after_step(step)
+        self._run_consensus()
         if self.stopping:
-            self._leave(step)
+            self._stop(step)
 
     def after_step(self, step: int) -> None:
-        """The boundary after a training step. Raises `Stopped` when the ranks have agreed to."""
-        if self._beating:
-            self.heartbeat(step)
+        """Run the boundary after a training step. Raises Stopped if the ranks have agreed to stop."""
+        if self._heartbeat_on:
+            self.heartbeat.write(step)
         consensus = self.consensus
         consensus.tick = tick = consensus.tick + 1
         if tick >= consensus.due:
-            self._meet()
+            self._run_consensus()
             if self.stopping:
                 self._save(step, wait=True)
-                self._leave(step)
+                self._stop(step)
             if self.stragglers.on:
-                self.stragglers.begin()
-        if self._busy:
-            self._attend(step)
+                self.stragglers.mark_start()
+        if self._has_extra_work:
+            self._do_extra_work(step)
 
-    def _attend(self, step: int) -> None:
-        """What most runs do not want at most boundaries."""
-        if self._save_wanted or self.checkpoint_schedule.due_by_step(step):
+    def _do_extra_work(self, step: int) -> None:
+        if self._save_requested or self.checkpoint_schedule.due_by_step(step):
             self._save(step)
-            if self.stopping:  # the ranks met for the save, and one of them had been asked
+            if self.stopping:  # the save ran a consensus, in which a rank requested a stop
                 self._save(step, wait=True)
-                self._leave(step)
-        if self.profiler.wanted:
-            self.profiler.boundary(step)
+                self._stop(step)
+        if self.profiler.is_on:
+            self.profiler.after_step(step)
         if time.perf_counter() >= self.progress.due:
             self.progress.update(self.epoch_step, self.metrics.latest)
-        self._busy = self.is_busy
+        self._has_extra_work = self._needs_extra_work()
 
     def after_forward(self, step: int, *, in_a_step: bool) -> None:
-        """The boundary after a batch of evaluation: no state of its own, so a stop saves the last training one.
+        """Run the boundary after a batch of evaluation. A stop saves the state of the last training boundary.
 
-        Where that state is not at hand, the next training boundary is where it stops: within the body of a step,
-        and while the script has put other weights into its model (averaged ones, to evaluate them).
+        The stop waits for the next training boundary if that state is not available: inside the body of a step, or
+        while the script has put other weights into its model, such as averaged ones.
         """
-        self.heartbeat(step)
+        self.heartbeat.write(step)
         consensus = self.consensus
         consensus.tick += 1
-        if consensus.tick < consensus.due or self._put_off:
+        if consensus.tick < consensus.due or self._stop_deferred:
             return
-        self._meet()
+        self._run_consensus()
         if not self.stopping:
             return
-        if in_a_step or consensus.any_rank(self.checkpoint_schedule.has_other_weights()):
-            self._put_off = True
+        if in_a_step or consensus.any_rank(self.checkpoint_schedule.weights_changed()):
+            self._stop_deferred = True
             consensus.due = 0
             return
         if step > 0 and step != self.checkpoint_schedule.last_step:
-            self.checkpoint_schedule.put_back()
+            self.checkpoint_schedule.restore_snapshot()
             self._save(step, wait=True)
-        self._leave(step)
+        self._stop(step)
 
     def poll(self, step: int) -> bool:
-        """The boundary of a hand-written loop."""
+        """Run the boundary of a hand-written loop. Returns whether to stop."""
         self.heartbeat.state = max(self.heartbeat.state, RUNNING)
-        self.heartbeat(step)
+        self.heartbeat.write(step)
         self.consensus.tick += 1
         if not self.stopping and self.consensus.tick >= self.consensus.due:
-            self._meet()
+            self._run_consensus()
         return self.stopping
 
     def save(self, step: int, *, wait: bool = False) -> None:
-        """A save that the script asks for, or the one at the end. Called on all ranks."""
+        """Save at the script's request, or at the end. Called on all ranks."""
         self._save(step, wait=wait)
 
     def finish(self) -> None:
-        """At a clean end, on all ranks: nothing stays under way, and every logged number is written."""
-        self._write_numbers()
+        """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks."""
+        self._flush_metrics()
 
-    def _write_numbers(self) -> None:
-        if self.consensus.under_way:
-            self._decide(self.consensus.harvest())
-        self._launch()
-        self._decide(self.consensus.harvest())
+    def _flush_metrics(self) -> None:
+        if self.consensus.in_flight:
+            self._apply(self.consensus.collect())
+        self._launch_consensus()
+        self._apply(self.consensus.collect())
         self.metrics.advance(True)
         self.consensus.schedule()
 
-    # -- meeting ---------------------------------------------------------------------------------------
+    # -- consensus -------------------------------------------------------------------------------------
 
-    def _meet(self) -> None:
-        if self.consensus.under_way:
-            self._decide(self.consensus.harvest())
+    def _run_consensus(self) -> None:
+        if self.consensus.in_flight:
+            self._apply(self.consensus.collect())
             if self.stopping:
                 return
-        self._launch()
-        if self.consensus.at_once:
-            self._decide(self.consensus.harvest())
+        self._launch_consensus()
+        if self.consensus.is_synchronous:
+            self._apply(self.consensus.collect())
         self.consensus.schedule()
 
-    def _launch(self) -> None:
+    def _launch_consensus(self) -> None:
         schema = self.metrics.offer()
-        words = [0.0] * (SIZE + self.stragglers.words)
+        values = [0.0] * (SIZE + self.stragglers.slots)
         if self.stragglers.on:
-            words[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own()
-        words[STOP] = float(self.signals.asked or self.heartbeat.stop_requested)
-        words[SAVE] = float(self.checkpoint_schedule.due_by_time())
-        words[SCHEMA], words[MINUS_SCHEMA] = schema, -schema
-        words[MINUS_BAD_STEP] = self.loss_check.advance()
-        self.heartbeat.seconds_per_step = self.consensus.launch(words)
+            values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
+        values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
+        values[SAVE] = float(self.checkpoint_schedule.due_by_time())
+        values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema
+        values[MINUS_BAD_STEP] = self.loss_check.advance()
+        self.heartbeat.seconds_per_step = self.consensus.launch(values)
 
-    def _decide(self, agreed: list[float]) -> None:
-        self.loss_check.judge(agreed[MINUS_BAD_STEP])
-        self.metrics.advance(agreed[SCHEMA] == -agreed[MINUS_SCHEMA])
-        if agreed[SAVE]:
-            self._save_wanted = self._busy = True
-        self.stopping |= bool(agreed[STOP])
+    def _apply(self, reduced: list[float]) -> None:
+        """Act on what the ranks agreed on."""
+        self.loss_check.check_consensus(reduced[MINUS_BAD_STEP])
+        self.metrics.advance(reduced[SCHEMA] == -reduced[MINUS_SCHEMA])
+        if reduced[SAVE]:
+            self._save_requested = self._has_extra_work = True
+        self.stopping |= bool(reduced[STOP])
         if self.stragglers.on:
             seconds = self.consensus.seconds
-            self.stragglers.judge(
-                agreed[SIZE:], step=self.heartbeat.step, epoch=self.epoch, seconds_per_step=seconds
+            self.stragglers.report(
+                reduced[SIZE:], step=self.heartbeat.step, epoch=self.epoch, seconds_per_step=seconds
             )
-        self.checkpoint_schedule.harvest()
+        self.checkpoint_schedule.collect_finished()
 
-    # -- saving and leaving ----------------------------------------------------------------------------
+    # -- save and stop ---------------------------------------------------------------------------------
 
     def _save(self, step: int, *, wait: bool = False) -> None:
         if self.checkpoint_schedule.checkpoints is None:
-            self._save_wanted = False
+            self._save_requested = False
             return
         if self.loss_check.on:
-            self.loss_check.look_now()
-        # Numbers that led to a checkpoint are written ahead of it: no later attempt would log them again.
-        self._write_numbers()
-        self._save_wanted = False
+            self.loss_check.check_now()
+        # Write the numbers that led to a checkpoint before it: no later attempt would log them again.
+        self._flush_metrics()
+        self._save_requested = False
         self._sync_buffers()
         meta = {
             "epoch_step": self.epoch_step,
@@ -237,14 +240,14 @@ class Boundary:
         }
         self.checkpoint_schedule.save(step, epoch=self.epoch, meta=meta, wait=wait)
         if self.stragglers.on:
-            self.stragglers.begin()  # the save was not part of the step
+            self.stragglers.mark_start()  # the save was not part of the step
 
-    def _leave(self, step: int) -> None:
+    def _stop(self, step: int) -> None:
         saved = self.checkpoint_schedule.last_step == step
         if self.checkpoint_schedule.rank == 0:
-            told = "saved" if saved else "nothing to save"
+            outcome = "saved" if saved else "nothing to save"
             if saved and self.checkpoint_schedule.failed_step == step:
-                told = "and could not save it"
+                outcome = "but could not save"
             self.progress.close()
-            print(f"paceline: stopped at step {step}, {told}", file=sys.stderr, flush=True)
+            print(f"paceline: stopped at step {step}, {outcome}", file=sys.stderr, flush=True)
         raise Stopped

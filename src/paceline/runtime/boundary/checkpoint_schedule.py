@@ -1,4 +1,4 @@
-"""When checkpoints are written, and of what moment: between steps, and never of a half-done one."""
+"""When to save a checkpoint, and of which state: always of a step boundary, never of a half-done step."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from paceline.contract.jsonl import EventWriter
 from paceline.runtime.checkpoint import Checkpoints, Policy, Restored, Saved, rng
 from paceline.runtime.settings import Settings
 
-SMALL = 1 << 20  # bytes of tensors up to which a state is copied aside at the end of an epoch
+MAX_SNAPSHOT = 1 << 20  # bytes of tensors; larger states are not copied at the end of a loop
 
-NORMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NORM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointSchedule:
-    """The checkpoints of a session; without `resume` there are none, and every call does nothing."""
+    """Saves the checkpoints of a session. Until `resume` is called, every other call does nothing."""
 
     def __init__(self, settings: Settings, *, rank: int, events: EventWriter) -> None:
         self.settings = settings
         self.rank = rank
         self.events = events
         self.checkpoints: Checkpoints | None = None
-        self.last_step = -1  # whose state is saved, or came from a checkpoint
-        self.failed_step = -1  # whose save came to nothing; only rank 0 knows of all
+        self.last_step = -1  # the step that was saved last, or restored
+        self.failed_step = -1  # the step whose save failed; only rank 0 knows of all failures
         self._objects: dict[str, Any] = {}
         self._since = time.perf_counter()
-        self._held: dict[str, Any] = {}
-        self._held_randomness: dict[str, Any] | None = None
-        self._held_norms: list[torch.Tensor] = []
+        self._snapshot: dict[str, Any] = {}
+        self._snapshot_rng: dict[str, Any] | None = None
+        self._snapshot_norms: list[torch.Tensor] = []
 
     def policy(self) -> Policy:
+        """Return which checkpoints to keep."""
         best = self.settings.best
         mode, _, name = best.partition(":") if best and ":" in best else ("max", "", best or "")
         return Policy(
@@ -48,7 +49,7 @@ class CheckpointSchedule:
         )
 
     def resume(self, checkpoints: Checkpoints, objects: dict[str, Any]) -> Restored | None:
-        """Take charge of these objects, and load the newest complete checkpoint into them."""
+        """Register these objects, and load the newest complete checkpoint into them."""
         self.checkpoints = checkpoints
         self._objects = objects
         checkpoints.register(**objects)
@@ -59,7 +60,7 @@ class CheckpointSchedule:
             self.last_step = found.step
         return found
 
-    # -- when ------------------------------------------------------------------------------------------
+    # -- when to save ------------------------------------------------------------------------------------------
 
     @property
     def counts_steps(self) -> bool:
@@ -70,13 +71,13 @@ class CheckpointSchedule:
         return every is not None and self.checkpoints is not None and step % every == 0
 
     def due_by_time(self) -> bool:
-        """Rank 0's clock; the others learn of it by the agreement."""
+        """Return whether a save is due by rank 0's clock. The other ranks learn it by consensus."""
         every = self.settings.save_every_seconds
         if every is None or self.checkpoints is None or self.rank:
             return False
         return time.perf_counter() - self._since >= every
 
-    # -- what ------------------------------------------------------------------------------------------
+    # -- save ------------------------------------------------------------------------------------------
 
     def save(self, step: int, *, epoch: int, meta: dict[str, Any], wait: bool = False) -> None:
         if self.checkpoints is None:
@@ -85,16 +86,15 @@ class CheckpointSchedule:
         blocked = self.checkpoints.save(step, epoch, meta, wait)
         self.last_step = step
         self.events.write("saving", step=step, blocked=round(blocked, 6))
-        self.harvest()
+        self.collect_finished()
 
-    def harvest(self) -> None:
-        """Tell of saves that have ended."""
-        if self.checkpoints is None:
-            return
-        self._tell(self.checkpoints.harvest())
+    def collect_finished(self) -> None:
+        """Record the saves that have finished since the last call."""
+        if self.checkpoints is not None:
+            self._write_events(self.checkpoints.harvest())
 
-    def _tell(self, ended: list[Saved]) -> None:
-        for saved in ended:
+    def _write_events(self, finished: list[Saved]) -> None:
+        for saved in finished:
             if saved.complete:
                 self.events.write(
                     "saved", step=saved.step, folder=str(saved.folder), seconds=round(saved.seconds, 6)
@@ -105,80 +105,80 @@ class CheckpointSchedule:
 
     # -- the last training boundary --------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Remember what may change after the loop (schedulers, learning rates, random numbers).
+    def take_snapshot(self) -> None:
+        """Copy what may change after the loop: schedulers, learning rates, random number generators.
 
-        A stop during evaluation must save the state of the last boundary: what follows the loop is done again
-        after the resume, and must not have been done before. Weights and moments do not change in evaluation.
+        A stop during evaluation must save the state of the last boundary, because the code after the loop runs
+        again after a resume. Weights and optimizer moments do not change in evaluation, so they are not copied.
         """
         if self.checkpoints is None:
             return
-        self._held, self._held_randomness = {}, rng.capture()
-        self._held_norms = self._norms()
-        for name, thing in self._objects.items():
-            if isinstance(thing, torch.optim.Optimizer):
-                self._held[name] = [_without_parameters(group) for group in thing.param_groups]
-            elif not isinstance(thing, torch.nn.Module) and not hasattr(thing, "micro_batches"):
-                state = thing.state_dict()
-                if _tensor_bytes(state) <= SMALL:
-                    self._held[name] = copy.deepcopy(state)
+        self._snapshot, self._snapshot_rng = {}, rng.capture()
+        self._snapshot_norms = self._parameter_norms()
+        for name, stateful in self._objects.items():
+            if isinstance(stateful, torch.optim.Optimizer):
+                self._snapshot[name] = [_without_parameters(group) for group in stateful.param_groups]
+            elif not isinstance(stateful, torch.nn.Module) and not hasattr(stateful, "micro_batches"):
+                state = stateful.state_dict()
+                if _tensor_bytes(state) <= MAX_SNAPSHOT:
+                    self._snapshot[name] = copy.deepcopy(state)
 
-    def has_other_weights(self) -> bool:
-        """Whether the models' weights are not those of the last boundary."""
-        if self._held_randomness is None or self.checkpoints is None:
+    def weights_changed(self) -> bool:
+        """Return whether the models' weights differ from those at the last boundary."""
+        if self._snapshot_rng is None or self.checkpoints is None:
             return False
-        return [each.item() for each in self._held_norms] != [each.item() for each in self._norms()]
+        norms = self._parameter_norms()
+        return [norm.item() for norm in self._snapshot_norms] != [norm.item() for norm in norms]
 
-    def _norms(self) -> list[torch.Tensor]:
-        """What tells weights from other weights: a number for each parameter, left on the device."""
-        models = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
+    def _parameter_norms(self) -> list[torch.Tensor]:
+        """Return one norm per parameter, on its device: enough to notice that weights were exchanged."""
+        models = [each for each in self._objects.values() if isinstance(each, torch.nn.Module)]
         parameters: list[Any] = []
         for model in models:
             names = [name for name, _ in model.named_parameters()]
-            state = (
-                model.state_dict()
-            )  # not the parameters themselves: after a forward FSDP may hold them whole
+            # Not the parameters themselves: after a forward, FSDP may hold them unsharded.
+            state = model.state_dict()
             parameters += [state[name] for name in names if isinstance(state.get(name), torch.Tensor)]
         local = [each.to_local() if hasattr(each, "to_local") else each for each in parameters]
-        known = [each for each in local if each.dtype in NORMED]
+        known = [each for each in local if each.dtype in NORM_DTYPES]
         return list(torch._foreach_norm(known)) if known else []
 
-    def put_back(self) -> None:
-        """Return to the last boundary."""
-        for name, state in copy.deepcopy(self._held).items():
-            thing = self._objects[name]
-            if isinstance(thing, torch.optim.Optimizer):
-                for group, held in zip(thing.param_groups, state, strict=True):
-                    group.update(held)
+    def restore_snapshot(self) -> None:
+        """Return to the state of the last boundary."""
+        for name, state in copy.deepcopy(self._snapshot).items():
+            stateful = self._objects[name]
+            if isinstance(stateful, torch.optim.Optimizer):
+                for group, saved in zip(stateful.param_groups, state, strict=True):
+                    group.update(saved)
             else:
-                thing.load_state_dict(state)
-        if self._held_randomness is not None:
-            rng.restore(self._held_randomness)
+                stateful.load_state_dict(state)
+        if self._snapshot_rng is not None:
+            rng.restore(self._snapshot_rng)
 
     @contextmanager
-    def as_held(self) -> Iterator[None]:
-        """Within: as it was at the last boundary, if that is held; afterwards as it is now."""
-        if self._held_randomness is None:
+    def at_snapshot(self) -> Iterator[None]:
+        """Run the body in the state of the last boundary, then return to the current state."""
+        if self._snapshot_rng is None:
             yield
             return
-        boundary, norms = (self._held, self._held_randomness), self._held_norms
-        self.hold()
-        now = self._held, self._held_randomness
-        (self._held, self._held_randomness), self._held_norms = boundary, norms
-        self.put_back()
+        boundary, norms = (self._snapshot, self._snapshot_rng), self._snapshot_norms
+        self.take_snapshot()
+        now = self._snapshot, self._snapshot_rng
+        (self._snapshot, self._snapshot_rng), self._snapshot_norms = boundary, norms
+        self.restore_snapshot()
         try:
             yield
         finally:
-            self._held, self._held_randomness = now
-            self.put_back()
-            self._held, self._held_randomness = boundary
+            self._snapshot, self._snapshot_rng = now
+            self.restore_snapshot()
+            self._snapshot, self._snapshot_rng = boundary
 
-    def release(self) -> None:
-        self._held, self._held_randomness = {}, None
+    def drop_snapshot(self) -> None:
+        self._snapshot, self._snapshot_rng = {}, None
 
     def close(self, *, wait: bool) -> None:
         if self.checkpoints is not None:
-            self._tell(self.checkpoints.close(wait=wait))
+            self._write_events(self.checkpoints.close(wait=wait))
             self.checkpoints = None
 
 

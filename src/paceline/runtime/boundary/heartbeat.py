@@ -1,4 +1,4 @@
-"""A rank's beat: its slot in the node's beat file, written at step boundaries. No system call, no lock."""
+"""A rank's heartbeat: its slot in the node's heartbeat file, written at step boundaries without a system call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.contract.heartbeat_file import ABSENT, HEADER, SLOT, slot_offset
 
 
 class Heartbeat:
-    """Writes this rank's slot; reads the agent's header. Without a beat file every call does nothing."""
+    """Writes this rank's slot and reads the agent's header. Without a heartbeat file, every call does nothing."""
 
     def __init__(self, path: str | None, local_rank: int) -> None:
         self.state = ABSENT
@@ -31,27 +31,27 @@ class Heartbeat:
         return self._map is not None
 
     @property
-    def ending(self) -> bool:
-        """Whether the agent is ending its ranks: a TERM now means just that."""
+    def is_ending(self) -> bool:
+        """Whether the agent is ending its ranks: SIGTERM then means exit, not save and stop."""
         return self._map is not None and bool(HEADER.unpack_from(self._map, 0)[0])
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the agent has asked for a stop: for a rank that was not yet listening when the signal came."""
+        """Whether the agent has asked for a stop, perhaps before this rank installed its signal handlers."""
         return self._map is not None and bool(HEADER.unpack_from(self._map, 0)[2])
 
-    def __call__(self, step: int) -> None:
-        """One beat at a step boundary."""
+    def write(self, step: int) -> None:
+        """Write one heartbeat at a step boundary."""
         self.step = step
         if self._map is not None:
             SLOT.pack_into(
                 self._map, self._offset, self.state, step, self._pid, time.time(), self.seconds_per_step
             )
 
-    def become(self, state: int) -> None:
-        """Enter a state. States only ever move forward within one process."""
+    def set_state(self, state: int) -> None:
+        """Enter a state and write it. Within one process, states only move forward."""
         self.state = state
-        self(self.step)
+        self.write(self.step)
 
     def close(self) -> None:
         mapped, self._map = self._map, None

@@ -127,7 +127,7 @@ class _PassingTermOn:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._heartbeat.ending or (self.since is not None and now - self.since > SAME_TERM):
+        if self._heartbeat.is_ending or (self.since is not None and now - self.since > SAME_TERM):
             self.die()
         self.since = now if self.since is None else self.since
         for process in self._processes:

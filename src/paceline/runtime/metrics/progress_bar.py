@@ -1,4 +1,4 @@
-"""One live line on rank 0's terminal; nothing where there is no terminal."""
+"""A progress bar on rank 0's terminal. Without a terminal, nothing is shown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 import time
 from typing import Any
 
-REFRESH = 0.15  # seconds between two drawings
+REFRESH = 0.15  # seconds between redraws
 
 
-class Progress:
-    """Drawn by rich where it is installed. A call between drawings costs one comparison."""
+class ProgressBar:
+    """Drawn by rich if it is installed. A call between redraws costs one comparison."""
 
     def __init__(self, on: bool) -> None:
         self.due = float("inf")
@@ -19,11 +19,11 @@ class Progress:
         self._on = on and sys.stderr.isatty()
 
     @property
-    def shown(self) -> bool:
+    def is_shown(self) -> bool:
         return self._bar is not None
 
     def begin(self, *, epoch: int, done: int, total: int | None) -> None:
-        """A loop over `total` steps begins, `done` of them lie behind."""
+        """Show a loop of `total` steps, of which `done` are done."""
         if not self._on:
             return
         if self._bar is None:
@@ -31,7 +31,7 @@ class Progress:
             if self._bar is None:
                 self._on = False
                 return
-        self._task = self._bar.add_task(f"epoch {epoch + 1}", total=total, completed=done, told="")
+        self._task = self._bar.add_task(f"epoch {epoch + 1}", total=total, completed=done, values="")
         self._draw()
 
     def _make(self) -> Any:
@@ -42,17 +42,17 @@ class Progress:
             return None
         bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[values]}"),
             console=Console(stderr=True), auto_refresh=False, transient=True,
         )  # fmt: skip
         bar.start()
         return bar
 
     def update(self, done: int, values: dict[str, float]) -> None:
-        """Called when `due` has come."""
+        """Redraw. Called once `due` has passed."""
         if self._bar is not None and self._task is not None:
-            told = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-            self._bar.update(self._task, completed=done, told=told)
+            text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self._bar.update(self._task, completed=done, values=text)
             self._draw()
 
     def _draw(self) -> None:
@@ -60,11 +60,11 @@ class Progress:
         self.due = time.perf_counter() + REFRESH
 
     def end(self) -> None:
-        """The loop is over: its line goes."""
+        """Remove the line of the loop that has ended."""
         self.due = float("inf")
         if self._bar is not None and self._task is not None:
             self._bar.remove_task(self._task)
-            self._bar.refresh()  # or its last drawing would come back with the next printed line
+            self._bar.refresh()  # otherwise the old line would reappear with the next printed one
             self._task = None
 
     def close(self) -> None:

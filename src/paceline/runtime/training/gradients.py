@@ -100,9 +100,9 @@ class Gradients:
         samples, and is divided by the number of samples of the global batch.
         """
         if self.stragglers is not None:
-            self.stragglers.reached_backward()
+            self.stragglers.mark_backward()
         if self.loss_check is not None:
-            self.loss_check.see(loss)
+            self.loss_check.record(loss)
         if self._stale and self._single:
             self._clear_stale()
         scale = self._mean_scale if weight is None else self._weighted(weight)
