@@ -40,7 +40,7 @@ def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_
     assert slurm.submit(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
     put_command(tmp_path, "sbatch", "echo")
-    with pytest.raises(ClusterError, match="named no job"):
+    with pytest.raises(ClusterError, match="did not print a job id"):
         slurm.submit(submission)
 
 

@@ -1,4 +1,4 @@
-"""The shares of wall time, on timelines that can be added up by hand."""
+"""Goodput of timelines that can be added up by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def at(time: float, event: str, **fields: Any) -> dict[str, Any]:
     return {"time": time, "event": event, **fields}
 
 
-def test_an_undisturbed_run_trains_all_the_time_but_its_start() -> None:
+def test_an_undisturbed_run() -> None:
     result = compute_goodput(
         [
             at(0, "queued"),
@@ -31,14 +31,14 @@ def test_an_undisturbed_run_trains_all_the_time_but_its_start() -> None:
     assert result.share("training") == pytest.approx(0.83)
 
 
-def test_what_a_crash_undid_is_lost_and_the_wait_is_idle() -> None:
+def test_a_crash_loses_steps_and_the_wait_is_idle() -> None:
     result = compute_goodput(
         [
             at(0, "started"),
             at(1, "ranks"),
             at(5, "training", step=0),
             at(25, "saving", step=20, blocked=1.0),
-            at(40, "failed"),  # 15 s after the save: done again
+            at(40, "failed"),  # 15 s after the save: repeated
             at(43, "ranks"),
             at(45, "training", step=20),
             at(60, "done"),
@@ -48,14 +48,14 @@ def test_what_a_crash_undid_is_lost_and_the_wait_is_idle() -> None:
     assert result.attempts == 2
 
 
-def test_without_any_save_everything_is_lost() -> None:
+def test_without_a_save_all_steps_are_lost() -> None:
     events = [at(0, "ranks"), at(2, "training", step=0), at(20, "failed")]
     result = compute_goodput([*events, at(21, "ranks"), at(22, "training", step=0), at(40, "done")])
     assert result.seconds["lost"] == 18
     assert result.seconds["training"] == 18
 
 
-def test_a_clean_stop_loses_nothing_and_the_queue_counts_again() -> None:
+def test_a_clean_stop_loses_nothing_and_the_run_queues_again() -> None:
     result = compute_goodput(
         [
             at(0, "started"),
@@ -75,14 +75,14 @@ def test_a_clean_stop_loses_nothing_and_the_queue_counts_again() -> None:
     assert result.total == 100
 
 
-def test_a_job_that_slurm_requeued_was_queued_since_its_last_word() -> None:
+def test_a_requeued_job_was_queued_since_its_last_event() -> None:
     result = compute_goodput(
         [
             at(0, "started", job_start="7-0"),
             at(0, "ranks"),
             at(1, "training", step=0),
             at(30, "saving", step=30, blocked=0),
-            at(31, "saved", step=30),  # then the node is gone, without a word
+            at(31, "saved", step=30),  # then the node dies without another event
             at(91, "started", job_start="7-1"),
             at(92, "ranks"),
             at(93, "training", step=30),
@@ -98,13 +98,13 @@ def test_a_job_that_slurm_requeued_was_queued_since_its_last_word() -> None:
     assert result.total == 170
 
 
-def test_a_run_that_still_trains_is_counted_until_now() -> None:
+def test_an_active_run_counts_until_now() -> None:
     result = compute_goodput([at(0, "started"), at(2, "training", step=0)], now=12)
     assert result.seconds["training"] == 10
     assert set(result.seconds) == set(SHARES)
 
 
-def test_events_of_several_writers_are_put_in_order_and_torn_lines_passed_over(tmp_path: Path) -> None:
+def test_events_are_sorted_and_truncated_lines_skipped(tmp_path: Path) -> None:
     (tmp_path / "rank-0.jsonl").write_text(json.dumps(at(5, "training", step=0)) + '\n{"time": 6, "ev')
     (tmp_path / "agent-0.jsonl").write_text(
         json.dumps(at(1, "started")) + "\n" + json.dumps(at(9, "done")) + "\n"

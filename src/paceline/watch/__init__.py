@@ -1,1 +1,1 @@
-"""Run folders and the scheduler, read together: what becomes of runs. Nothing here writes."""
+"""Read run folders and the scheduler to report on runs. Nothing here writes."""

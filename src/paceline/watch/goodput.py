@@ -1,16 +1,16 @@
-"""Where a run's wall time went, from its events alone.
+"""How a run spent its wall time, computed from its events.
 
-    queued    submitted, or requeued, and not yet started
-    starting  a agent runs, but no step has been trained since its ranks were started
-    training  steps whose result was kept
-    saving    the part of saves for which training stood still
-    lost      steps that were done again, and the wait until somebody noticed that ranks had failed or hung
-    idle      the rest: waiting before a relaunch, closing down
+    queued    submitted or requeued, but not yet started
+    starting  an agent runs, but its ranks have not reached their first step
+    training  steps that did not have to be repeated
+    saving    time for which saves blocked training
+    lost      repeated steps, and the time until a failed or hung rank was noticed
+    idle      the rest: waiting before a restart, shutting down
 
-A start of another job start (a job that was requeued, by whomever) was queued since the last word of the one before.
+When a requeued job starts again, the time since the last event of the previous job start counts as queued.
 
-Events that are read: `queued` (or `submitted`), `started`, `ranks`, `training` (the first step boundary of an
-attempt, with the step it began from), `saving` (with `step` and `blocked` seconds), `failed`, `stopped`, `done`.
+The events used are `queued` (or `submitted`), `started`, `ranks`, `training` (the first step boundary of an attempt,
+with its first step), `saving` (with `step` and `blocked` seconds), `failed`, `stopped` and `done`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENDS = frozenset({"failed", "stopped", "done"})
 
 @dataclass
 class Goodput:
-    """Seconds by share; `total` is the run's wall time so far."""
+    """Seconds per category; `total` is the run's wall time so far."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
     attempts: int = 0
@@ -41,18 +41,18 @@ class Goodput:
 
 
 @dataclass
-class _Stretch:
-    """The training part of one attempt: from its first boundary to its end."""
+class _TrainingSpan:
+    """The training part of one attempt, from its first step boundary to its end."""
 
     began: float
     step: int
     ended: float = 0.0
     saves: list[tuple[float, int, float]] = field(default_factory=list)  # time, step, seconds blocked
-    finished: bool = False  # ended by `done` or `stopped`: nothing after the last save is lost
+    finished: bool = False  # ended by `done` or `stopped`, so nothing after the last save is lost
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All writers' events in the order of time; a line torn by a crash is passed over."""
+    """Return all writers' events in order of time, skipping lines truncated by a crash."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -66,12 +66,12 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodput:
-    """The shares of a run; `now` closes the books of one that still runs."""
+    """Divide a run's wall time into categories. For a run that is still active, pass the current time as `now`."""
     result = Goodput()
-    stretches: list[_Stretch] = []
+    spans: list[_TrainingSpan] = []
     phase, since = "", 0.0
     job_start, last = "", 0.0
-    current: _Stretch | None = None
+    current: _TrainingSpan | None = None
 
     def close(until: float) -> None:
         if phase in ("queued", "starting", "idle"):
@@ -89,7 +89,7 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
         job_start, last = str(event.get("job_start", job_start)), time
         if kind in ("queued", "submitted", "started", "ranks"):
             after = {"submitted": "queued", "queued": "queued"}.get(kind, "starting")
-            if current is not None:  # an attempt that left no word of its end
+            if current is not None:  # an attempt without an event at its end
                 current.ended = time
                 current = None
             close(time)
@@ -97,8 +97,8 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
             result.attempts += kind == "ranks"
         elif kind == "training" and current is None:
             close(time)
-            current = _Stretch(began=time, step=int(event.get("step", 0)))
-            stretches.append(current)
+            current = _TrainingSpan(began=time, step=int(event.get("step", 0)))
+            spans.append(current)
             phase, since = "training", time
         elif kind == "saving" and current is not None:
             current.saves.append((time, int(event.get("step", 0)), float(event.get("blocked", 0.0))))
@@ -114,31 +114,30 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
             current.ended, current.finished = now, True
         else:
             close(now)
-    _divide(stretches, result)
+    _divide(spans, result)
     return result
 
 
 def _requeued(before: str, job_start: str) -> bool:
-    """Legs on one machine (`pid-...`) are started by a person; those of a job come out of the queue."""
+    """Return whether a job left the queue again. Job starts on one machine (`pid-...`) are started by the user."""
     return bool(before) and before != job_start and not job_start.startswith("pid-")
 
 
-def _divide(stretches: list[_Stretch], result: Goodput) -> None:
-    """Training time is what the next attempt did not have to do again."""
-    for index, stretch in enumerate(stretches):
-        ended = stretch.ended or stretch.began
-        kept_until = ended
-        if index + 1 < len(stretches):
-            resumed = stretches[index + 1].step
-            kept_until = min(
-                [time for time, step, _ in stretch.saves if step >= resumed]
-                or [ended if stretch.finished else 0.0]
+def _divide(spans: list[_TrainingSpan], result: Goodput) -> None:
+    """Divide training spans: time is lost if the next attempt had to repeat its steps."""
+    for index, span in enumerate(spans):
+        ended = span.ended or span.began
+        useful_until = ended
+        if index + 1 < len(spans):
+            resumed = spans[index + 1].step
+            useful_until = min(
+                [time for time, step, _ in span.saves if step >= resumed] or [ended if span.finished else 0.0]
             )
-            if resumed <= stretch.step and not stretch.finished:
-                kept_until = stretch.began
-        kept_until = min(max(kept_until, stretch.began), ended)
-        saving = sum(blocked for time, _, blocked in stretch.saves if time <= kept_until)
-        saving = min(saving, kept_until - stretch.began)
+            if resumed <= span.step and not span.finished:
+                useful_until = span.began
+        useful_until = min(max(useful_until, span.began), ended)
+        saving = sum(blocked for time, _, blocked in span.saves if time <= useful_until)
+        saving = min(saving, useful_until - span.began)
         result.seconds["saving"] += saving
-        result.seconds["training"] += kept_until - stretch.began - saving
-        result.seconds["lost"] += ended - kept_until
+        result.seconds["training"] += useful_until - span.began - saving
+        result.seconds["lost"] += ended - useful_until

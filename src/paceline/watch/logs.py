@@ -1,4 +1,4 @@
-"""A run's output as it comes: over relaunches and requeues, until the run is over."""
+"""Follow a run's output across restarts and requeues until the run is over."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
 from paceline.watch.records import Record, newest_verdict, read_json, read_record
 
-POLL = 0.3  # seconds between looks at a file
-ASK = (2.0, 15.0)  # seconds between questions to the scheduler: at first, and at most
+POLL_INTERVAL = 0.3  # seconds between reads of a file
+QUERY_INTERVALS = (2.0, 15.0)  # seconds between queries to the scheduler: at first, and at most
 
 
 class RunMonitor:
-    """Knows whether a run is over. Asks the scheduler ever less often, and again at once when a verdict appears."""
+    """Knows whether a run is over. Queries the scheduler less and less often, but at once after a new verdict."""
 
-    def __init__(self, folder: RunFolder, look: Callable[[RunFolder], Record] = read_record) -> None:
+    def __init__(self, folder: RunFolder, read: Callable[[RunFolder], Record] = read_record) -> None:
         self.folder = folder
-        self.look = look
-        self.record = look(folder)
-        self.interval = ASK[0]
+        self.read = read
+        self.record = read(folder)
+        self.interval = QUERY_INTERVALS[0]
         self.next = time.monotonic() + self.interval
         self.verdict = newest_verdict(folder)
         self.certain = self.record.is_over and self.record.status == DONE
@@ -30,32 +30,32 @@ class RunMonitor:
     def is_over(self) -> bool:
         verdict = newest_verdict(self.folder)
         if verdict != self.verdict:
-            self.verdict, self.interval, self.next = verdict, ASK[0], 0.0
+            self.verdict, self.interval, self.next = verdict, QUERY_INTERVALS[0], 0.0
         if not self.certain and time.monotonic() >= self.next:
-            self._ask()
+            self._query()
         return self.certain
 
-    def _ask(self) -> None:
-        """A job that Slurm requeues looks ended for a moment: an end that is not a good one is looked at twice."""
-        before, self.record = self.record, self.look(self.folder)
+    def _query(self) -> None:
+        """Update the record. A job being requeued looks over for a moment, so any end but `done` is checked twice."""
+        before, self.record = self.record, self.read(self.folder)
         if self.record.is_over:
             self.certain = self.record.status in (DONE, before.status)
-            self.interval = ASK[0]
+            self.interval = QUERY_INTERVALS[0]
         else:
-            self.interval = min(self.interval * 1.3, ASK[1])
+            self.interval = min(self.interval * 1.3, QUERY_INTERVALS[1])
         self.next = time.monotonic() + self.interval
 
 
 def wait_until_over(folder: RunFolder) -> Record:
-    """Return when the run is over."""
+    """Wait until the run is over, and return its record."""
     monitor = RunMonitor(folder)
     while not monitor.is_over():
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
     return monitor.record
 
 
 def find_log(folder: RunFolder, *, rank: int = 0, attempt: int | None = None) -> Path | None:
-    """Where a rank's lines are: its own log, or its node's where there are too many ranks. None: not yet."""
+    """Return the log with a rank's output: its own, or its node's in large runs; None if there is no attempt yet."""
     for candidate in reversed(folder.attempts()):
         if attempt is None or candidate.number == attempt:
             own = candidate.log(rank)
@@ -70,32 +70,32 @@ def _node_log(folder: RunFolder, attempt: Path, rank: int) -> Path | None:
 
 
 def follow(folder: RunFolder, *, rank: int = 0, monitor: RunMonitor) -> Iterator[str]:
-    """Pieces of a rank's output until the run is over; a new attempt's log follows the old one's."""
+    """Yield a rank's output, attempt after attempt, until the run is over."""
     current: Path | None = None
     position = 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
-        over = monitor.is_over()  # before reading: what was written until then is still read
+        over = monitor.is_over()  # checked before reading, so that the last lines are still read
         newest = find_log(folder, rank=rank)
         if current is None:
             current = newest
         if current is not None:
-            for text in _read_on(current, position):
-                position += len(text)
-                yield decoder.decode(text)
+            for chunk in _read_from(current, position):
+                position += len(chunk)
+                yield decoder.decode(chunk)
             if newest != current:
                 current, position = newest, 0
                 continue
         if over:
             return
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
 
 
-def _read_on(path: Path, position: int) -> Iterator[bytes]:
+def _read_from(path: Path, position: int) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             file.seek(position)
-            while piece := file.read(65536):
-                yield piece
+            while chunk := file.read(65536):
+                yield chunk
     except FileNotFoundError:
         return

@@ -1,4 +1,4 @@
-"""What the nodes of a run did, in short: means and peaks over the samples that their agents took."""
+"""How a run used its nodes: means and peaks over the samples that their agents took."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from paceline.contract.run_folder import RunFolder
 
-READ = 2**20  # bytes of a file's end: some hours, of runs that may have lasted for weeks
+TAIL_BYTES = 2**20  # read from the end of each file: some hours of a run that may last weeks
 
 
 @dataclass(frozen=True)
 class NodeUsage:
-    """One node, over the samples that were read. Shares are in percent, sizes in bytes."""
+    """Usage of one node over the samples that were read. Shares are in percent, sizes in bytes."""
 
     node: int
-    facts: dict[str, Any]  # the newest first line: host, cores, memory_total, gpus
+    details: dict[str, Any]  # host, cores, memory_total and gpus, from the newest header line
     samples: list[dict[str, Any]] = field(repr=False)
 
     @property
     def host(self) -> str:
-        return str(self.facts.get("host", "?"))
+        return str(self.details.get("host", "?"))
 
     def mean(self, key: str) -> float | None:
         found = self._numbers(self.samples, key)
@@ -38,7 +38,7 @@ class NodeUsage:
         return fmean(found) if found else None
 
     def gpu_peak(self, key: str) -> float | None:
-        """The most of any one GPU."""
+        """The highest value of any GPU."""
         return max(self._numbers(self._gpus(), key), default=None)
 
     def _gpus(self) -> list[dict[str, Any]]:
@@ -49,36 +49,34 @@ class NodeUsage:
         return [line[key] for line in lines if isinstance(line.get(key), (int, float))]
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for display."""
         parts = [self.host]
         if (cpu := self.mean("cpu")) is not None:
             own = self.mean("own_cpu") or 0.0
-            parts.append(
-                f"CPU {cpu:.0f} % of {self.facts.get('cores', '?')} cores (the run: {own:.1f} cores)"
-            )
+            cores = self.details.get("cores", "?")
+            parts.append(f"CPU {cpu:.0f} % of {cores} cores (this run: {own:.1f} cores)")
         if (memory := self.peak("memory")) is not None:
             own = self.peak("own_memory") or 0.0
-            parts.append(
-                f"memory at most {_size(memory, self.facts.get('memory_total'))} (the run: {_gb(own)})"
-            )
-        gpus = self.facts.get("gpus") or []
+            used = _size(memory, self.details.get("memory_total"))
+            parts.append(f"peak memory {used} (this run: {_gb(own)})")
+        gpus = self.details.get("gpus") or []
         if gpus:
             parts.append(self._gpu_summary(gpus))
         return " · ".join(parts)
 
     def _gpu_summary(self, gpus: list[dict[str, Any]]) -> str:
-        words = [f"{len(gpus)} x {gpus[0].get('name', 'GPU')}"]
+        parts = [f"{len(gpus)} x {gpus[0].get('name', 'GPU')}"]
         if (busy := self.gpu_mean("busy")) is not None:
-            words.append(f"{busy:.0f} % busy")
+            parts.append(f"{busy:.0f} % busy")
         if (memory := self.gpu_peak("memory")) is not None:
-            words.append(f"memory at most {_size(memory, gpus[0].get('memory'))}")
+            parts.append(f"peak memory {_size(memory, gpus[0].get('memory'))}")
         if (power := self.gpu_mean("power")) is not None:
-            words.append(f"{power:.0f} W")
-        return ", ".join(words)
+            parts.append(f"{power:.0f} W")
+        return ", ".join(parts)
 
 
 def read_node_usage(folder: RunFolder, *, max_nodes: int | None = None) -> list[NodeUsage]:
-    """The nodes that have left samples, in order; those past `max_nodes` are left unread."""
+    """Return the usage of the first `max_nodes` nodes that have samples."""
     found = []
     for path in folder.system.glob("node-*.jsonl"):
         number = path.stem.removeprefix("node-")
@@ -88,29 +86,29 @@ def read_node_usage(folder: RunFolder, *, max_nodes: int | None = None) -> list[
 
 
 def _read(node: int, path: Path) -> NodeUsage:
-    facts: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     samples = []
     for line in _lines(path):
         try:
             value = json.loads(line)
-        except ValueError:  # torn by a crash, or cut by where we began
+        except ValueError:  # truncated by a crash, or by where we start reading
             continue
         if not isinstance(value, dict):
             continue
         if "host" in value:
-            facts = value
+            details = value
         else:
             samples.append(value)
-    return NodeUsage(node, facts, samples)
+    return NodeUsage(node, details, samples)
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The first line, which tells of the node, and the file's end."""
+    """Return the header line, which describes the node, and the end of the file."""
     try:
         with open(path, "rb") as file:
             first = file.readline()
             size = file.seek(0, 2)
-            file.seek(max(len(first), size - READ))
+            file.seek(max(len(first), size - TAIL_BYTES))
             return [first, *file.read().splitlines()]
     except OSError:
         return []

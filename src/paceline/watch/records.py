@@ -1,4 +1,4 @@
-"""What is known of a run, from its folder and, for a job, from the scheduler: asked once, however many runs."""
+"""Records of runs, from their folders and, for jobs, from a single query to the scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.plan.run_path import STORE
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
-# What a run's status says about waiting for it.
+# Statuses of runs that are over.
 OVER = {
     DONE,
     FAILED,
@@ -58,45 +58,45 @@ class Record:
 
     @property
     def detail(self) -> str:
-        """Why it waits, or where it runs."""
+        """Why the run is waiting, or where it runs."""
         if self.state is None:
             return str(self.details.get("host", "")) if self.job is None else ""
         return self.state.reason if self.state.phase == WAITING else self.state.nodes
 
 
 def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
-    """The runs under a scratch folder, newest first: a run's id sorts by time."""
+    """Return the runs in a scratch folder, newest first (run ids sort by time)."""
     found = (path.parent for path in scratch.glob("*/*/*/run.json"))
-    # Copies of code lie beside the runs, and may hold a file of that name.
+    # Snapshots lie beside the runs, and may contain a file called run.json.
     paths = sorted((path for path in found if path.parent.name != STORE), key=lambda path: path.name)
     newest = paths[::-1]
     return [RunFolder(path) for path in (newest if limit is None else newest[:limit])]
 
 
-def read_records(folders: Iterable[RunFolder], ask: QueryStates = slurm.states) -> list[Record]:
-    """Records of runs. A scheduler that does not answer leaves the states of its jobs unknown."""
+def read_records(folders: Iterable[RunFolder], query: QueryStates = slurm.states) -> list[Record]:
+    """Return the records of runs. If the scheduler does not respond, the states of its jobs are unknown."""
     listed = list(folders)
     jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
-    wanted = [job for job in jobs.values() if job is not None]
-    known: Mapping[str, JobState] | None = {}
-    if wanted:
+    submitted = [job for job in jobs.values() if job is not None]
+    states: Mapping[str, JobState] | None = {}
+    if submitted:
         try:
-            known = ask(wanted)
+            states = query(submitted)
         except ClusterError:
-            known = None
-    return [_record(folder, jobs[folder.path], known) for folder in listed]
+            states = None
+    return [_record(folder, jobs[folder.path], states) for folder in listed]
 
 
-def read_record(folder: RunFolder, ask: QueryStates = slurm.states) -> Record:
-    return read_records([folder], ask)[0]
+def read_record(folder: RunFolder, query: QueryStates = slurm.states) -> Record:
+    return read_records([folder], query)[0]
 
 
-def _record(folder: RunFolder, job: str | None, known: Mapping[str, JobState] | None) -> Record:
-    state = known.get(job) if known is not None and job is not None else None
+def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState] | None) -> Record:
+    state = states.get(job) if states is not None and job is not None else None
     return Record(
         folder=folder,
         details=read_json(folder.run_json),
-        status=_status(folder, job, state, asked=known is not None),
+        status=_status(folder, job, state, reachable=states is not None),
         job=job,
         state=state,
         attempts=len(folder.attempts()),
@@ -104,8 +104,8 @@ def _record(folder: RunFolder, job: str | None, known: Mapping[str, JobState] | 
     )
 
 
-def _status(folder: RunFolder, job: str | None, state: JobState | None, *, asked: bool) -> str:
-    """One word. The verdict beats the scheduler's word on how a job ended: exit codes arrive garbled."""
+def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reachable: bool) -> str:
+    """Return the status. The verdict overrides Slurm's state of an ended job, because exit codes arrive garbled."""
     if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
         return state.label
     verdict = newest_verdict(folder)
@@ -115,11 +115,11 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, asked
         return "cancelled"
     if state is not None:
         return state.label if state.label != DONE else verdict or state.label
-    if job is not None and not asked and verdict in (None, STOPPED):
-        return "unknown"  # its last job start may have stopped, and the job be in the queue again
+    if job is not None and not reachable and verdict in (None, STOPPED):
+        return "unknown"  # the last job start may have stopped, with the job back in the queue
     if job is None and verdict is None:
         return "running" if _runs_here(folder) else "lost"
-    # A job that the queue and the accounting have forgotten, and that has left no verdict.
+    # Without a verdict, neither the queue nor accounting knows the job any more.
     return verdict or "lost"
 
 
@@ -140,7 +140,7 @@ def _runs_here(folder: RunFolder) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """Read a JSON object; return an empty one if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -149,7 +149,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def last_step(metrics: Path) -> int | None:
-    """The step of the newest whole line; only the file's end is read."""
+    """Return the step of the last complete line, reading only the end of the file."""
     try:
         with open(metrics, "rb") as file:
             file.seek(0, 2)

@@ -300,8 +300,8 @@ def test_a_summary_of_what_was_written(tmp_path: Path) -> None:
     quiet, busy = read_node_usage(run)
     assert quiet.summary() == "gpu0"
     assert busy.summary() == (
-        "gpu1 · CPU 50 % of 64 cores (the run: 10.0 cores) · memory at most 100.0 of 512 GB (the run: 60.0 GB)"
-        " · 2 x H200, 85 % busy, memory at most 70.0 of 140 GB, 550 W"
+        "gpu1 · CPU 50 % of 64 cores (this run: 10.0 cores) · peak memory 100.0 of 512 GB (this run: 60.0 GB)"
+        " · 2 x H200, 85 % busy, peak memory 70.0 of 140 GB, 550 W"
     )
 
 

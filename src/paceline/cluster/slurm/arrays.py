@@ -12,7 +12,7 @@ from paceline.plan.slurm.plan import SlurmPlan
 
 DEFAULT_ARRAY_SIZE = 1001  # Slurm's default for MaxArraySize
 FRACTION = 10  # count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
-# How sbatch refuses a job because of a limit on the number of jobs.
+# How sbatch rejects a job because of a limit on the number of jobs.
 JOB_LIMIT_REACHED = re.compile(
     r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable",
     re.IGNORECASE,

@@ -75,34 +75,34 @@ def write_files(plan: SlurmPlan) -> None:
     write_atomically(folder.script, plan.script)
 
 
-def run_sbatch(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Call sbatch. Return the job id; raise JobRejected with sbatch's message."""
-    done = call(words, environ=environ, check=False)
+def run_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Call sbatch and return the job id. Raise JobRejected with sbatch's message."""
+    done = call(argv, environ=environ, check=False)
     if done.returncode:
         raise JobRejected(reason=error_text(done))
-    # The last line that is an id: what a site has put around sbatch may speak too.
+    # Take the last line that is an id: a site's wrapper around sbatch may print more.
     ids: list[str] = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
     if not ids:
         raise ClusterError(
-            f"sbatch named no job: {done.stdout.strip() or 'it printed nothing'}",
-            hint="look for it: squeue --me",
+            f"sbatch did not print a job id; it printed: {done.stdout.strip() or 'nothing'}.",
+            hint="Look for the job with `squeue --me`.",
         )
     return ids[-1]
 
 
 def submit(plan: SlurmPlan) -> str:
-    """Give a run's script to sbatch, and write down which job it is."""
+    """Submit a run's script and record the job id in the run folder."""
     job = run_sbatch(plan.sbatch, plan.submitter)
     try:
         record_job(plan.run_path.folder, job)
-    except BaseException:  # the run folder goes away with this error: the job must not be left without it
+    except BaseException:  # the run folder is removed on errors, and the job cannot run without it
         call(["scancel", job], environ=plan.submitter, check=False)
         raise
     return job
 
 
 def record_job(folder: RunFolder, job: str) -> None:
-    """Write down which job this run is. The job itself does the same when it starts."""
+    """Record the run's job id. The job does the same when it starts."""
     write_atomically(folder.job, f"{job}\n")
     line = json.dumps({"time": time.time(), "event": "queued", "job": job})
     with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:

@@ -1,4 +1,4 @@
-"""Check a job against the limits of its partitions, and explain why Slurm refuses one."""
+"""Check a job against the limits of its partitions, and explain why Slurm rejects one."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition])
     """Ask `sbatch --test-only` whether Slurm would accept the job, and when it would start."""
     done = test_only(plan)
     if done.returncode:
-        error = explain_refusal(job, plan, partitions, error_text(done))
+        error = explain_rejection(job, plan, partitions, error_text(done))
         return Finding("slurm", PROBLEM, error.message, error.hint)
     match = re.search(r"to start at (\S+)", done.stderr)
     return Finding(
@@ -152,8 +152,8 @@ def _list_gpus(job: Job, partitions: Sequence[Partition]) -> str:
     return f"The nodes' GPUs are: {', '.join(sorted(listed)) or 'none'}."
 
 
-# Pattern in sbatch's message -> the key that caused the refusal, and a hint.
-_REFUSALS: tuple[tuple[str, str, Explanation], ...] = (
+# Pattern in sbatch's message -> the key that caused the rejection, and a hint.
+_REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
     ("partition", "job.partition", _list_partitions),
     ("account", "job.account", _list_associations),
     ("qos", "job.qos", _list_associations),
@@ -171,12 +171,14 @@ _REFUSALS: tuple[tuple[str, str, Explanation], ...] = (
 )  # fmt: skip
 
 
-def explain_refusal(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str) -> PacelineError:
+def explain_rejection(
+    job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str
+) -> PacelineError:
     """Return Slurm's message as an error that names the option at fault and the values that exist."""
-    for pattern, key, explanation in _REFUSALS:
+    for pattern, key, explanation in _REJECTIONS:
         if re.search(pattern, reason, re.IGNORECASE):
             source = f" ({job.source(key)})" if job.is_set(key) else ""
             return ClusterError(
-                f"Slurm refuses the job: {reason}{source}.", hint=explanation(job, partitions)
+                f"Slurm rejected the job: {reason}{source}.", hint=explanation(job, partitions)
             )
-    return ClusterError(f"Slurm refuses the job: {reason}.", hint="Inspect the script with --dry-run.")
+    return ClusterError(f"Slurm rejected the job: {reason}.", hint="Inspect the script with --dry-run.")

@@ -15,7 +15,7 @@ from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import path_in_snapshot, prepare
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.limits import explain_refusal
+from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, JobRejected, UsageError
@@ -113,7 +113,7 @@ class Draft:
         try:
             return slurm.submit(plan)
         except JobRejected as rejected:
-            raise explain_refusal(self.job, plan, self.partitions, rejected.reason) from None
+            raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
 
     def _job_id(self, name: str) -> str:
         """The job of `--after`: a run, or a job id."""
