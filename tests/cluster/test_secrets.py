@@ -101,7 +101,7 @@ def test_earlier_files_win_and_sources_are_named(project: Path, home: Path) -> N
     write(home / ".netrc", "machine api.wandb.ai login user password other\n")
     found = read(project, home)
     assert dict(found.values) == {"A": "project", "B": "project", "C": "user", "WANDB_API_KEY": "0123abcd"}
-    assert found.told() == (
+    assert found.describe() == (
         "A (.env), B (.env), C (~/.config/paceline/secrets.env), WANDB_API_KEY (~/wandb_credentials.txt)"
     )
     assert "0123abcd" not in repr(found)
@@ -160,7 +160,7 @@ def test_a_wandb_key_in_the_shell_is_always_used(project: Path, home: Path) -> N
     environ = {"WANDB_API_KEY": "mine"}
     for files in ({}, {"secret_files": []}):
         found = read(project, home, environ, **files)
-        assert (dict(found.values), found.told()) == (environ, f"WANDB_API_KEY ({IN_THE_SHELL})")
+        assert (dict(found.values), found.describe()) == (environ, f"WANDB_API_KEY ({IN_THE_SHELL})")
 
 
 def test_a_wandb_key_keeps_its_server_address(project: Path, home: Path) -> None:

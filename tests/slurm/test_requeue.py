@@ -20,38 +20,42 @@ from typing import Any
 import pytest
 
 from paceline.plan.run_path import RunPath
+from paceline.plan.slurm.script import shell_library
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 
 PATIENCE = 240
 
-LAUNCHER = """
+AGENT = """
 import os, signal, sys, time
 from pathlib import Path
 
 run = Path(os.environ["PACELINE_RUN"])
-job start = run / "job-starts" / os.environ["PACELINE_JOB_START"]
+job_start = run / "job-starts" / os.environ["PACELINE_JOB_START"]
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))  # a stop request, as for the real one
 
 
-def end(verdict):
-    (job start / "partial").write_text(verdict)
-    (job start / "partial").rename(job start / "verdict")
+def end(verdict, requeue=None):
+    if requeue is not None:
+        (job_start / "requeue").write_text(requeue)
+    (job_start / "partial").write_text(verdict)
+    (job_start / "partial").rename(job_start / "verdict")
     sys.exit(verdict == "failed")
 
 
-(job start / "host").write_text(os.environ["SLURMD_NODENAME"])
+(job_start / "host").write_text(os.environ["SLURMD_NODENAME"])
 while True:
     if (run / "unfit").exists():
-        (run / "unfit").rename(job start / "unfit")
-        end("failed")
+        exclude = (run / "unfit").read_text()
+        (run / "unfit").unlink()
+        end("failed", requeue=exclude)
     if (run / "done").exists():
         end("done")
     if (run / "crash").exists():
         end("failed")
-    if asked or (job start / "stop").exists():
-        end("stopped")
+    if asked or (job_start / "stop").exists():
+        end("stopped", requeue="")
     time.sleep(0.05)
 """
 
@@ -66,7 +70,7 @@ class Trial:
         self.folder = self.run_path.folder.path
         self.folder.mkdir(parents=True)
         with zipfile.ZipFile(self.run_path.folder.run_half, "w") as run_half:
-            run_half.writestr("__main__.py", LAUNCHER)
+            run_half.writestr("__main__.py", AGENT)
         self.job = ""
 
     def submit(self, *options: str, edit: Callable[[str], str] = str, **keys: Any) -> None:
@@ -76,7 +80,8 @@ class Trial:
         } | {key.replace("__", "."): value for key, value in keys.items()}  # fmt: skip
         made = plan(asked, run_path=self.run_path, python=sys.executable)
         self.run_path.folder.script.write_text(edit(made.script))
-        self.run_path.folder.environment.write_text(made.environment)
+        self.run_path.folder.shell_library.write_text(made.library)
+        self.run_path.folder.environment.write_text(made.environment_file)
         words = ["sbatch", "--parsable", *options, str(self.run_path.folder.script)]
         self.job = self.cluster.run(words).stdout.strip()
 
@@ -202,6 +207,7 @@ def last_task_of_an_array_goes_alone(trial: Trial) -> None:
         (trial.folder / task).mkdir()
         shutil.copy(trial.run_path.folder.run_half, trial.folder / task)
         (trial.folder / task / "environment.sh").touch()
+        (trial.folder / task / "job.sh").write_text(shell_library())
     folder = str(trial.folder)
     trial.submit(
         "--array=0-1",
@@ -258,11 +264,11 @@ scontrol() {
     command scontrol "$@"
 }
 
-fail() {"""
+start_job"""
 
 
 def a_controller_that_is_away_is_asked_again(trial: Trial) -> None:
-    trial.submit(edit=lambda script: script.replace("fail() {", AWAY, 1))
+    trial.submit(edit=lambda script: script.replace("start_job", AWAY, 1))
     trial.started(0)
     trial.interrupt()
     trial.started(1)

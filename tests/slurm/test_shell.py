@@ -16,7 +16,7 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.plan.slurm.shell import FOR_A_PERSON, SETUP
+from paceline.plan.slurm.shell import INTERACTIVE, SETUP
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
@@ -118,14 +118,14 @@ def test_inside_a_trial_of_a_sweep(
 
     folder = until(trial, "no trial starts", within=WITHIN)
     commands = """\
-echo "$GREETING $API_TOKEN ${run-no} ${kit-no}"
+echo "$GREETING $API_TOKEN ${run-no} ${submission-no} $(declare -F)"
 python -c 'import paceline; print(paceline.__file__)'
 """
     done = shell(cluster, "sweep-0", commands=commands, cwd=home, PACELINE_SCRATCH=str(scratch))
     assert done.returncode == 0, done.stderr
-    said, half = done.stdout.splitlines()
-    assert said == "hello hush no no"
-    assert half.startswith(str(folder.run_half))
+    shown, half = done.stdout.splitlines()
+    assert shown == "hello hush no no ", "and none of the script's functions is left"
+    assert half.startswith(str(folder.run_half.resolve()))
 
 
 def test_an_allocation_of_its_own_has_the_run_half(tmp_path: Path, scratch: Path, cluster: Cluster) -> None:
@@ -149,7 +149,7 @@ def test_a_person_gets_a_shell_that_has_read_nothing_else(tmp_path: Path) -> Non
     (tmp_path / ".bashrc").write_text("export GREETING=changed\n")
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        ["bash", "-c", FOR_A_PERSON], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        ["bash", "-c", INTERACTIVE], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
         env={**os.environ, "HOME": str(tmp_path), SETUP: "export GREETING=kept; speak() { echo it is $GREETING; }"},
     )  # fmt: skip
     os.close(slave)

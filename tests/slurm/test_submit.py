@@ -52,7 +52,7 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
     )  # fmt: skip
     folder = run_of(done)
     assert done.returncode == 0, everything(folder, done)
-    assert "partition is 'low', as SBATCH_PARTITION says" in done.stderr
+    assert "SBATCH_PARTITION sets partition to 'low'" in done.stderr
     ranks = told(folder)
     assert sorted(ranks) == [0, 1]
     for each in ranks.values():

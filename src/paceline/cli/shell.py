@@ -17,7 +17,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
-from paceline.plan.slurm.shell import SETUP, allocate_argv, join_argv, setup_lines
+from paceline.plan.slurm.shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
 from paceline.spec import Program, load_job
 from paceline.watch.records import read_record
 
@@ -51,15 +51,12 @@ def command(
         job = load_job(Program("shell"), flags=flags, config=config, profile=cluster_profile)
         draft = Draft(job)
         plan = draft.plan(draft.run_path)
-        # There is no run folder: the variables themselves stand where the script would read them from a file.
-        source = next(line for line in plan.script.splitlines() if line.startswith("source "))
-        script = plan.script.replace(source, plan.environment)
         half = (
             ""
             if dry_run
             else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
         )
-        setup = setup_lines(script, plan.launch_spec, run=str(draft.run_path.folder.path), run_half=str(half))
+        setup = setup_from_plan(plan, str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:
         print(command_line(argv))
@@ -76,13 +73,11 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
             f"{record.run_id} is {record.status}{'' if record.job else ' and no job of Slurm'}: it cannot be entered",
             hint="leave the run out for an allocation of its own",
         )
-    # A trial's script, and its variables, are where its run half is a link to: with those of its sweep.
-    kit = RunFolder(folder.path if folder.script.exists() else folder.run_half.resolve().parent)
-    script = kit.script.read_text(encoding="utf-8")
+    # A trial's script is in the folder of its submission, where the link to its run half leads.
+    submission = RunFolder(folder.run_half.resolve().parent)
+    script = folder.script if folder.script.exists() else submission.script
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
-    setup = setup_lines(
-        script, launch_spec, run=str(folder.path), run_half=str(folder.run_half), kit=str(kit.path)
-    )
+    setup = setup_from_script(script, launch_spec)
     # What the job was submitted with, and not what else this shell has.
     environ = submission_environment(os.environ, ()).variables
     return join_argv(slurm.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ

@@ -152,7 +152,7 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     if job_id is None:
         print(f"prepared {run}; submit it: sbatch {script_only}")
     else:
-        print(f"submitted {run} as job {job_id}: {plan.layout.nodes} nodes x {plan.layout.nproc} ranks")
+        print(f"submitted {run} as job {job_id}: {plan.counts.nodes} nodes x {plan.counts.nproc} ranks")
     print(f"  folder  {submitted.folder.path}")
     if job_id is not None:
         print(f"  logs    paceline logs -f {run}")

@@ -30,6 +30,11 @@ class RunFolder:
         return self.path / "job.sbatch"
 
     @property
+    def shell_library(self) -> Path:
+        """What `job.sbatch` sources: stopping in time, requeueing, one job per run folder."""
+        return self.path / "job.sh"
+
+    @property
     def job(self) -> Path:
         """The scheduler's id of the run's newest job; absent where there was none."""
         return self.path / "job"

@@ -45,7 +45,7 @@ class LocalPlan:
     agents: tuple[Starter, ...]
     notes: tuple[str, ...] = ()  # what was chosen instead of what was asked, and why
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the agents' environment
-    secrets_told: str = ""  # their names, and where each comes from
+    secrets_summary: str = ""  # their names, and where each comes from
 
     def show(self, *, copies: str) -> str:
         """The plan as text: what a dry run prints."""
@@ -54,7 +54,7 @@ class LocalPlan:
             f"code        {copies}",
             f"ranks       {self.shape} ({self.launch_spec.style} style)",
             *(f"note        {note}" for note in self.notes),
-            *([f"secrets     {self.secrets_told}"] if self.secrets_told else []),
+            *([f"secrets     {self.secrets_summary}"] if self.secrets_summary else []),
         ]
         for number, starter in enumerate(self.agents):
             name = f"agent {number}" if len(self.agents) > 1 else "agent"
@@ -122,7 +122,7 @@ def plan_local(
         shape = Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
     return LocalPlan(
         run_path, shape, launch_spec, _starters(run_path, launch_spec, machine=machine, python=python), tuple(notes),
-        secrets={**secrets.values, **hidden_variables(job)}, secrets_told=secrets.told(),
+        secrets={**secrets.values, **hidden_variables(job)}, secrets_summary=secrets.describe(),
     )  # fmt: skip
 
 

@@ -11,11 +11,12 @@ from paceline.spec import Job
 
 IN_THE_SHELL = "your environment"
 
-# What the batch script calls its own things.
+# Variables of a batch script and of job.sh.
 SCRIPT_NAMES = {
-    "run", "python", "self", "job_start", "fixed", "other", "ended", "hit", "pid", "port", "forward", "name", "verdict",
-    "again", "reports", "unfit", "kept", "next", "pause", "sweep", "kit", "index", "line", "number", "numbers",
-    "slot", "slots", "at", "code", "each", "engine", "options", "folder",
+    "run", "python", "sweep", "submission", "engine", "options", "folder", "job", "job_start", "owner", "option",
+    "requeue", "resubmit", "exclude", "terminated", "interrupted", "mpirun_pid", "port", "forward", "name", "verdict",
+    "nodes", "pause", "kept", "id", "next", "list", "trials", "trial", "index", "line", "slot", "slots", "code",
+    "again", "files",
 }  # fmt: skip
 
 # Bash would stop at an assignment to them. Files for other programs hold some (UID), and nobody's secret is one.
@@ -29,8 +30,8 @@ class Secrets:
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    def told(self) -> str:
-        """For people: `HF_TOKEN (.env), WANDB_API_KEY (~/.netrc)`."""
+    def describe(self) -> str:
+        """Return the names for people: `HF_TOKEN (.env), WANDB_API_KEY (~/.netrc)`."""
         return ", ".join(f"{name} ({self.sources[name]})" for name in sorted(self.values))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.plan.environment.build import Build, BuildFolder, Size, build_directives, render_build
 from paceline.plan.environment.image import definition, image_steps
-from paceline.plan.environment.modules import module_lines
+from paceline.plan.environment.modules import module_section
 from paceline.plan.environment.venv import venv_steps
 from paceline.spec import Flag, Job, Program, load_job
 
@@ -28,7 +28,7 @@ def script(asked: Job, steps: list[str], size: Size | None = None) -> str:
         target=TARGET,
         cwd=asked.folder,
         directives=build_directives(asked, FOLDER, size or Size()),
-        modules=module_lines(asked.environment),
+        modules=module_section(asked.environment).lines(),
         setup=asked.environment.setup,
         steps=steps,
     )

@@ -142,7 +142,7 @@ def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Type) -> None:
     shown = paceline("env", "build", "--dry-run", "--python", "/usr/bin/python3", cwd=home, check=True).stdout
     assert "python=/usr/bin/python3" in shown
     wrong = paceline("env", "build", "--python", "/nowhere/python", cwd=home)
-    assert "/nowhere/python, cannot be run here" in wrong.stderr
+    assert "Cannot run /nowhere/python, the Python" in wrong.stderr
 
 
 # -- builders beside each other -------------------------------------------------------------------------

@@ -21,10 +21,10 @@ PASSWORD = "http://ann:hush@proxy.example.org:3128"
 @pytest.mark.parametrize(
     ("keys", "text", "hint"),
     [
-        ({"environment__kind": "venv", "environment__path": "gone"}, "there is no venv in", "paceline env build"),
+        ({"environment__kind": "venv", "environment__path": "gone"}, "There is no venv in", "paceline env build"),
         ({"environment__kind": "conda", "environment__path": "/gone"}, "/gone/bin/python cannot", "conda env list"),
-        ({"environment__python": "/gone/python3"}, "/gone/python3 cannot be run here", "mend the path"),
-        ({"environment__python": "/etc/passwd"}, "/etc/passwd cannot be run here: Permission denied", "mend the path"),
+        ({"environment__python": "/gone/python3"}, "/gone/python3 cannot be run here", "Correct the path."),
+        ({"environment__python": "/etc/passwd"}, "/etc/passwd cannot be run here: Permission denied", "Correct"),
     ],
 )  # fmt: skip
 def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: str, hint: str) -> None:
@@ -63,19 +63,19 @@ def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
 def test_proxies_travel_by_name_and_in_one_file(tmp_path: Path) -> None:
     environ = bare(https_proxy=PASSWORD, NO_PROXY="localhost", OTHER_PROXY="x")
     plan = plan_of(job_in(tmp_path / "p", environment__proxies=True, launch__style="mpirun"), environ)
-    assert f"export https_proxy={PASSWORD}\n" in plan.environment
-    assert "export NO_PROXY=localhost\n" in plan.environment
-    assert "OTHER_PROXY" not in plan.environment
+    assert f"export https_proxy={PASSWORD}\n" in plan.environment_file
+    assert "export NO_PROXY=localhost\n" in plan.environment_file
+    assert "OTHER_PROXY" not in plan.environment_file
     assert "hush" not in plan.script + plan.show() + plan.launch_spec.to_json()
     assert " https_proxy " in plan.script, "mpirun carries it to the other nodes, by name"
-    assert "proxy" not in plan_of(job_in(tmp_path / "p"), environ).environment.lower()
+    assert "proxy" not in plan_of(job_in(tmp_path / "p"), environ).environment_file.lower()
 
 
 def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
     variables = {"HTTPS_PROXY": PASSWORD, "ADDRESS": "http://proxy:3128/a:b@c"}
     plan = plan_of(job_in(tmp_path / "p", environment__variables=variables), bare())
     assert plan.launch_spec.variables == {"ADDRESS": "http://proxy:3128/a:b@c"}
-    assert f"export HTTPS_PROXY={PASSWORD}\n" in plan.environment
+    assert f"export HTTPS_PROXY={PASSWORD}\n" in plan.environment_file
     assert hide("HTTPS_PROXY", PASSWORD) == HIDDEN
     token = "mine @ git+https://hush@git.example.org/mine.git"
     assert hide("", token) == HIDDEN
@@ -91,14 +91,14 @@ def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
 def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path) -> None:
     environ = bare(MODULEPATH="/m", LOADEDMODULES="gcc/13", _ModuleTable001_="eyJ", LMOD_SETTARG="no")
     venv = {"environment__kind": "venv", "environment__path": "/v"}
-    nothing = plan_of(job_in(tmp_path / "p", **venv), environ).environment
+    nothing = plan_of(job_in(tmp_path / "p", **venv), environ).environment_file
     assert "MODULE" not in nothing
-    purged = plan_of(job_in(tmp_path / "p", **venv, environment__modules=["a"]), environ).environment
+    purged = plan_of(job_in(tmp_path / "p", **venv, environment__modules=["a"]), environ).environment_file
     for name in ("MODULEPATH=/m", "LOADEDMODULES=gcc/13", "_ModuleTable001_=eyJ"):
         assert f"export {name}\n" in purged
     kept = plan_of(
         job_in(tmp_path / "p", **venv, environment__modules=["a"], environment__purge=False), environ
-    ).environment
+    ).environment_file
     assert "MODULEPATH=/m" in kept
     assert "gcc/13" not in kept, "its variables stay behind, so it must not pass for loaded"
 

@@ -8,8 +8,7 @@ import pytest
 
 from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING
 from paceline.cluster.checks.program import check_program
-from paceline.cluster.environment.rehearsal import available_names, try_lines
-from paceline.plan.environment.rehearsal import rehearsal
+from paceline.cluster.environment.probe import MODULE_COMMAND, available_names, environment_lines, probe
 from tests.cluster.environment.places import (
     bare,
     environment_modules,
@@ -48,7 +47,7 @@ def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("greet/9.0", "there is greet/1.0, greet/2.0"), ("gret", "did you mean 'greet'?")]
+    ("name", "hint"), [("greet/9.0", "There is greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")]
 )
 def test_a_module_that_is_not_there(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
     files = write_modules(tmp_path)
@@ -56,7 +55,10 @@ def test_a_module_that_is_not_there(tmp_path: Path, system: dict[str, str], name
         tmp_path / "p", environment__modules=["other/1", name], environment__module_paths=[str(files)]
     )
     (problem,) = check_program(job, plan_of(job, bare(**system)))
-    assert (problem.level, problem.text) == (PROBLEM, f"module load {name} failed (--environment__modules)")
+    assert (problem.level, problem.text) == (
+        PROBLEM,
+        f"Cannot load the module {name} (--environment__modules).",
+    )
     assert hint in problem.hint
 
 
@@ -70,21 +72,24 @@ def test_what_was_loaded_at_login_is_purged_unless_it_is_to_stay(
     keys = {"environment__modules": ["greet/1.0"]}
     job = job_in(tmp_path / "p", **keys, **({} if purge is None else {"environment__purge": purge}))
     plan = plan_of(job, login)
-    tried = try_lines(rehearsal(plan, 'echo "$GREETING:$OTHER:$PATH:$LOADEDMODULES"'), environ=plan.submitter)
-    greeting, _, rest = tried.out.strip().partition(":")
-    assert greeting == "one", tried
-    assert (f"{tmp_path}/other-bin" in rest) == (purge is False), tried
-    assert ("other/1" in rest) == (purge is False), tried
+    show = 'echo "$GREETING:$OTHER:$PATH:$LOADEDMODULES"'
+    result = probe(environment_lines(plan), show, environ=plan.submitter)
+    greeting, _, rest = result.out.strip().partition(":")
+    assert greeting == "one", result
+    assert (f"{tmp_path}/other-bin" in rest) == (purge is False), result
+    assert ("other/1" in rest) == (purge is False), result
 
 
 def test_no_module_system_at_all(tmp_path: Path) -> None:
     """Every place where one might be is hidden from the shell."""
     job = job_in(tmp_path / "p", environment__modules=["greet"], environment__setup=[])
     plan = plan_of(job, bare())
-    text = rehearsal(plan, "true").replace("/etc/profile.d/", "/nowhere/").replace("/usr/share/", "/nowhere/")
-    tried = try_lines(text, environ=plan.submitter)
-    assert tried.refusal is not None
-    assert "there is no 'module' command on" in tried.refusal
+    text = "\n".join(environment_lines(plan))
+    hidden = text.replace("/etc/profile.d/", "/nowhere/").replace("/usr/share/", "/nowhere/")
+    result = probe([hidden], "true", environ=plan.submitter)
+    assert (result.step, result.module) == (MODULE_COMMAND, None)
+    assert result.failure is not None
+    assert "there is no 'module' command on" in result.failure
 
 
 def test_lines_of_setup_are_tried_and_may_know_it(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Real containers are entered by tests/debian13, which needs more than every machi
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import SpecError
+from paceline.plan.environment.container import NO_ENGINE
 from paceline.plan.run_path import RunPath
 from tests.golden.cases import plan
 
@@ -28,10 +28,8 @@ def enter(
     for name in engines:
         (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
         (programs / name).chmod(0o755)
-    script = plan({**IMAGE, **keys}, run_path=RunPath(folder / "scratch", "vision", "base", "one")).script
-    found = re.search(r"^inside\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    (folder / "inside.sh").write_text(found[0] + 'inside "$@"\n')
+    made = plan({**IMAGE, **keys}, run_path=RunPath(folder / "scratch", "vision", "base", "one"))
+    (folder / "inside.sh").write_text("\n".join([*made.environment.container, 'inside "$@"\n']))
     return subprocess.run(
         ["/bin/bash", str(folder / "inside.sh"), "python3", "a b"],
         env={"PATH": str(programs), "HOME": str(folder), "HOSTNAME": "node7", **variables},
@@ -61,7 +59,7 @@ def test_the_engine_that_is_there(asked: str, there: tuple[str, ...], taken: str
 
 def test_no_engine_is_said(tmp_path: Path) -> None:
     done = enter(tmp_path, {}, engines=())
-    assert done.returncode == 127
+    assert done.returncode == NO_ENGINE
     assert "neither apptainer nor singularity on node7" in done.stderr
 
 

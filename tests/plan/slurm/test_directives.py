@@ -42,10 +42,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"launch.nproc": 8}, "--launch.nproc asks for 8 ranks per node, but --job.gpus_per_node is 4", "--gpus 8"),
     ({"launch.gpu_binding": "one"}, '"one", but launch.style (default) is "fork"', "--style srun"),
     ({"job.gpus_per_node": 0, "job.gpu_type": "a100"}, "asks for a100 GPUs, but", "--gpus 4"),
-    ({"job.extra": ["--ntasks=3"]}, "says --ntasks=3", "--nproc"),
-    ({"job.extra": ["-N", "3"]}, "says -N3", "--nodes"),
-    ({"job.extra": ["--gres=gpu:2"]}, "says --gres=gpu:2", "--gpus"),
-    ({"job.extra": ["oops"]}, "expected an option of sbatch", "--sbatch-arg"),
+    ({"job.extra": ["--ntasks=3"]}, "has --ntasks=3", "--nproc"),
+    ({"job.extra": ["-N", "3"]}, "has -N3", "--nodes"),
+    ({"job.extra": ["--gres=gpu:2"]}, "has --gres=gpu:2", "--gpus"),
+    ({"job.extra": ["oops"]}, "is not an option of sbatch", "--sbatch-arg"),
     ({"environment.secrets": ["NOT_THERE"]}, "names NOT_THERE, which is not set here", "export NOT_THERE"),
 ]  # fmt: skip
 
@@ -76,8 +76,8 @@ def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:
     assert "SBATCH_PARTITION" not in made.submitter
     assert "SBATCH_REQUEUE" not in made.submitter
     assert made.submitter["SBATCH_ACCOUNT"] == "physics"
-    assert made.notes == ("account is 'physics', as SBATCH_ACCOUNT says",)
-    assert "account is 'physics'" in made.show()
+    assert made.notes == ("SBATCH_ACCOUNT sets account to 'physics'",)
+    assert "SBATCH_ACCOUNT sets account" in made.show()
 
 
 def test_a_path_that_slurm_or_python_would_split_is_refused() -> None:

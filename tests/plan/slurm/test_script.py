@@ -15,10 +15,11 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import SCRIPT_NAMES
+from paceline.plan.slurm.script import shell_library
 from tests.golden.cases import HERE, plan
 
 SRUN = 'touch "$PACELINE_RUN/begun"; while [ ! -e "$PACELINE_RUN/$END" ]; do sleep 0.05; done\n'
-SRUN += 'echo "$END" >"$PACELINE_RUN/job-starts/$PACELINE_JOB_START/verdict"'
+SRUN += 'cd "$PACELINE_RUN/job-starts/$PACELINE_JOB_START"; [ "$END" != stopped ] || : >requeue; echo "$END" >verdict'
 SBATCH = 'env >"$(dirname "$0")/seen"; echo "$*" >"$(dirname "$0")/typed"; echo "78;north"'
 
 
@@ -29,7 +30,8 @@ class Bench:
         self.run = RunFolder(run_path.folder.path)
         self.run.path.mkdir(parents=True)
         self.run.script.write_text(made.script)
-        self.run.environment.write_text(made.environment)
+        self.run.shell_library.write_text(made.library)
+        self.run.environment.write_text(made.environment_file)
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.command("srun", SRUN)
@@ -70,7 +72,7 @@ def test_two_jobs_do_not_share_a_run(tmp_path: Path) -> None:
     bench.await_start()
     second = bench.start("2")
     told = second.communicate(timeout=60)[1]
-    assert (second.returncode, "live already, as job 1" in told) == (1, True), told
+    assert (second.returncode, "already running as job 1" in told) == (1, True), told
     assert bench.run.job.read_text() == "1\n", "the one that lives is still the one to cancel"
     (bench.run.path / "done").touch()
     assert first.wait(60) == 0, first.communicate()[1]
@@ -91,13 +93,15 @@ def test_a_continuation_keeps_the_users_defaults_alone(tmp_path: Path) -> None:
 
 def test_variables_keep_out_of_the_scripts_way() -> None:
     used: set[str] = set()
-    for script in HERE.glob("*.sbatch"):
-        for line in script.read_text().splitlines():
-            used |= set(re.findall(r"^\s*(?:for )?([a-z]+)(?==| in )", line))
+    for text in (shell_library(), *(script.read_text() for script in HERE.glob("*.sbatch"))):
+        for line in re.findall(r"^\s*([^#\n]*)", text, re.MULTILINE):
+            used |= set(re.findall(r"^(?:for )?([a-z_]+)(?==| in )", line))
+            if line.startswith(("local ", "terminated=")):
+                used |= set(re.findall(r"\b([a-z_]+)(?==|\b(?! *[(]))", line.partition("$")[0])) - {"local"}
     assert used - {"init", "hook"} <= SCRIPT_NAMES, "these are read only right after they are set"
     made = plan({"environment.variables": {"run": "5", "RUN": "6"}})
-    assert "export run" not in made.environment
-    assert "export RUN=6" in made.environment
+    assert "export run" not in made.environment_file
+    assert "export RUN=6" in made.environment_file
     assert made.launch_spec.variables == {"run": "5", "RUN": "6"}
     for name, why in (("job_start", "cannot carry"), ("A B", "no name of a variable")):
         with pytest.raises(SpecError, match=why):

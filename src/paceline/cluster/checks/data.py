@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.agent.staging.request import StagingRequest, check_exists, make_request
 from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
 from paceline.errors import ClusterError, PacelineError
-from paceline.plan.environment.variables import OF_SLURM
+from paceline.plan.environment.variables import SLURM_VARIABLES
 from paceline.plan.launch_spec import data_wish
 from paceline.plan.run_path import RunPath
 from paceline.spec import Job
@@ -55,7 +55,9 @@ def on_node(node: str, words: Sequence[str]) -> int:
     ]  # fmt: skip
     # What Slurm set for a job around this one does not concern the new one.
     environ = {
-        name: text for name, text in os.environ.items() if not name.startswith("SLURM_") or name in OF_SLURM
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("SLURM_") or name in SLURM_VARIABLES
     }
     try:
         return subprocess.run(command, env=environ, timeout=PATIENCE, stdin=subprocess.DEVNULL).returncode

@@ -1,7 +1,6 @@
-"""The job's own Python, asked before queueing: does it run, does the script compile, is what it imports there?
+"""Check the program before queueing: does the job's Python run, does the script compile, are its imports there?
 
-It is asked in the job's own surroundings: bash puts on its modules, its environment and its set-up lines first, as the
-batch script will.
+The check probes the job's own Python, after the modules, the environment and the `setup` lines of its batch script.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paceline.cluster.checks.container import can_be_asked, check_image, why_no_answer
+from paceline.cluster.checks.container import can_probe, check_image, explain_container
 from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
-from paceline.cluster.environment.rehearsal import Tried, module_hint, try_command
-from paceline.plan.environment.modules import failed_module
+from paceline.cluster.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job
 
-# Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are its own affair.
+# Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are not checked.
 _PROBE = """
 import ast, importlib.util, json, os, sys, tokenize
 name, is_module, cwd = sys.argv[1], sys.argv[2] == "module", sys.argv[3]
@@ -56,14 +54,14 @@ print(json.dumps(answer))
 
 
 def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
-    """The interpreter runs, the script compiles, what it imports is there. Asked of the job's own Python."""
+    """Check that the interpreter runs, the script compiles, and its imports are there."""
     python = plan.launch_spec.python
     found = []
     if job.environment.kind == "container":
         found.append(check_image(job))
-        if found[0].level == PROBLEM or not can_be_asked(job):
+        if found[0].level == PROBLEM or not can_probe(job):
             return [*found, *_compile_here(job)]
-    answer = _ask_python(job, plan)
+    answer = _probe(job, plan)
     if isinstance(answer, Finding):
         return [*found, answer, *(_compile_here(job) if found else [])]
     found.append(Finding("python", GOOD, f"{python} ({answer['version']})"))
@@ -72,81 +70,84 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
     if answer.get("missing_module"):
         return [
             *found,
-            Finding("module", PROBLEM, f"{python} finds no module {job.program.name!r}", _INSTALL),
+            Finding("module", PROBLEM, f"{python} does not find the module {job.program.name!r}.", _INSTALL),
         ]
     if "syntax" in answer:
         return [*found, _syntax(job, *answer["syntax"])]
     found.append(Finding("script", GOOD, f"{job.program.name} compiles"))
     if missing := answer.get("missing"):
-        text = f"{job.program.name} imports {', '.join(missing)}, which {python} does not have"
-        if answer["own_path"]:  # nobody but the script knows what it adds
+        text = f"{job.program.name} imports {', '.join(missing)}, which {python} does not have."
+        if answer["own_path"]:  # only the script knows what it adds
             return [
                 *found,
-                Finding("imports", WARNING, text, "it changes sys.path: may it find them by that?"),
+                Finding(
+                    "imports", WARNING, text, "The script changes sys.path; check that it finds them there."
+                ),
             ]
         return [*found, Finding("imports", PROBLEM, text, _INSTALL)]
     return [*found, Finding("imports", GOOD, "all found")]
 
 
-_MEND = {
-    "venv": "mend the path, or build one: paceline env build",
-    "conda": "mend the path: `conda env list` shows the folders of what there is",
+_FIX = {
+    "venv": "Correct the path, or build a venv: paceline env build",
+    "conda": "Correct the path; `conda env list` shows the folders.",
 }
-_INSTALL = "install it there, or set kind and path in [environment]"
+_INSTALL = "Install it there, or set kind and path in [environment]."
 
 
-def _ask_python(job: Job, plan: SlurmPlan) -> dict[str, Any] | Finding:
+def _probe(job: Job, plan: SlurmPlan) -> dict[str, Any] | Finding:
     program = job.program
     name = program.name if program.is_module else str(job.cwd / program.name)
     kind = "module" if program.is_module else "script"
-    tried = try_command(plan, ["-c", _PROBE, name, kind, str(job.cwd)])
+    result = probe_python(plan, ["-c", _PROBE, name, kind, str(job.cwd)])
     try:
         # The last line: modules and lines of `setup` may print too.
-        answer: dict[str, Any] = json.loads(tried.out.strip().splitlines()[-1])
+        answer: dict[str, Any] = json.loads(result.out.strip().splitlines()[-1])
         return answer
     except (ValueError, IndexError):
-        return _no_answer(job, plan, tried)
+        return _explain(job, plan, result)
 
 
-def _no_answer(job: Job, plan: SlurmPlan, tried: Tried) -> Finding:
-    """Why the job's Python was never reached, or said nothing."""
+def _explain(job: Job, plan: SlurmPlan, result: ProbeResult) -> Finding:
+    """Return why the job's Python could not be run, or printed nothing."""
     python = plan.launch_spec.python
-    if (refusal := tried.refusal) is not None:
-        if (module := failed_module(refusal)) is not None:
-            return Finding("modules", PROBLEM, _told(job, "modules", refusal), module_hint(plan, module))
-        if "'module' command" in refusal:
-            hint = "take modules out of [environment], or submit where there are some"
-            return Finding("modules", PROBLEM, _told(job, "modules", refusal), hint)
-        return Finding("python", PROBLEM, _told(job, "path", refusal), _MEND["venv"])
+    if result.failure is not None:
+        if result.module is not None:
+            hint = module_hint(plan, result.module)
+            return Finding("modules", PROBLEM, _with_source(job, "modules", result.failure), hint)
+        if result.step == MODULE_COMMAND:
+            hint = "Remove modules from [environment], or submit where there is a module system."
+            return Finding("modules", PROBLEM, _with_source(job, "modules", result.failure), hint)
+        return Finding("python", PROBLEM, _with_source(job, "path", result.failure), _FIX["venv"])
     if job.environment.kind == "container":
-        return why_no_answer(job, python, tried)
-    if tried.code in (126, 127):
+        return explain_container(job, python, result)
+    if result.code in (126, 127):
         key = "python" if job.environment.python else "path" if job.environment.path else "kind"
-        why = tried.last_words.rpartition(": ")[2]
-        text = _told(job, key, f"{python} cannot be run here: {why}")
-        return Finding("python", PROBLEM, text, _MEND.get(job.environment.kind, "mend the path"))
-    why = "it took too long" if tried.code is None else tried.last_words
+        reason = result.last_line.rpartition(": ")[2]
+        text = _with_source(job, key, f"{python} cannot be run here: {reason}.")
+        return Finding("python", PROBLEM, text, _FIX.get(job.environment.kind, "Correct the path."))
+    reason = "it took too long" if result.code is None else result.last_line
     if job.environment.setup:
-        text = f"with the lines of {job.source('environment.setup')} {python} gave no answer here: {why}"
-        return Finding("setup", WARNING, text, "so nobody knows whether the script's imports are there")
-    return Finding("python", WARNING, f"{python} gave no answer: {why}")
+        text = f"{python} gave no answer after the lines of {job.source('environment.setup')}: {reason}"
+        return Finding("setup", WARNING, text, "The script's imports are not checked.")
+    return Finding("python", WARNING, f"{python} gave no answer: {reason}")
 
 
-def _told(job: Job, key: str, text: str) -> str:
-    return f"{text} ({job.source(f'environment.{key}')})"
+def _with_source(job: Job, key: str, text: str) -> str:
+    return f"{text.removesuffix('.')} ({job.source(f'environment.{key}')})."
 
 
 def _syntax(job: Job, line: int, message: str, text: str) -> Finding:
     return Finding(
         "script",
         PROBLEM,
-        f"{job.program.name} does not compile: line {line}: {message}",
+        f"{job.program.name} does not compile: line {line}: {message}.",
         f"line {line}: {text}",
     )
 
 
 def _compile_here(job: Job) -> list[Finding]:
-    """The container's Python cannot be asked from here; ours reads almost the same language."""
+    """Compile the script with our own Python, where the container's cannot be probed: they hardly differ."""
     if job.program.is_module:
         return []
     path = job.cwd / job.program.name
@@ -155,5 +156,5 @@ def _compile_here(job: Job) -> list[Finding]:
     except SyntaxError as error:
         return [_syntax(job, error.lineno or 0, error.msg, (error.text or "").strip())]
     except (OSError, ValueError) as error:
-        return [Finding("script", PROBLEM, f"{job.program.name} cannot be read: {error}")]
+        return [Finding("script", PROBLEM, f"Cannot read {job.program.name}: {error}")]
     return [Finding("script", GOOD, f"{job.program.name} compiles")]

@@ -28,7 +28,7 @@ from paceline.plan.environment.build import (
     render_build,
 )
 from paceline.plan.environment.image import definition, image_steps, is_remote
-from paceline.plan.environment.modules import module_lines, module_variables
+from paceline.plan.environment.modules import module_section, module_variables
 from paceline.plan.environment.requirements import name_of
 from paceline.plan.environment.variables import PROXIES, submission_environment
 from paceline.plan.environment.venv import venv_steps
@@ -75,7 +75,7 @@ def plan_build(job: Job, recipe: Recipe, environ: Mapping[str, str], size: Size)
         target=target.path,
         cwd=job.folder,
         directives=asked,
-        modules=module_lines(job.environment),
+        modules=module_section(job.environment).lines(),
         setup=job.environment.setup,
         steps=steps,
     )

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
-from paceline.cluster.environment.rehearsal import try_lines
+from paceline.cluster.environment.probe import module_lines, probe
 from paceline.cluster.environment.requirements import Requirements, read_requirements
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.environment.build import IMAGE, LOCK, MARKER
 from paceline.plan.environment.image import is_remote
-from paceline.plan.environment.modules import module_lines, module_variables
-from paceline.plan.environment.rehearsal import rehearsal_of
+from paceline.plan.environment.modules import module_section, module_variables
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import quote
 from paceline.spec import Job
@@ -34,7 +33,7 @@ STORE = ".environments"
 _FORMAT = 1  # other ways to build are other environments
 _SOURCE = "environment.requirements"
 
-_ASK = (
+_DESCRIBE = (
     "import json, platform, sys; print(json.dumps([sys.executable, '%d.%d' % sys.version_info[:2], "
     "sys.base_prefix, platform.machine(), sys.implementation.name]))"
 )
@@ -180,20 +179,20 @@ def find_python(job: Job, environ: Mapping[str, str]) -> Python:
     command = str(job.folder / Path(asked).expanduser()) if os.sep in asked else asked
     variables = {**module_variables(environment, environ), **environment.variables}
     lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
-    lines += [*module_lines(environment), *environment.setup]
-    tried = try_lines(
-        rehearsal_of(lines, f"exec {quote(command)} -c {quote(_ASK)}"),
+    lines += [*module_lines(module_section(environment)), *environment.setup]
+    result = probe(
+        lines,
+        f"exec {quote(command)} -c {quote(_DESCRIBE)}",
         environ=submission_environment(environ, ()).variables,
     )
     try:
-        told = json.loads(tried.out.strip().splitlines()[-1])
+        details = json.loads(result.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        why = tried.refusal or tried.last_words
         raise EnvironmentProblem(
-            f"the Python that the environment is built with, {command}, cannot be run here: {why}",
-            hint="name another with base_python in [environment], or mend modules and setup",
+            f"Cannot run {command}, the Python that builds the environment: {result.failure or result.last_line}",
+            hint="Name another with base_python in [environment], or correct modules and setup.",
         ) from None
-    return Python(command, *told[1:])
+    return Python(command, *details[1:])
 
 
 def settle(job: Job, environ: Mapping[str, str]) -> Job:

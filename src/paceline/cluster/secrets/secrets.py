@@ -70,7 +70,7 @@ def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
         found = choose_secrets(job, environ=environ, filed=read_secrets(job, environ), in_a_job=False)
     except PacelineError as problem:
         return Finding("secrets", PROBLEM, problem.message, problem.hint)
-    return Finding("secrets", GOOD, found.told() or "none")
+    return Finding("secrets", GOOD, found.describe() or "none")
 
 
 def secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:

@@ -71,7 +71,8 @@ def version() -> tuple[int, int] | None:
 def write_files(plan: SlurmPlan) -> None:
     """Write the batch script and its environment file into the run folder."""
     folder = plan.run_path.folder
-    write_atomically(folder.environment, plan.environment, mode=0o600)
+    write_atomically(folder.environment, plan.environment_file, mode=0o600)
+    write_atomically(folder.shell_library, plan.library)
     write_atomically(folder.script, plan.script)
 
 

@@ -52,7 +52,7 @@ def _suggest(name: str, known: Sequence[str]) -> str:
 
 def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     """Return the first reason why the job does not fit this partition."""
-    resources, layout, name = job.resources, plan.layout, partition.name
+    resources, counts, name = job.resources, plan.counts, partition.name
     if not partition.is_up:
         return Finding("partition", PROBLEM, f"Partition {name} is down.", "Choose another with --partition.")
     if resources.time and partition.max_time and resources.time > partition.max_time:
@@ -63,17 +63,17 @@ def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding
             "Ask for less: a run that reaches its time limit saves and requeues itself.",
         )  # fmt: skip
     max_nodes = min(partition.nodes, partition.max_nodes or partition.nodes)
-    if layout.nodes > max_nodes:
+    if counts.nodes > max_nodes:
         return Finding(
             "nodes", PROBLEM,
-            f"{job.source('job.nodes')} is {layout.nodes}, but partition {name} allows at most {max_nodes}.",
+            f"{job.source('job.nodes')} is {counts.nodes}, but partition {name} allows at most {max_nodes}.",
         )  # fmt: skip
     return _check_hardware(job, plan, partition)
 
 
 def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     """Return the first resource that too few nodes of the partition have enough of."""
-    layout, gpu_type, name = plan.layout, job.resources.gpu_type, partition.name
+    counts, gpu_type, name = plan.counts, job.resources.gpu_type, partition.name
     types = {each or "gpu": count for each, count in partition.gpu_types.items()}
     listed = ", ".join(f"{each} (up to {count} per node)" for each, count in types.items()) or "no GPUs"
     if gpu_type and gpu_type not in types:
@@ -82,14 +82,14 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
             f"{job.source('job.gpu_type')} asks for {gpu_type!r} GPUs, which partition {name} does not have.",
             f"{_suggest(gpu_type, list(types))}It has {listed}.",
         )  # fmt: skip
-    if partition.count_nodes(gpus=layout.gpus, gpu_type=gpu_type) < layout.nodes:
+    if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type) < counts.nodes:
         return Finding(
             "gpus", PROBLEM,
-            f"{job.source('job.gpus_per_node')} is {layout.gpus}, but too few nodes in partition {name} have them.",
+            f"{job.source('job.gpus_per_node')} is {counts.gpus}, but too few nodes in partition {name} have them.",
             f"It has {listed}.",
         )  # fmt: skip
-    cores = layout.cpus_per_task * layout.tasks_per_node
-    if partition.count_nodes(gpus=layout.gpus, gpu_type=gpu_type, cpus=cores) < layout.nodes:
+    cores = counts.cpus_per_task * counts.tasks_per_node
+    if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores) < counts.nodes:
         available = max((kind.cpus for kind in partition.kinds), default=0)
         return Finding(
             "cores", PROBLEM,
@@ -98,7 +98,7 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
             f"Its nodes have up to {available}.",
         )  # fmt: skip
     memory = _mebibytes(plan.value("mem"))
-    if partition.count_nodes(gpus=layout.gpus, gpu_type=gpu_type, cpus=cores, memory=memory) < layout.nodes:
+    if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores, memory=memory) < counts.nodes:
         available = max((kind.memory for kind in partition.kinds), default=0)
         source = job.source("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
         return Finding(

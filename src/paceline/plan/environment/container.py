@@ -1,4 +1,4 @@
-"""How a command is put into a container: words of srun for Pyxis, and a function of the batch script for the others.
+"""How a command enters a container: with options of srun for Pyxis, through a function of the script otherwise.
 
 Whatever differs from node to node is decided on each node: which engine there is, which GPUs, which folders.
 """
@@ -6,6 +6,7 @@ Whatever differs from node to node is decided on each node: which engine there i
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import SpecError
@@ -14,121 +15,113 @@ from paceline.plan.run_path import RunPath
 from paceline.spec import Job
 
 FUNCTION = "inside"  # `inside COMMAND...` runs a command in the container
-_FILE = '"$run/job-starts/$job_start/inside.sh"'
+NO_ENGINE = 96  # its exit code where there is no engine
 
 
 @dataclass(frozen=True)
-class Wrapping:
-    """Options of srun, words ahead of the command (already quoted), and the lines that those words rely on."""
+class ContainerEntry:
+    """Options of srun, words before the command (already quoted), and the lines that define `inside`."""
 
-    srun: list[str]
-    prefix: list[str]
-    definition: list[str]  # what `inside` is
-    hand_out: list[str]  # puts it where every node finds it
-
-
-NO_WRAPPING = Wrapping([], [], [], [])
+    srun_options: Sequence[str] = ()
+    prefix: Sequence[str] = ()
+    definition: Sequence[str] = ()
 
 
-def wrapping(job: Job, run_path: RunPath, *, gpus: int) -> Wrapping:
-    """Nothing outside containers."""
+def container_entry(job: Job, run_path: RunPath, *, gpus: int) -> ContainerEntry:
+    """Return how this job's commands enter its container; nothing for jobs without one."""
     environment = job.environment
     if environment.kind != "container":
-        return NO_WRAPPING
-    shared = _shared(job, run_path)
+        return ContainerEntry()
+    shared = _shared_folders(job, run_path)
     for path in shared:
         if re.search("[:,]", path):
             raise SpecError(
-                f"the container must see {path}, and a colon or a comma in its path would be taken for a separator",
-                hint="move it to a path without them",
+                f"The container needs {path}, but a colon or a comma in a path would be taken for a separator.",
+                hint="Move it to a path without them.",
             )
     if environment.engine == "pyxis":
-        return Wrapping(_pyxis(job, shared), [], [], [])
-    return Wrapping(
-        srun=[],
-        prefix=["bash", _FILE],
+        return ContainerEntry(srun_options=_pyxis_options(job, shared))
+    # job.sh writes `inside` to this file, where every node finds it.
+    return ContainerEntry(
+        prefix=["bash", f'"$run/job-starts/$job_start/{FUNCTION}.sh"'],
         definition=_definition(job, run_path, shared, gpus=gpus),
-        hand_out=[
-            "# Every node finds its way into the container in a file.",
-            f'{{ declare -f {FUNCTION} && echo \'{FUNCTION} "$@"\'; }} >{_FILE} || fail "cannot write to $run"',
-        ],
     )
 
 
 def image_path(job: Job) -> str:
-    """The image: a relative file is the project's; what has to be fetched is left as it is."""
+    """Return the image: a relative file is the project's; one that is fetched is left as it is."""
     image = job.environment.image
-    assert image is not None, "the spec sees to it"
+    assert image is not None, "the spec requires one"
     if is_fetched(job):
         return image
     return str(job.folder / image)
 
 
 def is_fetched(job: Job) -> bool:
-    """Whether the image is named by where it comes from, not by a file."""
+    """Return whether the image is named by its source, not by a file."""
     image = job.environment.image or ""
     is_file = image.startswith(("/", "./")) or image.endswith((".sqsh", ".squashfs"))
     return "://" in image or (job.environment.engine == "pyxis" and not is_file)
 
 
-def _shared(job: Job, run_path: RunPath) -> list[str]:
-    """Folders that must be seen inside where they are: runs, copies of the code, the project, data to be staged."""
+def _shared_folders(job: Job, run_path: RunPath) -> list[str]:
+    """Return the folders that the container needs at the same paths: runs, code, the project, data to be staged."""
     data = [path for path in job.data.stage if path.startswith("/")]
     wanted = dict.fromkeys([str(run_path.scratch / run_path.project), str(job.folder), str(job.cwd), *data])
     return [path for path in wanted if not any(path.startswith(f"{other}/") for other in wanted)]
 
 
 def _binds(job: Job) -> list[str]:
-    """What the user adds: "outside:inside", or one path for both."""
+    """Return what the user adds: "outside:inside", or one path for both."""
     return [bind if ":" in bind else f"{bind}:{bind}" for bind in job.environment.binds]
 
 
-def _pyxis(job: Job, shared: list[str]) -> list[str]:
+def _pyxis_options(job: Job, shared: list[str]) -> list[str]:
     if job.launch.style == "mpirun":
         raise SpecError(
             f'{job.source("environment.engine")} is "pyxis", which is part of srun, but '
-            f'{job.source("launch.style")} is "mpirun"',
-            hint='use another style, or engine = "apptainer"',
+            f'{job.source("launch.style")} is "mpirun".',
+            hint='Use another style, or engine = "apptainer".',
         )
     mounts = ",".join([*(f"{path}:{path}" for path in shared), *_binds(job)])
-    words = [
+    options = [
         f"--container-image={image_path(job)}", f"--container-mounts={mounts}", *job.environment.engine_options
     ]  # fmt: skip
-    return [quote(word) for word in words]
+    return [quote(option) for option in options]
 
 
-def engines(job: Job) -> list[str]:
-    """Apptainer and Singularity are one program under two names: the one that was named is looked for first."""
-    return list(dict.fromkeys([job.environment.engine, "apptainer", "singularity"]))
+def engines(engine: str) -> list[str]:
+    """Apptainer and Singularity are one program under two names: look first for the one that was named."""
+    return list(dict.fromkeys([engine, "apptainer", "singularity"]))
 
 
 def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) -> list[str]:
-    """The function, as lines of bash."""
-    found = " || ".join(f"type -P {engine}" for engine in engines(job))
-    of_data = job.data.folder
-    fixed = [*job.environment.engine_options, *(word for bind in _binds(job) for word in ("--bind", bind))]
+    """Return the function as lines of bash."""
+    found = " || ".join(f"type -P {engine}" for engine in engines(job.environment.engine))
+    data_folder = job.data.folder
+    fixed = [*job.environment.engine_options, *(arg for bind in _binds(job) for arg in ("--bind", bind))]
     return [
-        "# A node's way into the container: by the engine that it has, with its GPUs, and with those folders that the",
-        "# job needs, as far as they are there.",
+        "# How a node enters the container: with the engine that it has, with its GPUs, and with those of the job's",
+        "# folders that exist there.",
         "# shellcheck disable=SC2317 # the nodes call it",
         f"{FUNCTION}() {{",
         "    local engine options=() folder",
         f"    engine=$({found}) || {{",
-        '        echo "paceline: there is neither apptainer nor singularity on $HOSTNAME" >&2',
-        "        exit 127",
+        '        echo "paceline: error: There is neither apptainer nor singularity on $HOSTNAME." >&2',
+        f"        exit {NO_ENGINE}",
         "    }",
         *(_GPUS if gpus else []),
-        *(_folder_of_data(of_data) if of_data else []),
+        *(_data_folder_lines(data_folder) if data_folder else []),
         "    for folder in \\",
         *(f"        {quote(path)} \\" for path in shared),
-        *(['        "$folder" \\'] if of_data else []),
+        *(['        "$folder" \\'] if data_folder else []),
         '        "${SLURM_TMPDIR:-}" "${TMPDIR:-}"; do',
         '        [ -d "$folder" ] && options+=(--bind "$folder:$folder")',
         "    done",
-        "    export PYTHONNOUSERSITE=1 # packages of the image, not those in the home folder",
-        "    # An engine makes itself a folder in a home that has none yet: not for our sake.",
+        "    export PYTHONNOUSERSITE=1 # use the image's packages, not those in the home folder",
+        "    # Keep the engine from creating a folder in the home folder.",
         '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-/tmp}/.apptainer-$UID"',
-        *(_cache(run_path) if is_fetched(job) else []),
+        *(_cache_lines(run_path) if is_fetched(job) else []),
         f'    exec "$engine" exec "${{options[@]}}" {command_line([*fixed, image_path(job)])} "$@"',
         "}",
     ]
@@ -140,21 +133,21 @@ _GPUS = [
 ]
 
 
-def _folder_of_data(folder: str) -> list[str]:
-    """`[data] folder`, in which variables of the node may stand. It need not be there yet: then what is above it."""
+def _data_folder_lines(folder: str) -> list[str]:
+    """`[data] folder` may name variables of the node. If it does not exist yet, bind the nearest folder above it."""
     text = ""
-    for word in re.split(r"(\$\{\w+\}|\$\w+)", re.sub(r"^~(?=/|$)", "$HOME", folder)):
-        name = word.strip("${}")
-        is_variable = word.startswith("$") and name.isidentifier()
-        text += f'"${{{name}:?}}"' if is_variable else quote(word) if word else ""
+    for part in re.split(r"(\$\{\w+\}|\$\w+)", re.sub(r"^~(?=/|$)", "$HOME", folder)):
+        name = part.strip("${}")
+        is_variable = part.startswith("$") and name.isidentifier()
+        text += f'"${{{name}:?}}"' if is_variable else quote(part) if part else ""
     return [
         f"    folder={text}",
         '    until [ -d "$folder" ] || [ "$folder" = "${folder%/*}" ]; do folder=${folder%/*}; done',
     ]
 
 
-def _cache(run_path: RunPath) -> list[str]:
-    """Where the engine keeps what it fetches: not in the home folder, which is small."""
+def _cache_lines(run_path: RunPath) -> list[str]:
+    """Keep what the engine fetches out of the home folder, which is small."""
     return [
         f'    [ -n "${{APPTAINER_CACHEDIR:-}}" ] || APPTAINER_CACHEDIR={quote(str(run_path.scratch / ".containers"))}',
         '    export APPTAINER_CACHEDIR SINGULARITY_CACHEDIR="$APPTAINER_CACHEDIR"',

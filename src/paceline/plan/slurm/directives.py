@@ -1,8 +1,8 @@
-"""What is asked of Slurm: the relation of nodes, tasks, GPUs and cores, and the `#SBATCH` lines that say it.
+"""What a job asks Slurm for: numbers of nodes, tasks, GPUs and cores, and the `#SBATCH` lines.
 
-The relation is ours to get right, not the user's: most styles start one task per node (a agent, which starts
-the ranks), `srun` and `mpirun` over ranks one task per rank. Values that contradict each other are refused with
-the names of both who said them.
+Getting the numbers to fit each other is Paceline's task: most styles start one task per node (an agent, which starts
+the ranks), `srun` and `mpirun` over ranks start one task per rank. Conflicting values are rejected; the error names
+both sources.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TASK_PER_RANK = ("srun", "mpirun")  # mpirun over torchrun excepted
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How many of everything, once all that was asked has been held against itself."""
+class TaskCounts:
+    """How many nodes, ranks, GPUs, tasks and cores a job has."""
 
     nodes: int
     nproc: int  # ranks per node
@@ -40,7 +40,7 @@ class Layout:
 
 
 class Directive(NamedTuple):
-    """One option of sbatch: `--option=value`; one that the user wrote stands in `option` with its dashes."""
+    """One option of sbatch: `--option=value`. For one that the user wrote, `option` is all of it, with its dashes."""
 
     option: str
     value: str | None = None
@@ -52,59 +52,59 @@ class Directive(NamedTuple):
 
 
 def starts_each_rank(job: Job) -> bool:
-    """Whether the scheduler (or mpirun) starts one agent per rank."""
+    """Return whether the scheduler (or mpirun) starts one agent per rank."""
     style = job.launch.style
     return style in TASK_PER_RANK and not (style == "mpirun" and job.launch.mpirun_over == "torchrun")
 
 
-def lay_out(job: Job, *, fair_cpus: int = 1) -> Layout:
-    """The job's layout. `fair_cpus` are the cores per GPU (per rank without GPUs) where nobody asked for a number."""
+def count_tasks(job: Job, *, fair_cpus: int = 1) -> TaskCounts:
+    """Return the job's numbers. `fair_cpus` is the default number of cores per GPU (per rank without GPUs)."""
     resources = job.resources
     gpus = 0 if resources.gpus_per_node is None else resources.gpus_per_node
     nproc = job.launch.nproc or max(gpus, 1)
     _check_gpus(job, gpus=gpus, nproc=nproc)
     tasks = nproc if starts_each_rank(job) else 1
     cores = (resources.cpus_per_gpu or fair_cpus) * (gpus or nproc)
-    return Layout(resources.nodes, nproc, gpus, tasks, max(1, cores // tasks))
+    return TaskCounts(resources.nodes, nproc, gpus, tasks, max(1, cores // tasks))
 
 
 def _check_gpus(job: Job, *, gpus: int, nproc: int) -> None:
-    said = job.source
+    source = job.source
     if job.resources.gpu_type is not None and not gpus:
         raise SpecError(
-            f"{said('job.gpu_type')} asks for {job.resources.gpu_type} GPUs, but {said('job.gpus_per_node')} is 0",
-            hint="say how many each node is to have: --gpus 4",
+            f"{source('job.gpu_type')} asks for {job.resources.gpu_type} GPUs, but {source('job.gpus_per_node')} is 0.",
+            hint="Set the number of GPUs on each node, for example --gpus 4.",
         )
     if gpus and nproc > gpus and not job.runtime.cpu:
         raise SpecError(
-            f"{said('launch.nproc')} asks for {nproc} ranks per node, but {said('job.gpus_per_node')} is {gpus}: "
-            "two ranks would share a GPU",
-            hint=f"ask for --gpus {nproc}, or leave --nproc out: one rank runs per GPU",
+            f"{source('launch.nproc')} asks for {nproc} ranks per node, but {source('job.gpus_per_node')} is {gpus}: "
+            "two ranks would share a GPU.",
+            hint=f"Ask for --gpus {nproc}, or leave --nproc out: one rank runs per GPU.",
         )
     if job.launch.gpu_binding == "one":
         if job.launch.style != "srun":
             raise SpecError(
-                f'{said("launch.gpu_binding")} is "one", but {said("launch.style")} is "{job.launch.style}": '
-                "only tasks that Slurm starts can be bound to one GPU each",
-                hint='use --style srun, or gpu_binding = "all" (each rank then picks the GPU of its local rank)',
+                f'{source("launch.gpu_binding")} is "one", but {source("launch.style")} is "{job.launch.style}": '
+                "only tasks that Slurm starts can be bound to one GPU each.",
+                hint='Use --style srun, or gpu_binding = "all": each rank then picks the GPU of its local rank.',
             )
         if gpus != nproc:
             raise SpecError(
-                f'{said("launch.gpu_binding")} is "one", but there are {nproc} ranks and {gpus} GPUs per node',
-                hint="ask for as many GPUs as ranks per node",
+                f'{source("launch.gpu_binding")} is "one", but there are {nproc} ranks and {gpus} GPUs per node.',
+                hint="Ask for as many GPUs as ranks per node.",
             )
 
 
-def directives(job: Job, layout: Layout, folder: RunFolder) -> list[Directive]:
-    """Every option that the job is submitted with, in the order in which the script shows them."""
+def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directive]:
+    """Return the options that the job is submitted with, in the order in which the script shows them."""
     resources = job.resources
     found = [
         Directive("job-name", resources.name or _name_of(job)),
-        Directive("nodes", str(layout.nodes)),
-        Directive("ntasks-per-node", str(layout.tasks_per_node)),
-        Directive("cpus-per-task", str(layout.cpus_per_task)),
-        *_gpu_directives(job, layout),
-        *_memory_directives(job, layout),
+        Directive("nodes", str(counts.nodes)),
+        Directive("ntasks-per-node", str(counts.tasks_per_node)),
+        Directive("cpus-per-task", str(counts.cpus_per_task)),
+        *_gpu_directives(job, counts),
+        *_memory_directives(job, counts),
     ]
     if resources.time is not None:
         found.append(Directive("time", slurm_time(resources.time)))
@@ -131,7 +131,7 @@ def directives(job: Job, layout: Layout, folder: RunFolder) -> list[Directive]:
         Directive("open-mode", "append"),
         Directive("requeue" if job.resume.requeue else "no-requeue"),
         Directive("signal", f"B:USR1@{job.grace}"),
-        # Any other value makes the node load a login environment first, which takes a minute where that is slow.
+        # Any other value makes the node load a login environment first, which can take a minute.
         Directive("export", "ALL"),
     ]
     return found + _extra(job, found)
@@ -141,26 +141,26 @@ def _name_of(job: Job) -> str:
     return re.split(r"[/.]", job.program.name.removesuffix(".py"))[-1] or "paceline"
 
 
-def _gpu_directives(job: Job, layout: Layout) -> list[Directive]:
-    if not layout.gpus:
+def _gpu_directives(job: Job, counts: TaskCounts) -> list[Directive]:
+    if not counts.gpus:
         return []
     kind = f"{job.resources.gpu_type}:" if job.resources.gpu_type else ""
     if job.launch.gpu_binding == "one":
         return [Directive("gpus-per-task", f"{kind}1")]
-    # --gres is what every Slurm understands, also those without cons_tres; all GPUs of a node are seen by all.
-    return [Directive("gres", f"gpu:{kind}{layout.gpus}")]
+    # Every Slurm understands --gres, also without cons_tres. All ranks see all GPUs of their node.
+    return [Directive("gres", f"gpu:{kind}{counts.gpus}")]
 
 
-def _memory_directives(job: Job, layout: Layout) -> list[Directive]:
+def _memory_directives(job: Job, counts: TaskCounts) -> list[Directive]:
     resources = job.resources
     if resources.mem_per_node is not None:
         return [Directive("mem", slurm_size(resources.mem_per_node))]
     if resources.mem_per_gpu is not None:
-        return [Directive("mem", slurm_size(resources.mem_per_gpu * (layout.gpus or layout.nproc)))]
+        return [Directive("mem", slurm_size(resources.mem_per_gpu * (counts.gpus or counts.nproc)))]
     return []
 
 
-# Options that belong to the layout or to the way a run is kept going: the flag that asks for each, or why not.
+# Options that Paceline sets itself, and what sets each of them.
 _OWNED = {
     "nodes": "--nodes", "ntasks": "--nproc", "ntasks-per-node": "--nproc", "cpus-per-task": "--cpus-per-gpu",
     "tasks-per-node": "--nproc", "ntasks-per-gpu": "--nproc", "cpus-per-gpu": "--cpus-per-gpu",
@@ -170,9 +170,9 @@ _OWNED = {
     "reservation": "--reservation", "nodelist": "--nodelist", "exclude": "--exclude", "comment": "--comment",
     "job-name": "--name", "exclusive": "--exclusive", "mail-user": "--mail", "dependency": "--after",
     "requeue": "requeue in [resume]", "no-requeue": "requeue in [resume]", "signal": "grace in [resume]",
-    "export": "--env", "output": "slurm.log in the run folder", "error": "slurm.log in the run folder",
-    "open-mode": "slurm.log in the run folder", "chdir": "the run folder", "wait": "--wait",
-    "array": "`paceline sweep`", "wrap": "the script itself", "test-only": "--dry-run", "parsable": "nothing",
+    "export": "--env", "wait": "--wait", "array": "`paceline sweep`", "test-only": "--dry-run",
+    **dict.fromkeys(("output", "error", "open-mode"), "The output is in slurm.log of the run folder."),
+    "chdir": "Jobs start in their run folder.", "wrap": "Give the script itself.", "parsable": "Leave it out.",
 }  # fmt: skip
 _SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition", "A": "account",
@@ -182,44 +182,45 @@ _SHORT = {
 
 
 def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
-    """`--sbatch-arg`: passed on as it is, unless it says what a flag of ours says."""
-    words: list[str] = []
-    for word in job.resources.extra:
-        if not word.startswith("-") and words:
-            words[-1] += f"={word}" if words[-1].startswith("--") else word
+    """Pass `--sbatch-arg` on as it is, unless it sets what a flag of ours sets."""
+    args: list[str] = []
+    for arg in job.resources.extra:
+        if not arg.startswith("-") and args:
+            args[-1] += f"={arg}" if args[-1].startswith("--") else arg
         else:
-            words.append(word)
+            args.append(arg)
     found = []
-    for word in words:
-        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", word, re.DOTALL)
-        if match is None or "\n" in word:
+    for arg in args:
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", arg, re.DOTALL)
+        if match is None or "\n" in arg:
             raise SpecError(
-                f"{job.source('job.extra')}: found {word!r}, expected an option of sbatch",
-                hint="such as --sbatch-arg=--switches=1",
+                f"{job.source('job.extra')} has {arg!r}, which is not an option of sbatch.",
+                hint="Write an option such as --sbatch-arg=--switches=1.",
             )
         option = match[1] or _SHORT.get(match[3], match[3])
         value = match[2] if match[1] else match[4]
         gpu_gres = option == "gres" and "gpu" in (value or "") and any(each.option == "gres" for each in ours)
         if option in _OWNED or gpu_gres:
+            hint = _OWNED.get(option, "--gpus")
             raise SpecError(
-                f"{job.source('job.extra')} says {word}, which the layout of this job already decides",
-                hint=f"ask for it by {_OWNED.get(option, '--gpus')}",
+                f"{job.source('job.extra')} has {arg}, which Paceline sets itself.",
+                hint=hint if hint.endswith(".") else f"Use {hint} instead.",
             )
-        found.append(Directive(word))
+        found.append(Directive(arg))
     return found
 
 
-def render(found: Iterable[Directive]) -> list[str]:
-    return [f"#SBATCH {_quoted(str(each))}" for each in found]
+def render(directives: Iterable[Directive]) -> list[str]:
+    return [f"#SBATCH {_quoted(str(each))}" for each in directives]
 
 
 def _quoted(argument: str) -> str:
-    """As sbatch reads its comment lines: it knows double quotes and backslashes, and ends a line at `#`."""
+    """Quote an argument as sbatch reads its comment lines: with double quotes and backslashes; `#` ends a line."""
     if re.fullmatch(r"[\w@%+=:,./\[\]*&|!-]+", argument, re.ASCII):
         return argument
     return '"' + argument.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def file_pattern(path: str) -> str:
-    """A path that sbatch takes as it is: `%` begins a pattern there."""
+    """Return a path that sbatch takes literally: `%` starts a pattern there."""
     return path.replace("%", "%%")

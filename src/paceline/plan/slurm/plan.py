@@ -1,4 +1,4 @@
-"""A Job on Slurm: the order, the batch script, and the words of sbatch. Pure: a dry run prints this and no more."""
+"""A Job on Slurm: the launch spec, the batch script, and the arguments of sbatch. Pure: a dry run prints this."""
 
 from __future__ import annotations
 
@@ -8,61 +8,67 @@ from pathlib import Path, PurePath
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import SpecError, UsageError
-from paceline.plan.environment.container import wrapping
-from paceline.plan.environment.modules import module_lines
-from paceline.plan.environment.variables import (
-    activation_lines,
-    environment_file,
-    forwarded_names,
-    interpreter,
-    submission_environment,
-)
+from paceline.plan.environment.activation import EnvironmentSection, activation_lines, interpreter
+from paceline.plan.environment.container import container_entry
+from paceline.plan.environment.modules import module_section
+from paceline.plan.environment.variables import environment_file, forwarded_names, submission_environment
 from paceline.plan.launch_spec import make_launch_spec
 from paceline.plan.quote import command_line
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
-from paceline.plan.slurm.array import Trials, render_array
-from paceline.plan.slurm.directives import Directive, Layout, directives, lay_out
-from paceline.plan.slurm.script import Batch, render_batch
+from paceline.plan.slurm.array import Trials, array_script
+from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives
+from paceline.plan.slurm.script import ScriptPlan, job_script, shell_library
 from paceline.spec import Job
 
-USUAL_ATTEMPTS = 3
+DEFAULT_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class SlurmPlan:
-    """All that a submission writes and calls."""
+    """Everything that a submission writes and calls."""
 
     run_path: RunPath
-    layout: Layout
+    counts: TaskCounts
     launch_spec: LaunchSpec
     directives: tuple[Directive, ...]
+    environment: EnvironmentSection
     script: str  # job.sbatch
-    environment: str = field(repr=False)  # environment.sh
-    arguments: tuple[str, ...]  # of sbatch, ahead of the script's path
+    library: str = field(repr=False)  # job.sh, which it sources
+    environment_file: str = field(repr=False)  # environment.sh, which it sources too
+    arguments: tuple[str, ...]  # of sbatch, before the script's path
     submitter: dict[str, str]  # the environment that sbatch is called in
     notes: tuple[str, ...] = ()
     secrets: str = ""  # their names, and where each comes from
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.layout.nodes, self.layout.nproc, self.layout.gpus, self.launch_spec.threads)
+        return Shape(self.counts.nodes, self.counts.nproc, self.counts.gpus, self.launch_spec.threads)
 
     @property
     def sbatch(self) -> list[str]:
         return ["sbatch", "--parsable", *self.arguments, str(self.run_path.folder.script)]
 
     def value(self, option: str) -> str | None:
-        """What an option of sbatch was given, if anything."""
+        """Return the value of an option of sbatch, if it is set."""
         return next((each.value for each in self.directives if each.option == option), None)
 
     def show(self) -> str:
-        """What a dry run prints: the script as it would be submitted, then the command."""
-        notes = "".join(f"# note: {note}\n" for note in self.notes)
+        """Return what a dry run prints: the script as it would be submitted, then the command."""
+        notes = [f"note: {note}" for note in self.notes]
         if self.secrets:
-            notes += f"# secrets, whose values stand in environment.sh alone: {self.secrets}\n"
-        return f"{self.script}\n{notes}# submitted by: {command_line(self.sbatch)}\n"
+            notes.append(f"secrets, whose values are in environment.sh alone: {self.secrets}")
+        notes.append(
+            "job.sh, which the script sources, is written to the run folder; it is the same for every run"
+        )
+        return "".join(
+            [
+                f"{self.script}\n",
+                *(f"# {note}\n" for note in notes),
+                f"# submitted by: {command_line(self.sbatch)}\n",
+            ]
+        )
 
 
 def plan_slurm(
@@ -77,97 +83,101 @@ def plan_slurm(
     place_of: Callable[[Path], Path] = lambda path: path,
     trials: Trials | None = None,
 ) -> SlurmPlan:
-    """The plan. `after` are ids of jobs that must have ended well; `python` is the interpreter that reads this.
+    """Return the plan. `after` are ids of jobs that must have succeeded; `python` is the interpreter that runs this.
 
-    `filed` are the secrets that files hold. With `trials` it is that of a sweep: its order is what all of them share.
+    `filed` are the secrets from files. With `trials` the plan is a sweep's: its launch spec is what all trials share.
     """
     _check_path(str(run_path.folder.path))
-    layout = lay_out(job, fair_cpus=fair_cpus)
-    asked = layout if trials is None else trials.whole(job, layout)
-    found = directives(job, asked, run_path.folder)
+    counts = count_tasks(job, fair_cpus=fair_cpus)
+    task_counts = counts if trials is None else trials.task_counts(job, counts)
+    options = directives(job, task_counts, run_path.folder)
     if trials is not None:
-        found = trials.directives(job, found, run_path.folder.path)
-    submission = submission_environment(environ, found)
+        options = trials.directives(job, options, run_path.folder.path)
+    submission = submission_environment(environ, options)
     secrets = choose_secrets(job, environ=environ, filed=filed)
-    launch_spec = _order(
-        job, run_path=run_path, layout=layout, python=interpreter(job, environ, python), place_of=place_of
+    launch_spec = _launch_spec(
+        job, run_path=run_path, counts=counts, python=interpreter(job, environ, python), place_of=place_of
     )
-    batch = Batch(
-        title=_title(job, layout, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"),
-        folder=run_path.folder,
-        python=launch_spec.python,
-        layout=layout,
-        directives=found,
-        wrapping=wrapping(job, run_path, gpus=layout.gpus),
-        modules=module_lines(job.environment),
+    entry = container_entry(job, run_path, gpus=counts.gpus)
+    environment = EnvironmentSection(
+        modules=module_section(job.environment),
         activation=activation_lines(job, environ),
         setup=job.environment.setup,
-        mpirun=job.launch.style == "mpirun",
-        forwarded=forwarded_names(job, environ, secrets) if job.launch.style == "mpirun" else (),
-        requeue=job.resume.requeue,
-        nodelist=job.resources.nodelist is not None,
-        exclude=job.resources.exclude or "",
-        step_options=[str(each) for each in found if each.option == "gpus-per-task"],
+        container=entry.definition,
     )
-    deciding = [
-        f"{option} is {environ[name]!r}, as {name} says" for name, option in submission.deciding.items()
-    ]
+    uses_mpirun = job.launch.style == "mpirun"
+    script_plan = ScriptPlan(
+        title=_title(job, counts, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"),
+        folder=run_path.folder,
+        python=launch_spec.python,
+        counts=counts,
+        directives=options,
+        environment=environment,
+        container=entry,
+        mpirun=uses_mpirun,
+        forwarded=forwarded_names(job, environ, secrets) if uses_mpirun else (),
+        requeue=job.resume.requeue,
+        exclude=job.resources.exclude or "",
+        step_options=[str(each) for each in options if each.option == "gpus-per-task"],
+    )
     return SlurmPlan(
         run_path=run_path,
-        layout=asked,
+        counts=task_counts,
         launch_spec=launch_spec,
-        directives=tuple(found),
-        script=render_batch(batch) if trials is None else render_array(batch, trials),
-        environment=environment_file(job, environ, secrets),
+        directives=tuple(options),
+        environment=environment,
+        script=str(job_script(script_plan) if trials is None else array_script(script_plan, trials)),
+        library=shell_library(),
+        environment_file=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
         submitter=submission.variables,
-        notes=tuple(deciding),
-        secrets=secrets.told(),
+        notes=tuple(
+            f"{name} sets {option} to {environ[name]!r}" for name, option in submission.defaults.items()
+        ),
+        secrets=secrets.describe(),
     )
 
 
-def _order(
-    job: Job, *, run_path: RunPath, layout: Layout, python: str, place_of: Callable[[Path], Path]
-) -> LaunchSpec:  # fmt: skip
-    shape = Shape(layout.nodes, layout.nproc, layout.gpus, layout.cpus_per_rank)
-    # Secrets stand in environment.sh alone; the order is an ordinary file.
-    plain = plain_variables(job)
-    restarts = (job.resume.max_attempts or USUAL_ATTEMPTS) - 1
+def _launch_spec(
+    job: Job, *, run_path: RunPath, counts: TaskCounts, python: str, place_of: Callable[[Path], Path]
+) -> LaunchSpec:
     return make_launch_spec(
         job,
         run_path=run_path,
-        shape=shape,
+        shape=Shape(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
         python=python,
         place_of=place_of,
-        variables=plain,
-        max_restarts=restarts,
+        variables=plain_variables(
+            job
+        ),  # secrets are in environment.sh alone: the launch spec is an ordinary file
+        max_restarts=(job.resume.max_attempts or DEFAULT_ATTEMPTS) - 1,
     )
 
 
 def _check_path(path: str) -> None:
-    """What neither sbatch nor PYTHONPATH could carry."""
+    """Reject what neither sbatch nor PYTHONPATH could hold."""
     for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma")):
         if bad in path:
             raise SpecError(
-                f"the run folder {path!r} has {name} in its path, which Slurm or Python would take for a separator",
-                hint="choose another scratch folder: [project] scratch, or PACELINE_SCRATCH",
+                f"The run folder {path!r} has {name} in its path, which Slurm or Python would take for a separator.",
+                hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
             )
 
 
 def _dependency(job: Job, after: Sequence[str]) -> list[str]:
-    """On the command line, not in the script: a script submitted again by hand should wait for nobody."""
+    """On the command line, not in the script: a script that is submitted again by hand should wait for nobody."""
     if job.resources.dependency is not None and after:
         raise UsageError(
-            f"{job.source('job.dependency')} and --after both say what the job waits for",
-            hint="leave one of them out",
+            f"{job.source('job.dependency')} and --after both set what the job waits for.",
+            hint="Leave one of them out.",
         )
     if after:
         return [f"--dependency=afterok:{':'.join(after)}"]
     return [f"--dependency={job.resources.dependency}"] if job.resources.dependency else []
 
 
-def _title(job: Job, layout: Layout, name: str) -> str:
+def _title(job: Job, counts: TaskCounts, name: str) -> str:
     program = PurePath(job.program.name).name.replace("\n", " ")
-    nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
-    ranks = f"{layout.nproc} rank{'s' if layout.nproc > 1 else ''}"
+    nodes = f"{counts.nodes} node{'s' if counts.nodes > 1 else ''}"
+    ranks = f"{counts.nproc} rank{'s' if counts.nproc > 1 else ''}"
     return f"{name}: {program} on {nodes} x {ranks}, style {job.launch.style}"

@@ -1,0 +1,335 @@
+"""job.sh by itself, with commands of our own in Slurm's place; tests/slurm/test_requeue.py has the real ones."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.plan.slurm import script
+
+LIBRARY = Path(script.__file__).with_name("job.sh")
+
+# The agents: srun does what the test wrote to the file `agents`, in the folder of the job start.
+SRUN = """\
+echo "$*" >>"$CALLS/srun"
+cd "$PACELINE_RUN/job-starts/$PACELINE_JOB_START" || exit
+: >started
+source "$CALLS/agents"
+"""
+# The controller: requeueing fails as often as the file `refusals` has lines. A requeued job is ended with TERM.
+SCONTROL = """\
+echo "$*" >>"$CALLS/scontrol"
+case $1 in
+    show) cat "$CALLS/shown" 2>/dev/null ;;
+    requeue)
+        if [ -s "$CALLS/refusals" ]; then
+            sed -i 1d "$CALLS/refusals"
+            exit 1
+        fi
+        kill -TERM "$PPID"
+        ;;
+esac
+"""
+COMMANDS = {
+    "srun": SRUN,
+    "mpirun": SRUN + ': mpirun "$@"\n',
+    "scontrol": SCONTROL,
+    "squeue": 'cat "$CALLS/live" 2>/dev/null',
+    "sbatch": 'echo "$*" >>"${0%/*}/../calls/sbatch"; echo "78;north"',
+    "sleep": 'echo "$*" >>"$CALLS/sleep"; [ "${1%%.*}" -ge 1 ] || /bin/sleep "$1"',
+}
+
+SINGLE = """\
+run=$RUN
+source "$LIBRARY"
+start_job {options}
+launch {launcher} --nodes=1 agent
+finish_job
+"""
+TASK = """\
+source "$LIBRARY"
+start_task "$RUN" "$RUN/submission" tasks-1 {options}
+run_half() {{ echo "$*" >>"$CALLS/run_half"; }}
+launch_trial() {{ open_rendezvous "$trial"; launch {launcher} --nodes=1 agent; }}
+run_trials {slots}
+finish_task
+"""
+
+DONE = "echo done >verdict"
+FAILED = "echo failed >verdict; exit 1"
+STOPPED = "echo >requeue; echo stopped >verdict"
+UNFIT = "echo n2,n3 >requeue; echo failed >verdict"
+WAITS = f"until [ -e stop ]; do /bin/sleep 0.02; done; {STOPPED}"
+
+
+class Bench:
+    """A run folder (or a sweep's), the commands, and a script that sources the library."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.calls, self.bin = folder / "run", folder / "calls", folder / "bin"
+        for path in (self.run, self.calls, self.bin):
+            path.mkdir()
+        for name, text in COMMANDS.items():
+            (self.bin / name).write_text(f"#!/bin/bash\n{text}\n")
+            (self.bin / name).chmod(0o755)
+
+    def start(
+        self,
+        agents: str,
+        text: str = SINGLE,
+        *,
+        options: str = "",
+        launcher: str = "srun",
+        slots: int = 1,
+        **environ: str,
+    ) -> subprocess.Popen[str]:
+        (self.calls / "agents").write_text(agents)
+        (self.run / "job.sbatch").write_text(text.format(options=options, launcher=launcher, slots=slots))
+        return subprocess.Popen(
+            ["/bin/bash", str(self.run / "job.sbatch")], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={
+                "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "RUN": str(self.run), "CALLS": str(self.calls),
+                "LIBRARY": str(LIBRARY), "SLURM_JOB_ID": "7", **environ,
+            },
+        )  # fmt: skip
+
+    def finish(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        out, _ = process.communicate(timeout=60)
+        return process.returncode, out
+
+    def carry_out(self, agents: str, text: str = SINGLE, **options: str) -> tuple[int, str]:
+        return self.finish(self.start(agents, text, **options))  # type: ignore[arg-type]
+
+    def calls_of(self, name: str) -> list[str]:
+        path = self.calls / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def requeues(self) -> list[str]:
+        return [call for call in self.calls_of("scontrol") if not call.startswith("show")]
+
+    def until(self, path: Path) -> None:
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < deadline, f"{path} never appears"
+            time.sleep(0.02)
+
+    def trials(self, line: str, *numbers: int) -> None:
+        """Write down which trials task 3 runs, as a sweep does."""
+        (self.run / "submission" / "logs").mkdir(parents=True)
+        (self.run / "submission" / "tasks-1").write_text(f"2 9\n3 {line}\n")
+        for number in numbers:
+            (self.run / "trials" / str(number)).mkdir(parents=True)
+
+
+TASK_3 = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_is_content() -> None:
+    done = subprocess.run(["shellcheck", str(LIBRARY)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("agents", "code", "verdict"), [(DONE, 0, "done"), (FAILED, 1, "failed"), ("exit 0", 1, "failed")]
+)
+def test_a_run_that_is_over_stays_over(bench: Bench, agents: str, code: int, verdict: str) -> None:
+    assert bench.carry_out(agents) == (code, f"paceline: job 7: {verdict}\n")
+    assert bench.calls_of("srun") == ["--nodes=1 agent"]
+    assert bench.requeues() == []
+    assert (bench.run / "job").read_text() == "7\n"
+
+
+def test_a_stopped_run_is_requeued(bench: Bench) -> None:
+    code, out = bench.carry_out(STOPPED)
+    assert (code, out) == (75, "paceline: job 7: stopped\n"), (
+        "TERM of the requeue does not end the script early"
+    )
+    assert bench.requeues() == ["requeue 7"]
+    assert bench.calls_of("sleep") == ["60"]
+
+
+def test_a_stop_without_the_agents_word_is_final(bench: Bench) -> None:
+    assert bench.carry_out("echo stopped >verdict")[0] == 75
+    assert bench.requeues() == []
+
+
+def test_usr1_becomes_the_file_stop(bench: Bench) -> None:
+    process = bench.start(WAITS)
+    bench.until(bench.run / "job-starts" / "7-0" / "started")
+    process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process) == (75, "paceline: job 7: stopped\n")
+    assert bench.requeues() == ["requeue 7"]
+
+
+def test_after_term_nothing_is_requeued(bench: Bench) -> None:
+    process = bench.start("until [ -e over ]; do /bin/sleep 0.02; done; " + STOPPED)
+    start = bench.run / "job-starts" / "7-0"
+    bench.until(start / "started")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert process.poll() is None, "it waits for the agents, which save"
+    (start / "over").touch()
+    assert bench.finish(process)[0] == 75
+    assert (start / "requeue").exists()
+    assert bench.requeues() == []
+
+
+def test_term_before_the_agents_start_starts_none(bench: Bench) -> None:
+    code, out = bench.carry_out(DONE, SINGLE.replace("launch", "kill -TERM $$\nlaunch", 1))
+    assert (code, bench.calls_of("srun")) == (1, [])
+    assert "ended before its agents started" in out
+
+
+def test_term_reaches_mpirun_itself(bench: Bench) -> None:
+    process = bench.start(
+        f"trap '{STOPPED}; exit' TERM; while :; do /bin/sleep 0.02; done", launcher="mpirun"
+    )
+    bench.until(bench.run / "job-starts" / "7-0" / "started")
+    process.send_signal(signal.SIGTERM)
+    assert bench.finish(process)[0] == 75
+    assert bench.requeues() == []
+
+
+def test_a_cancelled_run_is_not_requeued_and_does_not_start(bench: Bench) -> None:
+    assert bench.carry_out(f"{STOPPED}; : >../../cancelled")[0] == 75
+    assert bench.requeues() == []
+    code, out = bench.carry_out(DONE, SLURM_JOB_ID="8")
+    assert (code, len(bench.calls_of("srun"))) == (1, 1)
+    assert "This run was cancelled." in out
+
+
+def test_no_requeue_means_none(bench: Bench) -> None:
+    assert bench.carry_out(STOPPED, options="--no-requeue")[0] == 75
+    assert bench.calls_of("scontrol") == [], "not even the question whether one is possible"
+
+
+def test_a_controller_that_is_away_is_asked_again(bench: Bench) -> None:
+    (bench.calls / "refusals").write_text("no\nno\n")
+    bench.carry_out(STOPPED)
+    assert bench.requeues() == ["requeue 7"] * 3
+    assert bench.calls_of("sleep") == ["2", "5", "60"]
+
+
+def test_a_controller_that_stays_away_is_given_up(bench: Bench) -> None:
+    (bench.calls / "refusals").write_text("no\n" * 9)
+    assert bench.carry_out(STOPPED)[0] == 75
+    assert len(bench.requeues()) == 5
+    assert "60" not in bench.calls_of("sleep")
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"), [("", "n2,n3"), ("'--exclude=gpu[7-9,11]'", "gpu[7-9,11],n2,n3")]
+)
+def test_nodes_are_excluded_after_the_requeue(bench: Bench, options: str, nodes: str) -> None:
+    assert bench.carry_out(UNFIT, options=options)[0] == 1
+    assert bench.requeues() == ["requeue 7", f"update jobid=7 ExcNodeList={nodes}"]
+
+
+def test_what_the_user_excluded_stays_where_the_agents_exclude_nothing(bench: Bench) -> None:
+    bench.carry_out(STOPPED, options="--exclude=n1")
+    assert bench.requeues() == ["requeue 7"]
+
+
+def test_a_task_of_an_array_is_requeued_alone(bench: Bench) -> None:
+    code, out = bench.carry_out(UNFIT, **TASK_3)
+    assert (code, out) == (1, "paceline: job 5_3: failed\n")
+    assert bench.requeues() == ["requeue 5_3", "update jobid=5_3 ExcNodeList=n2,n3"]
+    assert (bench.run / "job-starts" / "5_3-0" / "verdict").exists()
+
+
+@pytest.mark.parametrize(("agents", "exclude"), [(STOPPED, ""), (UNFIT, "--exclude=n2,n3 ")])
+def test_where_requeueing_is_forbidden_another_job_continues(bench: Bench, agents: str, exclude: str) -> None:
+    (bench.calls / "shown").write_text("JobId=7 Requeue=0 Restarts=0\n")
+    bench.carry_out(agents)
+    assert bench.requeues() == []
+    assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 {exclude}{bench.run}/job.sbatch"]
+    assert (bench.run / "job").read_text() == "78\n"
+
+
+def test_a_job_that_was_done_does_not_run_again(bench: Bench) -> None:
+    bench.carry_out(DONE)
+    code, out = bench.carry_out(FAILED, SLURM_RESTART_COUNT="1")
+    assert (code, out) == (0, "paceline: job 7: already done\n")
+    assert len(bench.calls_of("srun")) == 1
+
+
+@pytest.mark.parametrize(("state", "code"), [("RUNNING", 1), ("SUSPENDED", 1), ("COMPLETED", 0), ("", 0)])
+def test_one_live_job_per_run_folder(bench: Bench, state: str, code: int) -> None:
+    (bench.run / "job").write_text("6\n")
+    (bench.calls / "live").write_text(state)
+    found, out = bench.carry_out(DONE)
+    assert (found, (bench.run / "job").read_text()) == (code, "6\n" if code else "7\n")
+    assert ("This run is already running as job 6." in out) == bool(code)
+
+
+def test_a_task_runs_its_trials_and_closes_them(bench: Bench) -> None:
+    bench.trials("0 1 4", 0, 1, 4)
+    (bench.run / "trials" / "1" / "result.json").touch()
+    agents = "case $PACELINE_RUN in */4) echo failed >verdict ;; *) echo done >verdict ;; esac"
+    assert bench.carry_out(agents, TASK, **TASK_3) == (1, "")
+    submission = bench.run / "submission"
+    assert bench.calls_of("run_half") == [
+        f"trial open {bench.run} {submission} 0", f"trial close {bench.run} 0 done",
+        f"trial open {bench.run} {submission} 4", f"trial close {bench.run} 4 failed",
+    ]  # fmt: skip
+    assert (bench.run / "trials" / "4" / "slurm.log").read_text() == "paceline: job 5_3: trial 4: failed\n"
+    assert bench.requeues() == []
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_trials_that_stop_have_no_result_and_requeue_their_task(bench: Bench, slots: int) -> None:
+    bench.trials("0 1 2", 0, 1, 2)
+    process = bench.start(WAITS, TASK, slots=slots, **TASK_3)
+    for trial in range(slots):
+        bench.until(bench.run / "trials" / str(trial) / "job-starts" / "5_3-0" / "started")
+    process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process)[0] == 75
+    assert len(bench.calls_of("srun")) == slots, "those that had not begun wait for the next start"
+    assert [call.split()[1] for call in bench.calls_of("run_half")] == ["open"] * slots
+    assert bench.requeues() == ["requeue 5_3"]
+    for trial in range(3):
+        assert (bench.run / "trials" / str(trial) / "job-starts" / "5_3-0" / "requeue").exists()
+
+
+def test_nodes_that_trials_exclude_come_together(bench: Bench) -> None:
+    bench.trials("0 1", 0, 1)
+    agents = 'echo "n${PACELINE_RUN##*/}" >requeue; echo failed >verdict'
+    assert bench.carry_out(agents, TASK, options="--exclude=n9", **TASK_3)[0] == 1
+    assert bench.requeues() == ["requeue 5_3", "update jobid=5_3 ExcNodeList=n9,n0,n1"]
+    assert [call.split()[1] for call in bench.calls_of("run_half")] == ["open", "open"], "no result yet"
+
+
+def test_a_cancelled_sweep_is_not_requeued(bench: Bench) -> None:
+    bench.trials("0 1", 0, 1)
+    bench.carry_out(f'{STOPPED}; : >"$RUN/cancelled"', TASK, **TASK_3)
+    assert (len(bench.calls_of("srun")), bench.requeues()) == (1, [])
+
+
+def test_a_task_continues_as_another_job(bench: Bench) -> None:
+    bench.trials("0 1", 0, 1)
+    (bench.calls / "shown").write_text("Requeue=0\n")
+    agents = f"case $PACELINE_RUN in */0) {STOPPED} ;; *) : >../../result.json; {DONE} ;; esac"
+    bench.carry_out(agents, TASK, **TASK_3)
+    assert bench.requeues() == []
+    (call,) = bench.calls_of("sbatch")
+    assert call == f"--parsable --dependency=afterany:5_3 --array=3 {bench.run}/submission/job.sbatch tasks-1"
+    jobs = [(bench.run / "trials" / trial / "job").read_text() for trial in "01"]
+    assert jobs == ["78_3\n", "5_3\n"], "a trial with a result keeps the job that it was"
+
+
+def test_stopped_without_requeue_is_the_end_of_a_trial(bench: Bench) -> None:
+    bench.trials("0", 0)
+    assert bench.carry_out(STOPPED, TASK, options="--no-requeue", **TASK_3)[0] == 75
+    assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 stopped"
+    assert bench.requeues() == []
