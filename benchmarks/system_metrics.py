@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import psutil
 
-from paceline.agent.health.node_metrics import Sampler
+from paceline.agent.health.node_metrics import NodeMetrics
 from paceline.agent.health.nvml import Gpus
 
 from machine import describe, show
@@ -87,9 +87,9 @@ def main() -> int:
         gpus = Gpus.open(os.environ)
         there = f"{len(psutil.pids())} processes on it, {2 * options.ranks + 1} of them the run's"
         print(f"{there}, {len(gpus.names) if gpus else 0} GPUs (asked by us alone)")
-        sampler = Sampler(lambda: {os.getpid()}, gpus=gpus)
-        ours, peer = cost(sampler.sample, options.samples), cost(ask_psutil, options.samples)
-        sampler.close()
+        metrics = NodeMetrics(lambda: {os.getpid()}, gpus=gpus)
+        ours, peer = cost(metrics.sample, options.samples), cost(ask_psutil, options.samples)
+        metrics.close()
     finally:
         end_ranks(ranks)
     share = {name: value / options.interval / 1e4 for name, value in (("ours", ours), ("psutil", peer))}

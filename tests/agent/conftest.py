@@ -1,7 +1,7 @@
-"""A agent on a run folder of its own, with real processes.
+"""An agent in a run folder of its own, with real processes.
 
-Most of these tests are about processes, not about torch: they put an empty package of that name in its place, so that
-a run takes a fraction of a second. `light=False` brings the real one.
+Most of these tests are about processes, not about torch: they replace torch by an empty package, so that a run takes
+a fraction of a second. `light=False` uses the real one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import read_verdict
 from paceline.plan.local import START
 
-WITHIN = 100.0  # seconds: for a machine that has much else to do
+WITHIN = 100.0  # seconds; for a busy machine
 
 STAND_IN = """
 class default_generator:
@@ -36,7 +36,7 @@ def set_num_threads(count): pass
 
 
 class Launched:
-    """A running agent, and what it leaves."""
+    """A running agent and its files."""
 
     def __init__(self, folder: Path, console: Path, process: subprocess.Popen[bytes]) -> None:
         self.run = RunFolder(folder)
@@ -60,19 +60,19 @@ class Launched:
         return (self.console / "err").read_text()
 
     def verdicts(self) -> tuple[str | None, str | None]:
-        """Of the first attempt, and of the job start."""
+        """Return the verdicts of the first attempt and of the job start."""
         return read_verdict(self.attempt().verdict), read_verdict(self.job_start.verdict)
 
     def failure(self, attempt: int = 1) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.attempt(attempt).failure.read_text())
-        return told
+        failure: dict[str, Any] = json.loads(self.attempt(attempt).failure.read_text())
+        return failure
 
     def events(self) -> list[str]:
         lines = (self.run.events / "agent-0.jsonl").read_text().splitlines()
         return [json.loads(line)["event"] for line in lines]
 
     def await_file(self, name: str) -> str:
-        """The text of a file that a rank writes into the run folder."""
+        """Wait for a file that a rank writes into the run folder, and return its text."""
         path = self.run.path / name
         until(lambda: path.exists() and path.read_text() != "", f"{name}; console:\n{self.err()}")
         return path.read_text()
@@ -81,7 +81,7 @@ class Launched:
 def until(holds: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + WITHIN
     while not holds():
-        assert time.monotonic() < deadline, f"never came: {what}"
+        assert time.monotonic() < deadline, f"timed out: {what}"
         time.sleep(0.02)
 
 
@@ -97,7 +97,7 @@ Launch = Callable[..., Launched]
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """`launch(script text, nproc=2, ...)`: start a agent; other words are fields of the order."""
+    """`launch(script text, nproc=2, ...)`: start an agent; other keywords are fields of the launch spec."""
     stand_in = tmp_path / "stand-in" / "torch"
     (stand_in / "distributed").mkdir(parents=True)
     (stand_in / "__init__.py").write_text(STAND_IN)
@@ -112,7 +112,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             env: dict[str, str] | None = None,
             stdout: Any = None,
             pass_fds: tuple[int, ...] = (),
-            words: Sequence[str] = ("-c", START),
+            argv: Sequence[str] = ("-c", START),
             **launch_spec: Any,
         ) -> Launched:
             folder = folder or tmp_path / "run"
@@ -134,7 +134,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 variables["PYTHONPATH"] = str(stand_in.parent)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
-                    [sys.executable, *words], env=variables, stdin=subprocess.DEVNULL,
+                    [sys.executable, *argv], env=variables, stdin=subprocess.DEVNULL,
                     stdout=stdout or out, stderr=err, pass_fds=pass_fds, cwd=tmp_path,
                 )  # fmt: skip
             cleanup.callback(_end, process)

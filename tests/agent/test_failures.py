@@ -1,4 +1,4 @@
-"""A rank that fails is named; the others end; nothing stays behind."""
+"""A failed rank is named, the others end, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import Launch, is_alive, until
 
-# Rank 1 does something; rank 0 would go on for ever.
+# Rank 1 fails; rank 0 would run forever.
 FAILING = """
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
@@ -48,12 +48,12 @@ def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: st
     assert seen in started.err() + started.out()
     assert seen in failure["traceback"]
     assert failure["log"] == str(started.attempt().log(failure["rank"]))
-    # As Python itself would have told it: without our own frames.
+    # As Python prints it, without our own frames.
     assert "paceline/agent" not in failure["traceback"] or "Fatal" in seen
     assert started.events() == ["started", "ranks", "failed"]
 
 
-def test_the_first_of_several_is_named(launch: Launch) -> None:
+def test_the_first_of_several_failures_is_named(launch: Launch) -> None:
     """Rank 2 fails, and the others because of it, though rank 0 is the first to be gone."""
     script = """
 import os, sys, time
@@ -126,7 +126,7 @@ if os.environ["RANK"] == "0":
     ("deed", "code"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 1), ("raise ValueError", 1)]
 )
 @pytest.mark.parametrize("style", ["fork", "srun"])
-def test_what_ranks_started_ends_with_them(launch: Launch, deed: str, code: int, style: str) -> None:
+def test_child_processes_of_ranks_end_with_them(launch: Launch, deed: str, code: int, style: str) -> None:
     started = launch(CHILDREN.replace("DEED", deed), nproc=1, style=style)
     assert started.wait() == code, started.err()
     pids = [int(word) for word in (started.run.path / "children").read_text().split()]
@@ -134,7 +134,7 @@ def test_what_ranks_started_ends_with_them(launch: Launch, deed: str, code: int,
     until(lambda: not any(map(is_alive, pids)), "the end of what the rank had started")
 
 
-def test_the_launcher_killed_takes_all_along(launch: Launch) -> None:
+def test_everything_ends_when_the_agent_is_killed(launch: Launch) -> None:
     script = """
 import os, subprocess, time
 from pathlib import Path
@@ -150,7 +150,7 @@ time.sleep(3600)
     until(lambda: not any(map(is_alive, pids)), "the end of ranks, their children and the zygote")
 
 
-def test_the_zygote_killed_is_a_failure_and_another_serves_the_relaunch(launch: Launch) -> None:
+def test_a_killed_zygote_is_a_failure_and_a_new_one_serves_the_restart(launch: Launch) -> None:
     script = """
 import os, signal, sys, time
 from pathlib import Path
@@ -171,13 +171,13 @@ time.sleep(3600)
     assert started.verdicts() == ("failed", "done")
 
 
-def test_relaunch_on_the_same_zygote(launch: Launch) -> None:
+def test_a_restart_uses_the_same_zygote(launch: Launch) -> None:
     script = """
 import os, sys
 from pathlib import Path
 me = {name: os.environ[name] for name in ("MASTER_PORT", "PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")}
 print(me["PACELINE_ATTEMPT"], me["TORCHELASTIC_RESTART_COUNT"], os.getppid())
-sys.exit(0 if Path("mended").exists() else Path("mended").touch() or 9 if os.environ["RANK"] == "1" else 0)
+sys.exit(0 if Path("fixed").exists() else Path("fixed").touch() or 9 if os.environ["RANK"] == "1" else 0)
 """
     started = launch(script, max_restarts=2)
     assert started.wait() == 0, started.err()
@@ -187,21 +187,21 @@ sys.exit(0 if Path("mended").exists() else Path("mended").touch() or 9 if os.env
     assert (first[0], second[0]) == ("1", "2")
     assert (first[1], second[1]) == ("0", "1")
     assert first[2] == second[2], "the same process forked both"
-    assert started.events() == ["started", "ranks", "failed", "relaunched", "ranks", "done"]
+    assert started.events() == ["started", "ranks", "failed", "restarted", "ranks", "done"]
 
 
-def test_the_same_failure_again_and_again_ends_the_run(launch: Launch) -> None:
+def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
     started = launch("import sys; print('paceline'); raise KeyError('always')", nproc=1, max_restarts=5)
     assert started.wait() == 1
     assert len(started.run.attempts()) == 1, "it failed before its first step"
 
 
-def test_a_node_that_was_lost_before_does_not_requeue_what_fails_by_itself(
+def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(
     launch: Launch, tmp_path: Path
 ) -> None:
     earlier = RunFolder(tmp_path / "run").attempt(1)
     earlier.path.mkdir(parents=True)
-    restart_policy.remember(
+    restart_policy.write_summary(
         earlier,
         restart_policy.AttemptSummary(1, restart_policy.LOST, hosts=["n3"], job_start="an earlier one"),
     )
@@ -209,20 +209,20 @@ def test_a_node_that_was_lost_before_does_not_requeue_what_fails_by_itself(
     assert started.wait() == 1
     assert [each.number for each in started.run.attempts()] == [1, 2]
     assert read_verdict(started.job_start.verdict) == "failed"
-    assert not started.job_start.unfit.exists()
+    assert not started.job_start.excluded_nodes.exists()
 
 
 def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:
     script = """
 import os, time
 from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
-def beat(step):
+def send_heartbeat(step):
     with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
         file.seek(slot_offset(int(os.environ["LOCAL_RANK"])))
         file.write(SLOT.pack(RUNNING, step, os.getpid(), time.time(), 0.1))
 def stuck_here():
     time.sleep(3600)
-beat(4 if os.environ["RANK"] == "1" else 5)
+send_heartbeat(4 if os.environ["RANK"] == "1" else 5)
 stuck_here()
 """
     started = launch(script, hang_timeout=0.5)
@@ -231,6 +231,6 @@ stuck_here()
     assert time.monotonic() - began < 90
     assert started.failure()["cause"] == "hang"
     assert started.failure()["rank"] == 1
-    assert "lags at step 4" in started.err()
+    assert "is stuck at step 4" in started.err()
     for rank in (0, 1):
         assert "stuck_here" in started.attempt().stacks(rank).read_text()

@@ -1,4 +1,4 @@
-"""Who numbers the agents, and what happens when the numbers and the order disagree."""
+"""Who numbers the agents, and what happens if the numbers contradict the launch spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.agent.placement import Place, find_place, host_of_node
+from paceline.agent.placement import Placement, find_placement, node_name
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
@@ -29,7 +29,7 @@ def openmpi(*, rank: int, size: int, local: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-# what the ranks are, what the environment says -> index, count, node, local ranks, first rank
+# launch spec, environment -> index, count, node, local ranks, first rank
 TABLE = {
     "alone": (launch_spec(nproc=4), {}, (0, 1, 0, [0, 1, 2, 3], 0)),
     "several nodes here": (launch_spec(nodes=3, nproc=2), {"PACELINE_AGENT": "2/3"}, (2, 3, 2, [0, 1], 4)),
@@ -43,7 +43,7 @@ TABLE = {
         slurm(procid=3, ntasks=4, localid=1, nodeid=1),
         (3, 4, 1, [1], 3),
     ),
-    "Slurm tasks dealt out cyclically": (
+    "cyclic distribution of Slurm tasks": (
         launch_spec("srun", nodes=2, nproc=2),
         slurm(procid=1, ntasks=4, localid=0, nodeid=1),
         (1, 4, 1, [0], 1),
@@ -53,12 +53,12 @@ TABLE = {
         slurm(procid=1, ntasks=8, localid=0, nodeid=1, SLURM_STEP_NUM_TASKS="2"),
         (1, 2, 1, [0], 1),
     ),
-    "a batch script is no step": (
+    "a batch script is not a step": (
         launch_spec(nproc=2),
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
         (0, 1, 0, [0, 1], 0),
     ),
-    "an interactive shell is no step": (
+    "an interactive shell is not a step": (
         launch_spec(nproc=2),
         slurm(procid=0, ntasks=4, localid=0, nodeid=0) | {"SLURM_STEP_ID": "4294967290"},
         (0, 1, 0, [0, 1], 0),
@@ -68,7 +68,7 @@ TABLE = {
         slurm(procid=0, ntasks=1, localid=0, nodeid=1) | openmpi(rank=3, size=4, local=1),
         (3, 4, 1, [1], 3),
     ),
-    "mpirun, a agent per node": (
+    "mpirun, an agent per node": (
         launch_spec("mpirun", nodes=2, nproc=2),
         openmpi(rank=1, size=2, local=0),
         (1, 2, 1, [0, 1], 2),
@@ -78,12 +78,12 @@ TABLE = {
         {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"},
         (1, 2, 0, [1], 1),
     ),
-    "MPI's variables around another style": (
+    "MPI's variables with another style": (
         launch_spec(nproc=2),
         openmpi(rank=3, size=4, local=1),
         (0, 1, 0, [0, 1], 0),
     ),
-    "Paceline's own number is the last word": (
+    "Paceline's own number wins": (
         launch_spec(nodes=2),
         slurm(procid=0, ntasks=1, localid=0, nodeid=0) | {"PACELINE_AGENT": "1/2"},
         (1, 2, 1, [0], 1),
@@ -92,43 +92,49 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_place(case: str) -> None:
-    asked, environ, (index, count, node, local_ranks, first_rank) = TABLE[case]
-    place = find_place(asked, environ)
-    assert (place.index, place.count, place.node) == (index, count, node)
-    assert (place.local_ranks, place.first_rank) == (local_ranks, first_rank)
-    assert (place.nodes, place.local_world_size) == (asked.nodes, asked.nproc)
-    assert place.is_head == (index == 0)
+def test_placement(case: str) -> None:
+    spec, environ, (index, count, node, local_ranks, first_rank) = TABLE[case]
+    placement = find_placement(spec, environ)
+    assert (placement.index, placement.count, placement.node) == (index, count, node)
+    assert (placement.local_ranks, placement.first_rank) == (local_ranks, first_rank)
+    assert (placement.nodes, placement.local_world_size) == (spec.nodes, spec.nproc)
+    assert placement.is_head == (index == 0)
 
 
 def test_the_scheduler_names_the_node() -> None:
-    assert find_place(launch_spec(nodes=2), slurm(procid=1, ntasks=2, localid=0, nodeid=1)).host == "node2"
+    assert (
+        find_placement(launch_spec(nodes=2), slurm(procid=1, ntasks=2, localid=0, nodeid=1)).host == "node2"
+    )
 
 
-# a contradiction names what was ordered and who said otherwise
+# a contradiction names the launch spec's number and the source of the other one
 CONTRADICTIONS = {
     "too few tasks": (
         launch_spec(nodes=4),
         slurm(procid=0, ntasks=2, localid=0, nodeid=0),
-        ("4 nodes", "Slurm started 2"),
+        ("4 nodes", "2 according to Slurm"),
     ),
     "a task per node for a style that needs one per rank": (
         launch_spec("srun", nodes=2, nproc=4),
         slurm(procid=0, ntasks=2, localid=0, nodeid=0),
         ("2 nodes x 4", "Slurm"),
     ),
-    "nobody started the other node": (launch_spec(nodes=2), {}, ("2 nodes", "nobody")),
-    "unevenly dealt": (
+    "the other node was not started": (
+        launch_spec(nodes=2),
+        {},
+        ("2 nodes", "1 according to the environment"),
+    ),
+    "uneven distribution": (
         launch_spec("srun", nodes=2, nproc=2),
         slurm(procid=2, ntasks=4, localid=2, nodeid=0),
         ("local rank 2", "Slurm"),
     ),
-    "two tasks on one node for a agent per node": (
+    "two tasks on one node for an agent per node": (
         launch_spec(nodes=2, nproc=2),
         slurm(procid=1, ntasks=2, localid=1, nodeid=0),
         ("one task per node",),
     ),
-    "mpirun deals by node": (
+    "mpirun distributes by node": (
         launch_spec("mpirun", nodes=2, nproc=2),
         openmpi(rank=1, size=4, local=0),
         ("OpenMPI", "ppr:2:node"),
@@ -140,39 +146,39 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_contradiction(case: str) -> None:
-    asked, environ, words = CONTRADICTIONS[case]
+    spec, environ, texts = CONTRADICTIONS[case]
     with pytest.raises(LaunchError) as caught:
-        find_place(asked, environ)
-    for word in words:
-        assert word in str(caught.value)
+        find_placement(spec, environ)
+    for text in texts:
+        assert text in str(caught.value)
 
 
-def all_places(asked: LaunchSpec, per_rank: bool) -> list[Place]:
+def all_placements(spec: LaunchSpec, per_rank: bool) -> list[Placement]:
     if not per_rank:
-        return [find_place(asked, {"PACELINE_AGENT": f"{i}/{asked.nodes}"}) for i in range(asked.nodes)]
+        return [find_placement(spec, {"PACELINE_AGENT": f"{i}/{spec.nodes}"}) for i in range(spec.nodes)]
     return [
-        find_place(
-            asked,
-            slurm(
-                procid=rank, ntasks=asked.world_size, localid=rank % asked.nproc, nodeid=rank // asked.nproc
-            ),
+        find_placement(
+            spec,
+            slurm(procid=rank, ntasks=spec.world_size, localid=rank % spec.nproc, nodeid=rank // spec.nproc),
         )
-        for rank in range(asked.world_size)
+        for rank in range(spec.world_size)
     ]
 
 
 @given(nodes=st.integers(1, 9), nproc=st.integers(1, 9), per_rank=st.booleans())
 def test_every_rank_is_started_once(nodes: int, nproc: int, per_rank: bool) -> None:
-    asked = launch_spec("srun" if per_rank else "fork", nodes=nodes, nproc=nproc)
-    places = all_places(asked, per_rank)
-    assert sorted(rank for place in places for rank in place.ranks) == list(range(asked.world_size))
-    assert [place.index for place in places if place.is_head] == [0]
-    for place in places:
-        for rank, local in zip(place.ranks, place.local_ranks, strict=True):
-            assert (place.node, local) == divmod(rank, nproc)
+    spec = launch_spec("srun" if per_rank else "fork", nodes=nodes, nproc=nproc)
+    placements = all_placements(spec, per_rank)
+    assert sorted(rank for placement in placements for rank in placement.ranks) == list(
+        range(spec.world_size)
+    )
+    assert [placement.index for placement in placements if placement.is_head] == [0]
+    for placement in placements:
+        for rank, local in zip(placement.ranks, placement.local_ranks, strict=True):
+            assert (placement.node, local) == divmod(rank, nproc)
 
 
 def test_the_host_of_a_node_that_has_not_joined() -> None:
-    assert host_of_node(1, {"SLURM_JOB_NODELIST": "node[3-4]"}) == "node4"
-    assert host_of_node(1, {}) == ""
-    assert host_of_node(0, {"SLURM_JOB_NODELIST": "node[3-"}) == ""
+    assert node_name(1, {"SLURM_JOB_NODELIST": "node[3-4]"}) == "node4"
+    assert node_name(1, {}) == ""
+    assert node_name(0, {"SLURM_JOB_NODELIST": "node[3-"}) == ""

@@ -1,4 +1,4 @@
-"""Whether to try again, as a table of stories."""
+"""The restart policy, as a table of histories."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paceline.agent.restart_policy import (
     PREFLIGHT,
     AttemptSummary,
     decide,
-    recall,
-    remember,
+    read_history,
+    write_summary,
 )
 from paceline.contract.run_folder import RunFolder
 
@@ -30,12 +30,17 @@ def diverged(step: int | None, **more: Any) -> AttemptSummary:
     return ended(ERROR, step, error="ValueError: diverged", **more)
 
 
-# what happened, max_restarts -> relaunch?, a word of the reason
+# history, max_restarts -> restart?, part of the reason
 TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
-    "nobody asked": ([ended(KILLED, 5)], 0, False, "asked"),
+    "no restarts requested": ([ended(KILLED, 5)], 0, False, "requested"),
     "an error after some steps": ([diverged(5)], 1, True, "1 of 1"),
     "the same error at the same step": ([diverged(5), diverged(5)], 9, False, "twice"),
-    "the same, with another story between": ([diverged(5), ended(KILLED, 3), diverged(5)], 9, False, "twice"),
+    "the same, with another failure between": (
+        [diverged(5), ended(KILLED, 3), diverged(5)],
+        9,
+        False,
+        "twice",
+    ),
     "the same error at another step": ([diverged(5), diverged(8)], 9, True, "2 of 9"),
     "another error at the same step": (
         [diverged(5), ended(ERROR, 5, error="KeyError: x")],
@@ -59,12 +64,12 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
     ),
     "killed from outside before the first step": ([ended(KILLED, None)], 9, True, "1 of 9"),
     "again killed before the first step": ([ended(KILLED, None), ended(KILLED, None)], 9, False, "twice"),
-    "spent": ([ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3)], 2, False, "used up"),
-    "progress costs nothing": (
+    "used up": ([ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3)], 2, False, "used up"),
+    "progress is free": (
         [ended(KILLED, 9 * n, resumed_from=9 * n - 9, saved=9 * n) for n in range(1, 20)],
         1,
         True,
-        "costs nothing",
+        "free",
     ),
     "progress, then none": (
         [ended(KILLED, 5, saved=4), ended(HANG, 6, resumed_from=4, saved=4)],
@@ -72,8 +77,13 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
         True,
         "1 of 1",
     ),
-    "no runtime in the script: only the count counts": ([diverged(None, beats=False)] * 2, 2, True, "2 of 2"),
-    "no runtime, spent": ([diverged(None, beats=False)] * 3, 2, False, "used up"),
+    "no runtime in the script: only the count matters": (
+        [diverged(None, uses_runtime=False)] * 2,
+        2,
+        True,
+        "2 of 2",
+    ),
+    "no runtime, used up": ([diverged(None, uses_runtime=False)] * 3, 2, False, "used up"),
     "another job start's failures are not counted here": (
         [
             ended(KILLED, 1, job_start="7-0"),
@@ -96,20 +106,19 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
 
 @pytest.mark.parametrize("case", TABLE)
 def test_decision(case: str) -> None:
-    history, max_restarts, relaunch, word = TABLE[case]
+    history, max_restarts, restart, reason = TABLE[case]
     decision = decide(history, max_restarts)
-    assert decision.relaunch is relaunch
-    assert word in decision.reason
+    assert decision.restart is restart
+    assert reason in decision.reason
 
 
-def test_the_first_relaunch_is_at_once_and_later_ones_wait() -> None:
-    waits = [
-        decide([ended(KILLED, step) for step in range(1, count + 1)], 99).wait_seconds
-        for count in range(1, 10)
+def test_the_first_restart_is_immediate_and_later_ones_are_delayed() -> None:
+    delays = [
+        decide([ended(KILLED, step) for step in range(1, count + 1)], 99).delay for count in range(1, 10)
     ]
-    assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     after_progress = [ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3, saved=3)]
-    assert decide(after_progress, 99).wait_seconds == 0
+    assert decide(after_progress, 99).delay == 0
 
 
 @pytest.mark.parametrize(
@@ -122,17 +131,17 @@ def test_the_first_relaunch_is_at_once_and_later_ones_wait() -> None:
         (
             [diverged(4, hosts=["b"]), diverged(5, hosts=["b"])],
             [],
-        ),  # an exception is the program's, not the node's
+        ),  # an exception is the program's fault, not the node's
     ],
 )
-def test_excluded_hosts(history: list[AttemptSummary], excluded: list[str]) -> None:
+def test_excluded_nodes(history: list[AttemptSummary], excluded: list[str]) -> None:
     decision = decide(history, 9)
     assert decision.exclude == excluded
     assert decision.requeue is bool(excluded)
     assert decide(history, 0).exclude == excluded
 
 
-def test_a_run_that_gets_nowhere_is_not_requeued_for_ever() -> None:
+def test_a_run_without_progress_is_not_requeued_forever() -> None:
     job_starts = [
         ended(LOST, 4, hosts=[f"n{job_start}"], job_start=f"7-{job_start}") for job_start in range(4)
     ]
@@ -140,14 +149,14 @@ def test_a_run_that_gets_nowhere_is_not_requeued_for_ever() -> None:
     assert not decide(job_starts, 1).requeue
 
 
-def test_remembered_across_legs(tmp_path: Path) -> None:
+def test_history_across_job_starts(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    told = []
+    written = []
     for number in (1, 2, 10):
         folder = run.attempt(number)
         folder.path.mkdir()
-        told.append(AttemptSummary(number, ERROR, error="é", step=number, hosts=["a"], job_start="7-0"))
-        remember(folder, told[-1])
+        written.append(AttemptSummary(number, ERROR, error="é", step=number, hosts=["a"], job_start="7-0"))
+        write_summary(folder, written[-1])
     run.attempt(3).path.mkdir()  # it has not failed
     (run.attempt(2).path / "summary.json").write_text("{torn")
-    assert recall(run) == [told[0], told[2]]
+    assert read_history(run) == [written[0], written[2]]

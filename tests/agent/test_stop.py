@@ -1,4 +1,4 @@
-"""Requests to stop: by the stop file, by signals, by Ctrl-C."""
+"""Stop requests: by the stop file, by signals and by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from paceline.agent import restart_policy
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import WITHIN, Launch, Launched, until
 
-# A script without our runtime that saves when asked, as many do.
+# A script without our runtime that saves on request, as many do.
 SAVES = """
 import os, signal, sys, time
 from pathlib import Path
-asked = []
-signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+requests = []
+signal.signal(signal.SIGUSR1, lambda *_: requests.append(1))
 Path("listening-" + os.environ["RANK"]).write_text(str(os.getpid()))
-while not asked:
+while not requests:
     time.sleep(0.01)
 Path("saved-" + os.environ["RANK"]).touch()
 sys.exit(75)
 """
 
-# As our runtime does it: says in its slot that it has saved, and ends with 0.
+# As our runtime does it: writes into its slot that it has saved, and exits with 0.
 RUNTIME = """
 import os, signal, sys, time
 from pathlib import Path
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, SLOT, slot_offset
-def beat(state):
+def send_heartbeat(state):
     with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
         file.seek(slot_offset(int(os.environ["LOCAL_RANK"])))
         file.write(SLOT.pack(state, 3, os.getpid(), time.time(), 0.1))
-asked = []
-signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
-beat(RUNNING)
+requests = []
+signal.signal(signal.SIGUSR1, lambda *_: requests.append(1))
+send_heartbeat(RUNNING)
 Path("listening-" + os.environ["RANK"]).write_text(str(os.getpid()))
-while not asked:
+while not requests:
     time.sleep(0.01)
-beat(SAVED_AND_STOPPED)
+send_heartbeat(SAVED_AND_STOPPED)
 """
 
 SLEEPS = """
@@ -84,17 +84,17 @@ def test_stop(launch: Launch, script: str, ask: Callable[[Launched], None], styl
         assert all((started.run.path / f"saved-{rank}").exists() for rank in range(ranks))
 
 
-def test_a_request_before_the_ranks_are_there_is_kept(launch: Launch) -> None:
+def test_a_request_before_the_ranks_start_is_kept(launch: Launch) -> None:
     header = """
 from paceline.contract.heartbeat_file import HEADER
-def stop_asked():
+def stop_requested():
     with open(os.environ["PACELINE_HEARTBEAT"], "rb") as file:
         return HEADER.unpack(file.read(HEADER.size))[2]
-while not stop_asked():
+while not stop_requested():
     time.sleep(0.01)
-beat(SAVED_AND_STOPPED)
+send_heartbeat(SAVED_AND_STOPPED)
 """
-    script = "import time; time.sleep(0.3)\n" + RUNTIME.partition("asked = []")[0] + header
+    script = "import time; time.sleep(0.3)\n" + RUNTIME.partition("requests = []")[0] + header
     started = launch(script)
     started.job_start.path.mkdir(parents=True, exist_ok=True)
     started.job_start.stop.touch()
@@ -102,14 +102,14 @@ beat(SAVED_AND_STOPPED)
     assert started.verdicts() == ("stopped", "stopped")
 
 
-def test_code_75_stops_without_being_asked(launch: Launch) -> None:
+def test_exit_code_75_stops_without_a_request(launch: Launch) -> None:
     started = launch("import sys; sys.exit(75)")
     assert started.wait() == 0
     assert started.verdicts() == ("stopped", "stopped")
 
 
-def test_a_scheduler_that_ends_torchrun_itself(launch: Launch) -> None:
-    """It passes SIGTERM on, and fails though all ranks have stopped as they should."""
+def test_a_scheduler_that_ends_torchrun(launch: Launch) -> None:
+    """It passes SIGTERM on and fails, although all ranks have stopped as they should."""
     script = SAVES.replace("SIGUSR1", "SIGTERM").replace("os.getpid()", "os.getppid()")
     started = launch(script, style="torchrun", light=False)
     agents = {int(started.await_file(f"listening-{rank}")) for rank in (0, 1)}
@@ -138,19 +138,19 @@ sys.exit(75)
     ],
     ids=["nothing was saved", "it had saved", "there is no queue"],
 )
-def test_stops_for_nothing_come_to_an_end(
+def test_stops_without_progress_end_the_run(
     launch: Launch, script: str, environ: dict[str, str], verdict: str, tmp_path: Path
 ) -> None:
-    count = tmp_path / "run" / "stops-in-vain"
+    count = tmp_path / "run" / "stops-without-progress"
     count.parent.mkdir()
-    count.write_text(f"{restart_policy.MOST_STOPS_IN_VAIN - 1}\n")
+    count.write_text(f"{restart_policy.MAX_STOPS_WITHOUT_PROGRESS - 1}\n")
     started = launch(script, env=environ)
     assert started.wait() == 0, started.err()
     assert read_verdict(started.attempt().verdict) == "stopped"
     job_start = started.run.job_start(environ.get("PACELINE_JOB_START", "here"))
     assert read_verdict(job_start.verdict) == verdict
     assert job_start.requeue.exists() is (script == SAVING)
-    assert ("does not go back into the queue" in started.err()) is (verdict == "failed")
+    assert ("not requeued" in started.err()) is (verdict == "failed")
     assert count.exists() is (verdict == "failed")
 
 
@@ -165,7 +165,7 @@ def test_a_failure_while_stopping_is_a_failure(launch: Launch) -> None:
 
 
 def test_ctrl_c(launch: Launch) -> None:
-    """One press: everything ends, and no rank takes the SIGTERM that ends it for a request to stop."""
+    """Pressed once, everything ends, and no rank mistakes its SIGTERM for a stop request."""
     started = launch(SLEEPS)
     listening(started)
     started.process.send_signal(signal.SIGINT)
@@ -176,7 +176,7 @@ def test_ctrl_c(launch: Launch) -> None:
 
 
 def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
-    """Before there are ranks."""
+    """Before any rank starts."""
     (tmp_path / "stand-in" / "slow_to_import.py").write_text(
         "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(3600)\n"
     )
@@ -187,13 +187,13 @@ def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
     assert started.verdicts()[1] == "failed"
 
 
-def test_asked_twice_it_ends_at_once(launch: Launch) -> None:
+def test_a_second_request_ends_the_run_at_once(launch: Launch) -> None:
     deaf = "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(1)"
     started = launch(SLEEPS.replace("time.sleep(3600)", deaf), kill_after=0.2)
     listening(started)
     deadline = time.monotonic() + WITHIN
     while started.process.poll() is None and time.monotonic() < deadline:
         started.process.send_signal(signal.SIGTERM)
-        time.sleep(1.2)  # presses within a second count as one
+        time.sleep(1.2)  # requests within a second count as one
     assert started.wait() == 1
     assert started.failure()["cause"] == "interrupted"

@@ -140,7 +140,7 @@ class Training:
     def ask_to_stop(self, *, by_file: bool = False) -> None:
         """SIGTERM to the command, or the file that a batch shell makes; returns when the agent has seen it."""
         assert self.process is not None
-        before = len(self.happened("stop_asked"))
+        before = len(self.happened("stop_requested"))
         if by_file:
             job_starts = {each["job_start"] for each in self.happened("started")}
             self.run.job_start(
@@ -148,7 +148,9 @@ class Training:
             ).stop.touch()
         else:
             self.process.send_signal(signal.SIGTERM)
-        until(lambda: len(self.happened("stop_asked")) > before, "nobody hears the request", told=self.told)
+        until(
+            lambda: len(self.happened("stop_requested")) > before, "nobody hears the request", told=self.told
+        )
 
     def stop_at(self, gate: str, *, by_file: bool = False, ranks: int = 2) -> None:
         """Ask for a stop while ranks stand at a gate, open it, and wait for the clean end."""

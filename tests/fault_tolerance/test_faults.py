@@ -202,7 +202,7 @@ def test_spawned_ranks_save_when_all_processes_are_signalled(training: Make) -> 
     assert ours.process is not None
     for pid in (ours.process.pid, *processes.descendants(ours.process.pid)):
         os.kill(pid, signal.SIGTERM)
-    until(lambda: ours.happened("stop_asked"), "nobody hears the request", told=ours.told)
+    until(lambda: ours.happened("stop_requested"), "nobody hears the request", told=ours.told)
     ours.open("step-17")
     ours.finish()
     assert ours.verdicts() == ["stopped"], ours.told()

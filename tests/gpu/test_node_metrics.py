@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from paceline.agent.health.node_metrics import Sampler
+from paceline.agent.health.node_metrics import NodeMetrics
 from paceline.agent.health.nvml import Gpus
 
 pytestmark = [
@@ -24,8 +24,8 @@ def test_a_gpu_at_work_is_seen_to_work() -> None:
     assert gpus.names[0] == torch.cuda.get_device_name(0)
     total = torch.cuda.get_device_properties(0).total_memory
     assert gpus.memory[0] == pytest.approx(total, rel=0.1)
-    sampler = Sampler(lambda: {os.getpid()}, gpus=gpus)
-    before = sampler.sample()["gpus"][0]
+    metrics = NodeMetrics(lambda: {os.getpid()}, gpus=gpus)
+    before = metrics.sample()["gpus"][0]
     held = torch.ones(2**30, dtype=torch.uint8, device="cuda")  # 1 GiB
     matrix = torch.randn(4096, 4096, device="cuda")
     deadline = time.monotonic() + 60
@@ -35,14 +35,14 @@ def test_a_gpu_at_work_is_seen_to_work() -> None:
         for _ in range(50):
             matrix = torch.tanh(matrix @ matrix)
         torch.cuda.synchronize()
-        during = sampler.sample()["gpus"][0]
+        during = metrics.sample()["gpus"][0]
         busiest = max(busiest, during["busy"])
     assert busiest >= 50
     assert during["memory"] >= before["memory"] + held.numel()
     assert during["memory"] <= gpus.memory[0]
     assert 20 < during["power"] < 2000
     assert 10 < during["temperature"] < 110
-    sampler.close()
+    metrics.close()
 
 
 def test_gpus_that_are_hidden_are_not_told_of() -> None:

@@ -72,12 +72,12 @@ class Submitted(Training):
 
     def interrupt(self) -> None:
         """USR1 to the batch shell, as Slurm sends it ahead of the time limit; returns when the agent has seen it."""
-        before = len(self.happened("stop_asked"))
+        before = len(self.happened("stop_requested"))
         self.cluster.run(["scancel", "--batch", "--signal=USR1", self.job])
         self.heard(before)
 
     def heard(self, before: int) -> None:
-        self.until(lambda: len(self.happened("stop_asked")) > before, "nobody hears the request to stop")
+        self.until(lambda: len(self.happened("stop_requested")) > before, "nobody hears the request to stop")
 
     def completes(self) -> None:
         self.until(lambda: self.cluster.state(self.job) in ENDED, "it does not end")

@@ -189,11 +189,11 @@ def test_a_node_with_fewer_gpus_is_left_out(
     folder = run_of(done)
     assert done.returncode == 0, everything(folder, done)
     job = (folder.path / "job").read_text().strip()
-    assert (folder.job_start(f"{job}-0").unfit).read_text().split() == ["node2"]
+    assert (folder.job_start(f"{job}-0").excluded_nodes).read_text().split() == ["node2"]
     said = folder.slurm_log.read_text(encoding="utf-8")
     marked = {line.split()[1] for line in said.splitlines() if line.startswith("✗")}
     assert marked == {"node2"}, "the table names it"
-    assert "node node2: it sees 1 of the 2 GPUs that were asked for" in said
+    assert "node node2: 1 of the 2 GPUs requested are visible" in said
     last = max(attempt.number for attempt in folder.attempts())
     assert {each["host"] for each in told(folder, attempt=last).values()} == {"node1", "node3"}
 

@@ -1,4 +1,4 @@
-"""What runs inside the job ahead of the script: it starts the ranks, looks after them and says how it ended.
+"""The agent: the process on each node that starts the ranks, watches them and writes the verdict.
 
-Standard library only, so that it works from a zip on any Python that a node may have.
+Standard library only, so that it runs from a zip file on any Python that a node has.
 """

@@ -1,4 +1,4 @@
-"""`python -m paceline.agent`: a node agent."""
+"""`python -m paceline.agent`: run an agent."""
 
 import sys
 

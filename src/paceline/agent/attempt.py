@@ -1,7 +1,7 @@
 """One attempt, from the start of its ranks to its verdict, as one agent sees it.
 
-One loop looks after all: ends of ranks, requests to stop, words of other agents, the watchdog. It is over when
-the ranks here have ended and, on the head, those of all other agents; a member waits for the head's verdict.
+A single loop handles rank exits, stop requests, messages from other agents and the hang monitor. It ends when the ranks
+of this node have ended and, on the head agent, those of all other nodes; a member waits for the head agent's verdict.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from paceline.agent import failures, restart_policy
-from paceline.agent.failures import Ending, Failure, RankEnd
+from paceline.agent.failures import Failure, RankExit, Termination
 from paceline.agent.health import watchdog
-from paceline.agent.health.heartbeat import Beats
-from paceline.agent.rendezvous.rendezvous import Meeting
+from paceline.agent.health.hang_monitor import HangMonitor
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
@@ -26,307 +25,264 @@ from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder
-from paceline.contract.verdict import STOPPED_EXIT
+from paceline.contract.verdict import FAILED, STOPPED_EXIT
 
-TICK = 0.25  # seconds between looks at what cannot wake the loop
-TERM_EXPLAINED_WITHIN = 1.0  # a scheduler's TERM reaches ranks and agent one after the other
-STACKS_WITHIN = 2.0  # for ranks that hang to write their stacks
-OTHERS_WITHIN = 30.0  # for other agents to have ended their ranks, beyond the time to kill
+TICK = 0.25  # seconds between checks of what cannot wake the loop
+TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
+MEMBERS_TIMEOUT = 30.0  # seconds for other agents to end their ranks, beyond `kill_after`
 
 
 @dataclass
 class Outcome:
-    """What the head knows at the end of an attempt, and others are told."""
+    """The result of an attempt, complete on the head agent only."""
 
     verdict: str = ""
     failure: Failure | None = None
-    ends: list[RankEnd] = field(default_factory=list)
-    stop_asked: bool = False
-    next: dict[str, Any] | None = None  # a member: what the head said
+    exits: list[RankExit] = field(default_factory=list)
+    stop_requested: bool = False
+    restart_delay: float | None = None  # seconds until the next attempt; None if there is none
 
 
-class Supervision:
+class Attempt:
+    """Runs the ranks of this node once."""
+
     def __init__(
         self,
         launch: Launch,
         *,
-        starter: WorkerGroup,
-        streams: OutputCapture,
-        beats: Beats,
-        meeting: Meeting,
+        workers: WorkerGroup,
+        output: OutputCapture,
+        heartbeats: Heartbeats,
+        rendezvous: Rendezvous,
         requests: Requests,
         job_start: JobStartFolder,
         events: EventWriter,
         say: Callable[[str], None],
     ) -> None:
-        self.launch, self.starter, self.streams, self.beats = launch, starter, streams, beats
-        self.meeting, self.requests, self.job_start, self.events, self.say = (
-            meeting,
-            requests,
-            job_start,
-            events,
-            say,
-        )
-        self.launch_spec, self.place, self.attempt = launch.launch_spec, launch.place, launch.attempt
-        self.ending = Ending(starter, beats, kill_after=self.launch_spec.kill_after)
+        self.launch, self.workers, self.output, self.heartbeats = launch, workers, output, heartbeats
+        self.rendezvous, self.requests, self.job_start = rendezvous, requests, job_start
+        self.events, self.say = events, say
+        self.launch_spec, self.placement, self.folder = launch.launch_spec, launch.placement, launch.attempt
+        self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
+        self.monitor = HangMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
-        self.spawned = self.launch_spec.style == "spawn"  # by one process per node, which is none of them
-        self.waiting_for: set[int] = set()  # local ranks
-        self.over: set[int] = set()  # those that have ended
-        self.ends: list[RankEnd] = []
+        self.spawns = (
+            self.launch_spec.style == "spawn"
+        )  # one process per node starts the ranks and is not a rank
+        self.pending: set[int] = set()  # local ranks whose exit is still to come
+        self.ended: set[int] = set()  # local ranks
+        self.exits: list[RankExit] = []
         self.failures: list[Failure] = []
-        self.stop_asked = False
-        self.signalled: dict[int, int] = {}  # pid -> state in which it was last signalled
-        self.unexplained: list[Exit] = []  # ended by SIGTERM that nobody here sent
-        self.others: dict[int, list[RankEnd]] = {}
-        self.told: dict[str, Any] | None = None
-        self.panorama = watchdog.Panorama()
-        self.dog = watchdog.Watchdog(self.launch_spec.hang_timeout)
-        self.looked = 0.0
+        self.stop_requested = False
+        self.signalled: dict[int, int] = {}  # pid -> its state when it was last signalled
+        self.unexplained: list[Exit] = []  # ended by a SIGTERM that this agent did not send
+        self.member_exits: dict[int, list[RankExit]] = {}  # by agent
+        self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
     # -- the loop --------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        self.waiting_for = set(self.starter.start(self.launch, self.streams))
-        self.streams.start()
-        self.events.write("ranks", attempt=self.attempt.number, ranks=sorted(self.rank_of.values()))
-        said = False
+        self.pending = set(self.workers.start(self.launch, self.output))
+        self.output.start()
+        self.events.write("ranks", attempt=self.folder.number, ranks=sorted(self.rank_of.values()))
+        reported = False
         while True:
             self._wait()
-            self._take_requests()
-            self._take_exits()
-            self._take_words()
-            self._watch()
-            self.ending.tick()
-            if self.waiting_for or self.unexplained:
+            self._handle_requests()
+            self._handle_exits()
+            self._handle_messages()
+            self._check_for_hang()
+            self.termination.tick()
+            if self.pending or self.unexplained:
                 continue
-            if not said:
-                said = True
-                self._after_the_last()
-            if self.place.is_head and (self._all_others_ended() or self._tired_of_waiting()):
-                return self._outcome()
-            if not self.place.is_head and (self.told is not None or self._tired_of_waiting()):
-                return Outcome(ends=self.ends, failure=failures.first_failure(self.failures), next=self.told)
+            if not reported:
+                reported = True
+                self._report_exits()
+            if self.placement.is_head and (self._all_members_ended() or self._timed_out()):
+                return self._head_outcome()
+            if not self.placement.is_head and (self.outcome is not None or self._timed_out()):
+                return self.outcome or Outcome(FAILED)
 
     def _wait(self) -> None:
-        numbers = [self.requests.fileno()]
-        for each in (self.starter.fileno(), self.meeting.fileno()):
-            if each is not None:
-                numbers.append(each)
-        busy = self.ending.begun or self.unexplained
-        select.select(numbers, [], [], 0.05 if busy else TICK)
+        sources = (self.requests.fileno(), self.workers.fileno(), self.rendezvous.fileno())
+        busy = self.termination.started or self.unexplained
+        descriptors = [descriptor for descriptor in sources if descriptor is not None]
+        select.select(descriptors, [], [], 0.05 if busy else TICK)
         self.requests.drain()
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _take_requests(self) -> None:
-        if self.requests.end_now and not self.ending.begun:
-            what = "interrupted" if self.requests.interrupt else "asked twice to stop"
-            self._fail(Failure(failures.INTERRUPTED, self.place.host, message=what, time=time.time()))
+    def _handle_requests(self) -> None:
+        if self.requests.end_now and not self.termination.started:
+            message = "interrupted" if self.requests.interrupt else "ended by a second stop request"
+            self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
         if self.requests.hurry:
-            self.ending.hurry()
-        if not self.stop_asked:
-            by_file = self.place.is_head and self.job_start.stop.exists()
+            self.termination.kill_now()
+        if not self.stop_requested:
+            by_file = self.placement.is_head and self.job_start.stop.exists()
             if by_file or self.requests.stop:
-                self.meeting.say({"kind": "stop"})
+                self.rendezvous.send({"kind": "stop"})
                 self._stop("SIGTERM" if self.requests.stop else "a stop file")
-        if self.stop_asked and not self.ending.begun:
-            self._pass_stop_on()
+        if self.stop_requested and not self.termination.started:
+            self._signal_stop()
 
-    def _stop(self, by: str) -> None:
-        self.stop_asked = True
-        self.beats.ask_to_stop()
-        if self.place.is_head:
-            self.say(f"asked to stop (by {by}): the ranks save and stop")
-        self.events.write("stop_asked", by=by)
+    def _stop(self, source: str) -> None:
+        self.stop_requested = True
+        self.heartbeats.request_stop()
+        if self.placement.is_head:
+            self.say(f"stop requested (by {source}): the ranks save and stop")
+        self.events.write("stop_requested", by=source)
         self.unexplained, late = [], self.unexplained
-        for each in late:
-            self._ended(each)
+        for rank_exit in late:
+            self._record_exit(rank_exit)
 
-    def _pass_stop_on(self) -> None:
-        """Each rank hears it once it can, and once more when its runtime is there to listen."""
-        for local_rank in set(self.rank_of) - self.over:
-            beat = self.beats.read(local_rank)
-            heard = self.signalled.get(beat.pid, 0)
-            if beat.state < READY or beat.state > RUNNING or heard >= beat.state:
+    def _signal_stop(self) -> None:
+        """Signal each rank once it can take a signal, and again when its runtime listens."""
+        for local_rank in set(self.rank_of) - self.ended:
+            heartbeat = self.heartbeats.read(local_rank)
+            pid, state = heartbeat.pid, heartbeat.state
+            if state < READY or state > RUNNING or self.signalled.get(pid, 0) >= state:
                 continue
-            self.signalled[beat.pid] = beat.state
-            processes.send_signal(beat.pid, signal.SIGUSR1)
-            if self.requests.by_term and beat.state == READY:
-                # No runtime has shown itself. A script's own handler, or Python's default, takes SIGTERM.
-                processes.send_signal(beat.pid, signal.SIGTERM)
+            self.signalled[pid] = state
+            processes.send_signal(pid, signal.SIGUSR1)
+            if self.requests.by_term and state == READY:
+                # No runtime so far. The script's own handler, or Python's default, takes SIGTERM.
+                processes.send_signal(pid, signal.SIGTERM)
 
-    # -- ends of ranks ---------------------------------------------------------------------------------
+    # -- exits of ranks --------------------------------------------------------------------------------
 
-    def _take_exits(self) -> None:
-        if self.starter.has_failed_rank() and not self.ending.begun:
-            self.ending.begin()
-        for each in self.starter.poll():
-            self.waiting_for.discard(each.local_rank)
-            self.over |= set(self.rank_of) if self.spawned else {each.local_rank}
-            by_term = each.code in failures.ENDED_BY_TERM
-            if by_term and not self.stop_asked and not self.ending.begun:
-                self.unexplained.append(each)
+    def _handle_exits(self) -> None:
+        if self.workers.has_failed_rank() and not self.termination.started:
+            self.termination.start()
+        for rank_exit in self.workers.poll():
+            self.pending.discard(rank_exit.local_rank)
+            self.ended |= set(self.rank_of) if self.spawns else {rank_exit.local_rank}
+            by_term = rank_exit.code in failures.TERM_EXITS
+            if by_term and not self.stop_requested and not self.termination.started:
+                self.unexplained.append(rank_exit)
             else:
-                self._ended(each)
-        for each in list(self.unexplained):
-            if self.ending.begun or time.time() - each.time > TERM_EXPLAINED_WITHIN:
-                self.unexplained.remove(each)
-                self._ended(each, explained=False)
+                self._record_exit(rank_exit)
+        for rank_exit in list(self.unexplained):
+            if self.termination.started or time.time() - rank_exit.time > TERM_TIMEOUT:
+                self.unexplained.remove(rank_exit)
+                self._record_exit(rank_exit, explained=False)
 
-    def _ended(self, each: Exit, *, explained: bool = True) -> None:
-        rank = self.rank_of[each.local_rank]
-        beat = self.beats.read(each.local_rank)
+    def _record_exit(self, rank_exit: Exit, *, explained: bool = True) -> None:
+        rank = self.rank_of[rank_exit.local_rank]
+        heartbeat = self.heartbeats.read(rank_exit.local_rank)
         failure = None
-        if each.code < 0 and self.ending.begun and self.attempt.error(rank).exists():
-            # It had failed by itself, and was slow to leave.
-            each = Exit(each.local_rank, 1, each.time)
-        if self._is_failure(each, explained=explained):
-            self.ending.begin()
-            failure = self._failure_of(each)
-        self.ends.append(RankEnd(rank, each.code, each.time, beat.state, beat.step, failure))
+        if rank_exit.code < 0 and self.termination.started and self.folder.error(rank).exists():
+            # It had failed on its own, and was slow to exit.
+            rank_exit = Exit(rank_exit.local_rank, 1, rank_exit.time)
+        if self._is_failure(rank_exit, explained=explained):
+            self.termination.start()
+            failure = self._read_failure(rank_exit)
+        self.exits.append(
+            RankExit(rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure)
+        )
         if failure is not None:
             self._fail(failure)
 
-    def _failure_of(self, each: Exit) -> Failure:
-        """A process that has spawned its ranks itself fails for the first of them that has left word."""
-        told = [
-            local
-            for local, rank in self.rank_of.items()
-            if self.spawned and self.attempt.error(rank).exists()
+    def _read_failure(self, rank_exit: Exit) -> Failure:
+        """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank."""
+        reported = [
+            local_rank
+            for local_rank, rank in self.rank_of.items()
+            if self.spawns and self.folder.error(rank).exists()
         ]
         found = []
-        for local_rank in told or [each.local_rank]:
-            rank, beat = self.rank_of[local_rank], self.beats.read(local_rank)
-            found.append(failures.failure_of(
-                self.attempt, rank=rank, host=self.place.host, code=each.code, when=each.time,
-                step=beat.step if beat.state >= RUNNING else None, log=self.launch.log(self.rank_of[each.local_rank]),
-                tail=self.streams.tail(self.rank_of[each.local_rank]),
+        logged = self.rank_of[rank_exit.local_rank]
+        for local_rank in reported or [rank_exit.local_rank]:
+            heartbeat = self.heartbeats.read(local_rank)
+            found.append(failures.read_failure(
+                self.folder, rank=self.rank_of[local_rank], host=self.placement.host, code=rank_exit.code,
+                when=rank_exit.time, step=heartbeat.step if heartbeat.state >= RUNNING else None,
+                log=self.launch.log(logged), tail=self.output.tail(logged),
             ))  # fmt: skip
         first = failures.first_failure(found)
         assert first is not None
         return first
 
-    def _is_failure(self, each: Exit, *, explained: bool) -> bool:
-        if each.code in (0, STOPPED_EXIT):
+    def _is_failure(self, rank_exit: Exit, *, explained: bool) -> bool:
+        if rank_exit.code in (0, STOPPED_EXIT):
             return False
-        if each.code in failures.ENDED_BY_TERM:
-            return not (explained and (self.stop_asked or self.ending.begun))
-        if each.code == failures.ENDED_BY_STOP and self.stop_asked:
+        if rank_exit.code in failures.TERM_EXITS:
+            return not (explained and (self.stop_requested or self.termination.started))
+        if rank_exit.code == failures.STOP_SIGNAL_EXIT and self.stop_requested:
             return False
-        # While we end the others, only what we did not do ourselves counts: it may be what came first.
-        return each.code > 0 or each.local_rank not in self.ending.killed
+        # While this agent terminates the ranks, only what it did not cause counts: it may be the first failure.
+        return rank_exit.code > 0 or rank_exit.local_rank not in self.termination.killed
 
     def _fail(self, failure: Failure) -> None:
-        """Something is wrong: tell all agents, end the ranks here."""
+        """Tell all agents about a failure, and end the ranks here."""
         self.failures.append(failure)
-        self.meeting.say({"kind": "failed", "failure": vars(failure)})
-        self.ending.begin()
+        self.rendezvous.send({"kind": "failed", "failure": asdict(failure)})
+        self.termination.start()
 
-    # -- other agents -------------------------------------------------------------------------------
+    def _check_for_hang(self) -> None:
+        if self.termination.started:
+            return
+        hang = self.monitor.check(set(self.rank_of) - self.ended)
+        if hang is not None:
+            first = hang.stuck[0]
+            self._fail(Failure(
+                restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=time.time(),
+                log=str(self.folder.stacks(first.rank)),
+            ))  # fmt: skip
 
-    def _take_words(self) -> None:
-        for message in self.meeting.poll():
+    # -- other agents ----------------------------------------------------------------------------------
+
+    def _handle_messages(self) -> None:
+        for message in self.rendezvous.poll():
             kind = message.get("kind")
             if kind == "failed":
                 self.failures.append(Failure(**message["failure"]))
-                self.ending.begin()
-            elif kind == "stop" and not self.stop_asked:
-                self._stop("the head" if message.get("from") == 0 else self.meeting.name_of(message["from"]))
-            elif kind == "ended":
-                self.others[message["from"]] = [failures.end_from_json(each) for each in message["ends"]]
+                self.termination.start()
+            elif kind == "stop" and not self.stop_requested:
+                source = message["from"]
+                self._stop("the head agent" if source == 0 else self.rendezvous.describe(source))
+            elif kind == "exits":
+                exits = [RankExit.from_json(fields) for fields in message["exits"]]
+                self.member_exits[message["from"]] = exits
             elif kind == "verdict":
-                self.told = message
-            elif kind == watchdog.SUMMARY:
-                self.panorama.hear(message)
+                self.outcome = Outcome(message["verdict"], restart_delay=message["restart_delay"])
+            elif kind == watchdog.REPORT:
+                self.monitor.update(message)
             elif kind == "stacks":
-                self._dump_stacks()
+                self.monitor.dump_stacks(set(self.rank_of) - self.ended)
             elif kind in ("lost", "left"):
-                self._lost(message["index"] if kind == "lost" else message["from"])
+                self._handle_loss(message["index"] if kind == "lost" else message["from"])
 
-    def _lost(self, index: int) -> None:
-        if index in self.others or self.told is not None:
+    def _handle_loss(self, index: int) -> None:
+        if index in self.member_exits or self.outcome is not None:
             return
-        self.others[index] = []
-        host = str(self.meeting.roster[index].get("host", "?"))
-        why = "its agent is gone: the node died, or was cut off"
-        self._fail(Failure(restart_policy.LOST, host, message=why, time=time.time()))
-        if index == 0 and not self.place.is_head:
-            self.told = {"verdict": "failed", "next": None}
+        self.member_exits[index] = []
+        host = str(self.rendezvous.roster[index].get("host", "?"))
+        message = "its agent is gone: the node died, or was cut off"
+        self._fail(Failure(restart_policy.LOST, host, message=message, time=time.time()))
+        if index == 0 and not self.placement.is_head:
+            self.outcome = Outcome(FAILED)
 
-    def _after_the_last(self) -> None:
-        """No rank is left here: end what they left behind, and tell the head."""
-        self.starter.kill_leftovers()
-        ends = [failures.end_to_json(each) for each in self.ends]
-        self.meeting.say({"kind": "ended", "ends": ends, "stop": self.stop_asked}, to=0)
+    def _report_exits(self) -> None:
+        """End what the ranks of this node left behind, and report their exits to the head agent."""
+        self.workers.kill_leftovers()
+        self.rendezvous.send(
+            {"kind": "exits", "exits": [asdict(rank_exit) for rank_exit in self.exits]}, to=0
+        )
 
-    def _all_others_ended(self) -> bool:
-        return len(self.others) >= self.place.count - 1
+    def _all_members_ended(self) -> bool:
+        return len(self.member_exits) >= self.placement.count - 1
 
-    def _tired_of_waiting(self) -> bool:
-        """Only once the attempt is being ended: agents whose ranks still train may take as long as they like."""
-        limit = self.launch_spec.kill_after + OTHERS_WITHIN
-        return self.ending.since is not None and time.monotonic() - self.ending.since > limit
+    def _timed_out(self) -> bool:
+        """Return whether other agents take too long to end. While ranks still train, they never do."""
+        limit = self.launch_spec.kill_after + MEMBERS_TIMEOUT
+        return self.termination.since is not None and time.monotonic() - self.termination.since > limit
 
-    # -- the watchdog ----------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        now = time.monotonic()
-        if not self.dog.timeout or self.ending.begun or now - self.looked < watchdog.SUMMARY_EVERY:
-            return
-        self.looked = now
-        own = [self._beat_of(local_rank) for local_rank in sorted(set(self.rank_of) - self.over)]
-        if not self.place.is_head:
-            self.meeting.say(watchdog.summary(own), to=0)
-            return
-        hang = self.dog.check(self.panorama.all(own))
-        if hang is not None:
-            self.meeting.say({"kind": "stacks"})
-            self._dump_stacks()
-            first = hang.laggards[0]
-            self._fail(Failure(
-                restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=time.time(),
-                log=str(self.attempt.stacks(first.rank)),
-            ))  # fmt: skip
-
-    def _beat_of(self, local_rank: int) -> watchdog.Beat:
-        beat = self.beats.read(local_rank)
-        return watchdog.Beat(
-            self.rank_of[local_rank], beat.state, beat.step, max(0.0, time.time() - beat.time), self.place.host,
-            beat.seconds_per_step, watchdog.process_state(beat.pid) if beat.pid else "",
-        )  # fmt: skip
-
-    def _dump_stacks(self) -> None:
-        """Ask every rank for its Python stacks and wait until they stand in its file."""
-        asked = []
-        for local_rank, pid in self._rank_pids().items():
-            if self.beats.read(local_rank).state >= READY and processes.send_signal(pid, signal.SIGUSR2):
-                processes.send_signal(pid, signal.SIGCONT)  # one that somebody has stopped could not write
-                asked.append(self.attempt.stacks(self.rank_of[local_rank]))
-        deadline = time.monotonic() + STACKS_WITHIN
-        while time.monotonic() < deadline and not all(_has_text(path) for path in asked):
-            time.sleep(0.05)
-
-    def _rank_pids(self) -> dict[int, int]:
-        """The processes of the ranks themselves."""
-        if not self.spawned:
-            return self.starter.pids()
-        beats = [self.beats.read(local_rank) for local_rank in set(self.rank_of) - self.over]
-        return {beat.local_rank: beat.pid for beat in beats if beat.pid}
-
-    # -- the end ---------------------------------------------------------------------------------------
-
-    def _outcome(self) -> Outcome:
-        ends = [*self.ends, *(end for each in self.others.values() for end in each)]
-        # Ends of other agents hold failures that their own words may not have brought in time.
-        all_failures = [*self.failures, *(end.failure for end in ends if end.failure is not None)]
-        failure = failures.first_failure(all_failures)
-        verdict = failures.verdict_of(ends, failed=failure is not None, stop_asked=self.stop_asked)
-        return Outcome(verdict, failure, sorted(ends, key=lambda end: end.rank), self.stop_asked)
-
-
-def _has_text(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
+    def _head_outcome(self) -> Outcome:
+        exits = [*self.exits, *(rank_exit for exits in self.member_exits.values() for rank_exit in exits)]
+        # The exits of other agents hold failures whose own messages may not have arrived in time.
+        known = [*self.failures, *(rank_exit.failure for rank_exit in exits if rank_exit.failure is not None)]
+        failure = failures.first_failure(known)
+        verdict = failures.verdict_of(exits, failed=failure is not None, stop_requested=self.stop_requested)
+        exits.sort(key=lambda rank_exit: rank_exit.rank)
+        return Outcome(verdict, failure, exits, self.stop_requested)

@@ -1,4 +1,4 @@
-"""How an attempt ends: which rank failed first, how the others are ended, and what is left in writing."""
+"""Failures: which rank failed first, how the others are terminated, and the verdict of an attempt."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent import restart_policy
-from paceline.agent.health.heartbeat import Beats
+from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import WorkerGroup
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT
 
-INTERRUPTED = "interrupted"  # a cause beside those of `relaunch`: somebody pressed Ctrl-C
-ENDED_BY_STOP = -signal.SIGUSR1  # a script that took the signal's default action back
-ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
-# A rank whose end these words explain died of another rank's death.
+INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user pressed Ctrl-C
+STOP_SIGNAL_EXIT = -signal.SIGUSR1  # of a script that restored the signal's default action
+TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
+# An error that matches is the consequence of another rank's death.
 CONSEQUENCE = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Connection (closed|refused|reset)|DistNetworkError|DistStoreError"
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|recvBytes|sendBytes",
     re.IGNORECASE,
 )
-QUICK_KILL = 1.0  # seconds for a rank that uses the runtime: SIGTERM ends it at once, unless it is stuck in C
+RUNTIME_KILL_AFTER = (
+    1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
+)
 
 
 @dataclass(frozen=True)
@@ -52,32 +54,31 @@ class Failure:
 
     @property
     def error(self) -> str:
-        """What tells two failures apart, in one line."""
+        """One line that distinguishes this failure from others."""
         if self.type:
             return f"{self.type}: {self.message}".splitlines()[0]
-        return self.how()
+        return self._describe_exit()
 
-    def how(self) -> str:
-        """What happened, without who."""
+    def _describe_exit(self) -> str:
         return processes.describe_exit(self.code) if self.code is not None else self.message
 
     def headline(self, world_size: int) -> str:
         if self.rank is None:
             return f"node {self.host} failed: {self.message}"
-        return f"rank {self.rank} of {world_size} on host {self.host} failed: {self.how()}"
+        return f"rank {self.rank} of {world_size} on host {self.host} failed: {self._describe_exit()}"
 
-    def text(self, world_size: int, *, with_trace: bool) -> str:
-        """For the console. A traceback that stood there already is not repeated."""
+    def format(self, world_size: int, *, with_traceback: bool) -> str:
+        """Return the text for the console."""
         lines = [self.headline(world_size)]
-        if with_trace and self.traceback:
+        if with_traceback and self.traceback:
             lines.append(self.traceback.rstrip())
         if self.log:
-            lines.append(f"its log: {self.log}")
+            lines.append(f"log: {self.log}")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class RankExit:
     """How one rank ended."""
 
     rank: int
@@ -87,8 +88,13 @@ class RankEnd:
     step: int
     failure: Failure | None = None
 
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RankExit:
+        failure = fields.pop("failure")
+        return cls(**fields, failure=Failure(**failure) if failure else None)
 
-def failure_of(
+
+def read_failure(
     attempt: AttemptFolder,
     *,
     rank: int,
@@ -99,98 +105,89 @@ def failure_of(
     log: Path,
     tail: str,
 ) -> Failure:
-    """What is known of a rank that failed: its own report if it left one, else the end of its log."""
+    """Return what is known about a failed rank: its own error report if it left one, else the end of its log."""
     try:
-        told = json.loads(attempt.error(rank).read_text(encoding="utf-8"))
+        report = json.loads(attempt.error(rank).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        told = {}
-    code = int(told.get("code", code))  # of a process that this agent has not started itself
+        report = {}
+    code = int(report.get("code", code))  # of a process that this agent did not start itself
     cause = restart_policy.ERROR
     if code < 0:
         name = processes.signal_name(-code)
         cause = restart_policy.CRASH if name in restart_policy.CRASH_SIGNALS else restart_policy.KILLED
-    plain = Failure(cause, host, rank, code, step=step, time=when, log=str(log), traceback=_last_lines(tail))
+    last_lines = "\n".join(tail.splitlines()[-20:])
+    plain = Failure(cause, host, rank, code, step=step, time=when, log=str(log), traceback=last_lines)
     try:
         return replace(
-            plain, type=str(told["type"]), message=str(told["message"]),
-            traceback=str(told["traceback"]) or plain.traceback, time=min(when, float(told["time"])),
+            plain, type=str(report["type"]), message=str(report["message"]),
+            traceback=str(report["traceback"]) or plain.traceback, time=min(when, float(report["time"])),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):
         return plain
-
-
-def _last_lines(tail: str, count: int = 20) -> str:
-    return "\n".join(tail.splitlines()[-count:])
-
-
-def first_failure(failures: Iterable[Failure]) -> Failure | None:
-    """The one that the others follow from: a lost connection comes after whatever cut it, whenever it was seen."""
-    return min(failures, key=lambda each: (each.is_consequence, each.time), default=None)
-
-
-def verdict_of(ends: Iterable[RankEnd], *, failed: bool, stop_asked: bool) -> str:
-    """Of the whole attempt, all ranks of all nodes."""
-    if failed:
-        return FAILED
-    stopped = False
-    for end in ends:
-        saved = end.code == STOPPED_EXIT or (end.code == 0 and end.state == SAVED_AND_STOPPED)
-        if saved or (stop_asked and end.code in (*ENDED_BY_TERM, ENDED_BY_STOP)):
-            stopped = True
-        elif end.code != 0:
-            return FAILED
-    return STOPPED if stopped else DONE
-
-
-class Ending:
-    """Ends the ranks of this node: SIGTERM, and SIGKILL to the whole group of whoever has not gone in time."""
-
-    def __init__(self, starter: WorkerGroup, beats: Beats, *, kill_after: float) -> None:
-        self._starter = starter
-        self._beats = beats
-        self._kill_after = kill_after
-        self.since: float | None = None
-        self.killed: set[int] = set()  # local ranks
-
-    @property
-    def begun(self) -> bool:
-        return self.since is not None
-
-    def begin(self) -> None:
-        if self.since is not None:
-            return
-        self.since = time.monotonic()
-        self._beats.say_ending()
-        for pid in self._starter.pids().values():
-            processes.send_signal(pid, signal.SIGTERM)
-
-    def hurry(self) -> None:
-        """At once, then."""
-        self.begin()
-        self._kill_after = 0.0
-        self.tick()
-
-    def tick(self) -> None:
-        if self.since is None:
-            return
-        waited = time.monotonic() - self.since
-        for local_rank, pid in self._starter.pids().items():
-            uses_runtime = self._beats.read(local_rank).state >= RUNNING
-            patience = min(self._kill_after, QUICK_KILL) if uses_runtime else self._kill_after
-            if waited >= patience:
-                self.killed.add(local_rank)
-                processes.signal_group(pid, signal.SIGKILL)
-                processes.send_signal(pid, signal.SIGKILL)
 
 
 def write_failure(attempt: AttemptFolder, failure: Failure) -> None:
     write_atomically(attempt.failure, json.dumps(asdict(failure), indent=1) + "\n")
 
 
-def end_to_json(end: RankEnd) -> dict[str, Any]:
-    return asdict(end)
+def first_failure(failures: Iterable[Failure]) -> Failure | None:
+    """Return the root failure. A lost connection is never the root if there is any other failure."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.time), default=None)
 
 
-def end_from_json(told: dict[str, Any]) -> RankEnd:
-    failure = told.pop("failure")
-    return RankEnd(**told, failure=Failure(**failure) if failure else None)
+def verdict_of(exits: Iterable[RankExit], *, failed: bool, stop_requested: bool) -> str:
+    """Return the verdict of an attempt from the exits of all ranks on all nodes."""
+    if failed:
+        return FAILED
+    stopped = False
+    for rank_exit in exits:
+        saved = rank_exit.code == STOPPED_EXIT or (
+            rank_exit.code == 0 and rank_exit.state == SAVED_AND_STOPPED
+        )
+        if saved or (stop_requested and rank_exit.code in (*TERM_EXITS, STOP_SIGNAL_EXIT)):
+            stopped = True
+        elif rank_exit.code != 0:
+            return FAILED
+    return STOPPED if stopped else DONE
+
+
+class Termination:
+    """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that remains."""
+
+    def __init__(self, workers: WorkerGroup, heartbeats: Heartbeats, *, kill_after: float) -> None:
+        self._workers = workers
+        self._heartbeats = heartbeats
+        self._kill_after = kill_after
+        self.since: float | None = None
+        self.killed: set[int] = set()  # local ranks
+
+    @property
+    def started(self) -> bool:
+        return self.since is not None
+
+    def start(self) -> None:
+        if self.since is not None:
+            return
+        self.since = time.monotonic()
+        self._heartbeats.mark_terminating()
+        for pid in self._workers.pids().values():
+            processes.send_signal(pid, signal.SIGTERM)
+
+    def kill_now(self) -> None:
+        """Skip the time between SIGTERM and SIGKILL."""
+        self.start()
+        self._kill_after = 0.0
+        self.tick()
+
+    def tick(self) -> None:
+        """Kill the ranks whose time is up."""
+        if self.since is None:
+            return
+        waited = time.monotonic() - self.since
+        for local_rank, pid in self._workers.pids().items():
+            uses_runtime = self._heartbeats.read(local_rank).state >= RUNNING
+            kill_after = min(self._kill_after, RUNTIME_KILL_AFTER) if uses_runtime else self._kill_after
+            if waited >= kill_after:
+                self.killed.add(local_rank)
+                processes.signal_group(pid, signal.SIGKILL)
+                processes.send_signal(pid, signal.SIGKILL)

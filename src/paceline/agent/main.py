@@ -1,4 +1,4 @@
-"""A node agent, from its start to its exit code. What takes long (importing torch) is set going first."""
+"""An agent process, from its start to its exit code. The slow part, importing torch, starts first."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from paceline.errors import LaunchError, PacelineError
 
 
 def main() -> int:
-    requests = Requests()  # first: a request that comes this early is kept, and ends nothing by default
+    requests = Requests()  # first: from now on a signal is counted, and does not end the process
     requests.listen()
     try:
         run, launch_spec = _read_launch_spec()
-        zygote, why_not = _begin(launch_spec)
+        zygote, why_not_forked = _start_zygote(launch_spec)
     except PacelineError as problem:
-        print(f"paceline: {problem}", file=sys.stderr)
+        print(f"paceline: error: {problem}", file=sys.stderr)
         return problem.exit_code
 
-    # Imported only now: the zygote imports torch meanwhile.
+    # Imported only now, while the zygote imports torch.
     from paceline.agent.agent import Agent
     from paceline.agent.workers import processes
 
     processes.adopt_orphans()
     agent = Agent(run, launch_spec, environ=dict(os.environ), requests=requests, zygote=zygote)
-    if why_not:
-        agent.say(f"{why_not}: ranks are started as fresh processes instead of being forked")
+    if why_not_forked:
+        agent.say(f"ranks are not forked but started as new processes: {why_not_forked}")
     try:
-        return agent.carry_out()
+        return agent.run_to_verdict()
     except PacelineError as problem:
-        agent.give_up(problem)
+        agent.fail(problem)
         return INTERRUPTED_EXIT if requests.interrupt else problem.exit_code
-    except OSError as problem:  # of this machine: no memory, no descriptors, no room for the beat file
-        agent.give_up(LaunchError(f"the agent cannot go on: {problem}"))
+    except OSError as problem:  # this machine has no memory, descriptors or disk space left
+        agent.fail(LaunchError(f"The agent cannot continue: {problem}."))
         return 1
     finally:
         agent.close()
@@ -49,19 +49,21 @@ def main() -> int:
 def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
     folder = os.environ.get(env.RUN)
     if not folder:
-        raise LaunchError(f"{env.RUN} is not set", hint="a agent is started by `paceline run` or by the job")
+        raise LaunchError(
+            f"{env.RUN} is not set.", hint="Start agents with `paceline run` or `paceline submit`."
+        )
     run = RunFolder(Path(folder))
     try:
         return run, LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as problem:
         raise LaunchError(
-            f"cannot read {run.launch_spec}: {problem}",
-            hint="the run folder must be on a path that all nodes see",
+            f"Cannot read {run.launch_spec}: {problem}.",
+            hint="Put the run folder on a path that all nodes see.",
         ) from None
 
 
-def _begin(launch_spec: LaunchSpec) -> tuple[fork.ForkedWorkers | None, str]:
-    """Start the zygote where ranks are to be forked; else why not, where that must be said."""
+def _start_zygote(launch_spec: LaunchSpec) -> tuple[fork.ForkedWorkers | None, str]:
+    """Start the zygote for styles that fork ranks. Otherwise return None, and why not if the user should know."""
     forks = launch_spec.style in FORKING_STYLES
     why_not = (fork.reason_not_to_fork(launch_spec) or "") if forks else ""
     if not forks or why_not:

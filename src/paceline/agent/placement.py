@@ -1,40 +1,41 @@
-"""Where this agent stands among the agents of its run: read from the environment, once.
+"""An agent's placement: its index among the agents, its node, and the ranks it starts.
 
-Agents come one per node, or one per rank (styles `srun` and `mpirun`). Who numbered them is looked up in
-a table; what they say is then held against the order, and a contradiction is an error that names both sides.
+There is one agent per node, or one per rank (styles `srun` and `mpirun`). The environment says which one this is. What
+it says is checked against the launch spec; a contradiction is an error that names both.
 """
 
 from __future__ import annotations
 
 import re
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.rank_env import MPI, TABLE, RankVariables
-from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError, UsageError
 
 RANK_STYLES = ("srun",)  # the scheduler starts one agent per rank
 EITHER_STYLES = ("mpirun",)  # one agent per rank, or one per node (mpirun over torchrun)
 
+_NAMES = {
+    "slurm": "Slurm", "openmpi": "OpenMPI", "mvapich": "MVAPICH", "intelmpi": "Intel MPI", "mpich": "MPICH",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
-class Place:
-    """A agent's place. The global rank of `local_ranks[i]` is `first_rank + i`."""
+class Placement:
+    """Where an agent runs. The global rank of `local_ranks[i]` is `first_rank + i`."""
 
-    index: int  # among the agents; 0 is the head
-    count: int  # how many agents there are
+    index: int  # among the agents; 0 is the head agent
+    count: int  # number of agents
     node: int
     nodes: int
     local_ranks: list[int]  # those that this agent starts
     first_rank: int
-    local_world_size: int  # ranks on this node, whoever starts them
+    local_world_size: int  # ranks on this node, whichever agent starts them
     host: str
 
     @property
@@ -47,145 +48,110 @@ class Place:
         return [self.first_rank + position for position in range(len(self.local_ranks))]
 
 
-class Absent(LaunchError):
-    """Agents that did not join; `hosts` are their nodes, as far as they are known."""
+@dataclass(frozen=True)
+class _Numbers:
+    """How a launcher numbers this agent."""
 
-    def __init__(self, message: str, *, hint: str = "", hosts: list[str] | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.hosts = hosts or []
-
-
-class Interrupted(LaunchError):
-    """Somebody wants it to end before it has begun."""
-
-
-_NAMES = {
-    "slurm": "Slurm", "openmpi": "OpenMPI", "mvapich": "MVAPICH", "intelmpi": "Intel MPI", "mpich": "MPICH",
-}  # fmt: skip
-
-VERDICT_WITHIN = 15.0  # seconds that a member which cannot go on waits for the head to end the run
+    source: str
+    index: int
+    count: int
+    host: str
+    local_rank: int | None = None
+    node: int | None = None
 
 
-def find_place(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place:
-    """This agent's place, or an error that says who said what."""
-    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    if env.AGENT in environ:
-        index, count = _index_and_count(environ[env.AGENT])
-        return _placed(launch_spec, env.AGENT, index=index, count=count, host=host)
-    for row in TABLE:
-        if not _counts(row, launch_spec.style) or not row.are_set(environ):
-            continue
-        return _placed(
-            launch_spec, _NAMES[row.source], host=host,
-            index=_number(environ, row.rank), count=_number(environ, row.world_size),
-            local=_number(environ, row.local_rank) if row.local_rank in environ else None,
-            node=_number(environ, row.node) if row.node in environ else None,
-        )  # fmt: skip
-    return _placed(
-        launch_spec, "nobody (there is no scheduler's step around this process)", index=0, count=1, host=host
-    )
-
-
-def _placed(
-    launch_spec: LaunchSpec,
-    said_by: str,
-    *,
-    index: int,
-    count: int,
-    host: str,
-    local: int | None = None,
-    node: int | None = None,
-) -> Place:
-    if not 0 <= index < count:
-        raise LaunchError(f"{said_by} numbers this agent {index} of {count}, which cannot be")
+def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Placement:
+    """Return this agent's placement. If the environment contradicts the launch spec, the error names both."""
+    numbers = _read_numbers(launch_spec.style, environ)
+    if not 0 <= numbers.index < numbers.count:
+        raise LaunchError(
+            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, which is impossible."
+        )
     per_rank = launch_spec.style in RANK_STYLES or (
-        launch_spec.style in EITHER_STYLES and count != launch_spec.nodes
+        launch_spec.style in EITHER_STYLES and numbers.count != launch_spec.nodes
     )
     expected = launch_spec.world_size if per_rank else launch_spec.nodes
-    if count != expected:
-        what = (
-            f"{launch_spec.nodes} nodes x {launch_spec.nproc} ranks"
-            if per_rank
-            else f"{launch_spec.nodes} nodes"
-        )
+    if numbers.count != expected:
+        shape = f"{launch_spec.nodes} nodes" + (f" x {launch_spec.nproc} ranks" if per_rank else "")
         raise LaunchError(
-            f"the run was ordered as {what}, so style {launch_spec.style} needs {expected} agents, "
-            f"but {said_by} started {count} (this is number {index}, on {host})",
-            hint=f"ask for as many {'tasks' if per_rank else 'nodes, with one task on each,'} "
-            "as the run was ordered with",
+            f"The run has {shape}, so style {launch_spec.style} needs {expected} agents, but there are "
+            f"{numbers.count} according to {numbers.source} (this is index {numbers.index}, on {numbers.host}).",
+            hint=f"Start {expected} tasks." if per_rank else f"Start one task on each of {expected} nodes.",
         )
-    if not per_rank:
-        # The agents' own numbers name the nodes: with one task per node Slurm's NODEID says the same.
-        node = index if node is None else node
-        if node != index:
+    return _rank_placement(launch_spec, numbers) if per_rank else _node_placement(launch_spec, numbers)
+
+
+def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    if env.AGENT in environ:
+        match = re.fullmatch(r"(\d+)/(\d+)", environ[env.AGENT])
+        if match is None:
             raise LaunchError(
-                f"{said_by} calls this agent number {index} but its node number {node}: there must be one task "
-                f"per node for style {launch_spec.style}"
+                f'Invalid {env.AGENT}="{environ[env.AGENT]}": expected "index/count", such as "0/2".'
             )
-        return Place(
-            index,
-            count,
-            node,
-            launch_spec.nodes,
-            list(range(launch_spec.nproc)),
-            node * launch_spec.nproc,
-            launch_spec.nproc,
-            host,
+        return _Numbers(env.AGENT, int(match[1]), int(match[2]), host)
+    for row in TABLE:
+        if _numbers_agents(row, style) and row.are_set(environ):
+            return _Numbers(
+                _NAMES[row.source], _number(environ, row.rank), _number(environ, row.world_size), host,
+                local_rank=_number(environ, row.local_rank) if row.local_rank in environ else None,
+                node=_number(environ, row.node) if row.node in environ else None,
+            )  # fmt: skip
+    return _Numbers("the environment (no scheduler step)", 0, 1, host)
+
+
+def _node_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
+    """Return the placement of an agent that starts all ranks of its node."""
+    # With one task per node, Slurm's node number equals the agent's index.
+    node = numbers.index if numbers.node is None else numbers.node
+    if node != numbers.index:
+        raise LaunchError(
+            f"{numbers.source} gives this agent the index {numbers.index}, but its node the index {node}.",
+            hint=f"Start one task per node: style {launch_spec.style} needs that.",
         )
-    local = index % launch_spec.nproc if local is None else local
+    nproc = launch_spec.nproc
+    return Placement(
+        numbers.index, numbers.count, node, launch_spec.nodes, list(range(nproc)), node * nproc, nproc, numbers.host
+    )  # fmt: skip
+
+
+def _rank_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
+    """Return the placement of an agent that starts a single rank."""
+    nproc, rank, host = launch_spec.nproc, numbers.index, numbers.host
+    local_rank = rank % nproc if numbers.local_rank is None else numbers.local_rank
+    node = numbers.node
     if node is None:
-        # MPI numbers no nodes; ranks that stand node after node number them.
-        node, expected_local = divmod(index, launch_spec.nproc)
-        if local != expected_local:
+        # MPI does not number nodes. If the ranks fill node after node, the rank gives the node.
+        node, expected = divmod(rank, nproc)
+        if local_rank != expected:
             raise LaunchError(
-                f"{said_by} made rank {index} the local rank {local} of {host}, but with {launch_spec.nproc} ranks "
-                f"per node it would be local rank {expected_local}",
-                hint=f"let mpirun fill node after node: --map-by ppr:{launch_spec.nproc}:node",
+                f"{numbers.source} made rank {rank} local rank {local_rank} of {host}, but with {nproc} ranks per "
+                f"node it must be local rank {expected}.",
+                hint=f"Let mpirun fill node after node: --map-by ppr:{nproc}:node.",
             )
-    if not (0 <= local < launch_spec.nproc and 0 <= node < launch_spec.nodes):
+    if not (0 <= local_rank < nproc and 0 <= node < launch_spec.nodes):
         raise LaunchError(
-            f"the run was ordered as {launch_spec.nodes} nodes x {launch_spec.nproc} ranks, but {said_by} "
-            f"made rank {index} the local rank {local} of node {node} ({host})",
-            hint=f"ask for {launch_spec.nproc} tasks on every node (--ntasks-per-node={launch_spec.nproc})",
+            f"The run has {launch_spec.nodes} nodes x {nproc} ranks, but {numbers.source} made rank {rank} local "
+            f"rank {local_rank} of node {node} ({host}).",
+            hint=f"Start {nproc} tasks on every node (--ntasks-per-node={nproc}).",
         )
-    return Place(index, count, node, launch_spec.nodes, [local], index, launch_spec.nproc, host)
+    return Placement(rank, numbers.count, node, launch_spec.nodes, [local_rank], rank, nproc, host)
 
 
-def _counts(row: RankVariables, style: str) -> bool:
+def _numbers_agents(row: RankVariables, style: str) -> bool:
     """Return whether a row numbers agents: MPI's do so only under mpirun, Slurm's always."""
     return row.source == "slurm" or (row.source in MPI and style in EITHER_STYLES)
-
-
-def _index_and_count(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise LaunchError(f'{env.AGENT} is "{text}"; expected "index/count", such as "0/2"')
-    return int(match[1]), int(match[2])
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ[name]
     if not text.isdigit():
-        raise LaunchError(f'{name} is "{text}"; expected a number')
+        raise LaunchError(f'Invalid {name}="{text}": expected a number.')
     return int(text)
 
 
-def job_start_folder(environ: Mapping[str, str]) -> JobStartFolder | None:
-    """The folder that all agents of this job start share, if they were given one."""
-    if env.RUN in environ and env.JOB_START in environ:
-        return RunFolder(Path(environ[env.RUN])).job_start(environ[env.JOB_START])
-    return None
-
-
-def await_verdict(job_start: JobStartFolder, give_up: Callable[[], bool] = lambda: False) -> None:
-    """What a member does before it exits with an error of its own: the head is to end the run in writing first."""
-    until = time.monotonic() + VERDICT_WITHIN
-    while time.monotonic() < until and not job_start.verdict.exists() and not give_up():
-        time.sleep(0.2)
-
-
-def host_of_node(node: int, environ: Mapping[str, str]) -> str:
-    """The name of a node that has not spoken yet, as the scheduler lists it; empty where nobody can say."""
+def node_name(node: int, environ: Mapping[str, str]) -> str:
+    """Return the name of a node in Slurm's list; empty if there is none. For nodes that have not joined."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     try:
         hosts = expand(listed)

@@ -1,14 +1,14 @@
-"""Whether to try again after a failed attempt. Pure: what happened so far goes in, a decision comes out.
+"""The restart policy: whether to try again after a failed attempt, here or in another job start.
 
-The rules, in the order in which they are asked:
+Decisions are pure: what happened so far goes in, a decision comes out. The rules, in order:
 
-1. a node was lost, did not pass preflight, or has killed ranks twice: not here; elsewhere, without it, where there
-   is an elsewhere.
-2. nobody asked for relaunches: no.
-3. the program failed by its own doing before its first step: no. What ends a rank from outside is tried once more.
-4. the same error at the same step, twice: no.
-5. attempts that did not advance the checkpoint cost one of `max_restarts` each; when they are spent: no.
-6. otherwise yes: at once the first time, later after a wait that doubles.
+1. A node was lost, failed preflight, or killed ranks twice: not in this allocation. Requeue without that node, if there
+   is a queue.
+2. The user asked for no restarts: no.
+3. The program failed on its own before its first step: no. A rank that was killed from outside is tried once more.
+4. The same error at the same step, twice: no.
+5. Each attempt that did not advance the checkpoint uses one of `max_restarts`. When none are left: no.
+6. Otherwise yes: at once the first time, then after a delay that doubles.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from dataclasses import asdict, dataclass, field, fields
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
 from paceline.contract.verdict import FAILED, STOPPED
 
-# Causes: how an attempt ended.
-ERROR = "error"  # a rank exited with a code other than 0: the program's own doing
+# Causes of a failed attempt.
+ERROR = "error"  # a rank exited with a code other than 0: the program's own fault
 CRASH = "crash"  # a signal that a program's own faults raise: SEGV, ABRT, BUS, FPE, ILL
 KILLED = "killed"  # a signal from outside: KILL (the out-of-memory killer too), TERM, HUP ...
 HANG = "hang"  # the watchdog ended it
-LOST = "lost"  # a agent is gone: its node died or was cut off
-PREFLIGHT = "preflight"  # a node was found unfit before the ranks were started
+LOST = "lost"  # an agent is gone: its node died or was cut off
+PREFLIGHT = "preflight"  # a node was found unfit before the ranks started
 
-OWN_DOING = (ERROR, CRASH)
-BLAMES_HOST = (KILLED, HANG, CRASH)  # twice on one host: the host is suspect
+PROGRAM_CAUSES = (ERROR, CRASH)
+NODE_CAUSES = (KILLED, HANG, CRASH)  # twice on one node: the node is suspect
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 
-FIRST_WAIT = 1.0  # seconds, before the second relaunch in a row that got nowhere
-LONGEST_WAIT = 60.0
-MOST_STOPS_IN_VAIN = 10  # stops in a row, each before anything was saved
+FIRST_DELAY = 1.0  # seconds before the second restart in a row without progress
+MAX_DELAY = 60.0
+MAX_STOPS_WITHOUT_PROGRESS = 10  # stops in a row, each before anything was saved
 SHORT_JOB_START = 600.0  # seconds: a script that asks to be resumed sooner, with nothing saved, may loop
-MOST_JOB_STARTS_IN_VAIN = 3  # a run that gets nowhere in this many allocations in a row asks for no more
+MAX_JOB_STARTS_WITHOUT_PROGRESS = 3  # in a row; then the run is no longer requeued
 MAX_EXCLUSIONS = 3  # requeues of a failed run to get rid of unfit nodes
 
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """What must be known of a failed attempt to decide about the next one."""
+    """What the policy must know about a failed attempt."""
 
     number: int
     cause: str
     error: str = ""  # type and message, or the signal's name
-    step: int | None = None  # the step that it had done last; None: no step boundary was passed
-    resumed_from: int = -1  # step of the newest checkpoint when it began; -1: there was none
-    saved: int = -1  # and when it ended
+    step: int | None = None  # the last completed step; None if no step boundary was passed
+    resumed_from: int = -1  # step of the newest checkpoint at its start; -1 if there was none
+    saved: int = -1  # and at its end
     hosts: list[str] = field(default_factory=list)  # where it failed; for LOST and PREFLIGHT the unfit nodes
-    beats: bool = True  # whether the script uses the runtime, and so would have passed step boundaries
+    uses_runtime: bool = True  # otherwise the script passes no step boundaries
     job_start: str = ""
 
     @property
@@ -61,67 +61,61 @@ class AttemptSummary:
 
     @property
     def before_first_step(self) -> bool:
-        return self.beats and not self.step and not self.advanced
+        return self.uses_runtime and not self.step and not self.advanced
 
 
 @dataclass(frozen=True)
 class Decision:
-    relaunch: bool  # in this allocation
+    restart: bool  # in this allocation
     reason: str
-    wait_seconds: float = 0.0
-    requeue: bool = False  # worth another allocation, without the hosts in `exclude`
+    delay: float = 0.0  # seconds
+    requeue: bool = False  # worth another allocation, without the nodes in `exclude`
     exclude: list[str] = field(default_factory=list)
 
 
-def decide(history: Sequence[AttemptSummary], max_restarts: int, *, elsewhere: bool = True) -> Decision:
-    """What to do after the last of these attempts, oldest first. Stopped and finished attempts are not among them.
+def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes: bool = True) -> Decision:
+    """Decide what to do after the last of these failed attempts, oldest first.
 
-    `elsewhere` says whether there are other nodes to go to: on the only machine there is, no node is left out.
+    `other_nodes` says whether there are nodes to move to: the only machine there is cannot be excluded.
     """
-    assert history, "an attempt has failed, or there is nothing to decide"
+    assert history, "there is nothing to decide without a failed attempt"
     last = history[-1]
-    exclude = unfit_hosts(history) if elsewhere else []
+    exclude = nodes_to_exclude(history) if other_nodes else []
     if last.cause in (LOST, PREFLIGHT) or set(last.hosts) & set(exclude):
         names = ", ".join(exclude) or "a node"
-        return Decision(
-            False,
-            f"{names} cannot be used",
-            requeue=_job_starts_in_vain(history) <= MOST_JOB_STARTS_IN_VAIN,
-            exclude=exclude,
-        )
+        requeue = _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
+        return Decision(False, f"no restart: {names} cannot be used", requeue=requeue, exclude=exclude)
     if max_restarts <= 0:
-        return Decision(False, "no relaunch was asked for", exclude=exclude)
+        return Decision(False, "no restart was requested", exclude=exclude)
     if last.before_first_step:
-        if last.cause in OWN_DOING:
-            return Decision(
-                False, "it failed before its first step: trying again would not help", exclude=exclude
-            )
+        if last.cause in PROGRAM_CAUSES:
+            return Decision(False, "no restart: it failed before its first step", exclude=exclude)
         if len(history) > 1 and history[-2].before_first_step:
-            return Decision(False, "it ended twice before its first step", exclude=exclude)
+            return Decision(False, "no restart: it ended twice before its first step", exclude=exclude)
     if any(_same_failure(last, attempt) for attempt in history[:-1]):
-        return Decision(False, f"the same failure at step {last.step}, twice: {last.error}", exclude=exclude)
-    spent = sum(1 for attempt in history if attempt.job_start == last.job_start and not attempt.advanced)
-    if spent > max_restarts:
-        return Decision(
-            False,
-            f"all {max_restarts} relaunches are used up",
-            requeue=last.cause not in OWN_DOING and _job_starts_in_vain(history) <= MOST_JOB_STARTS_IN_VAIN,
-            exclude=exclude,
+        reason = f"no restart: it failed twice at step {last.step} with the same error: {last.error}"
+        return Decision(False, reason, exclude=exclude)
+    used = sum(1 for attempt in history if attempt.job_start == last.job_start and not attempt.advanced)
+    if used > max_restarts:
+        requeue = (
+            last.cause not in PROGRAM_CAUSES and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
         )
-    idle = _fruitless_in_a_row(history)
-    wait = 0.0 if idle <= 1 else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (idle - 2))
-    cost = (
-        "it advanced the checkpoint, so it costs nothing" if last.advanced else f"{spent} of {max_restarts}"
+        reason = f"no restart: all {max_restarts} restarts are used up"
+        return Decision(False, reason, requeue=requeue, exclude=exclude)
+    idle = _idle_attempts(history)
+    delay = 0.0 if idle <= 1 else min(MAX_DELAY, FIRST_DELAY * 2 ** (idle - 2))
+    cost = "free, as the checkpoint advanced" if last.advanced else f"{used} of {max_restarts}"
+    return Decision(True, f"restarting ({cost})", delay=delay, exclude=exclude)
+
+
+def nodes_to_exclude(history: Sequence[AttemptSummary]) -> list[str]:
+    """Return the nodes that were lost or failed preflight once, or killed ranks in two attempts."""
+    blamed = Counter(
+        host for attempt in history if attempt.cause in NODE_CAUSES for host in set(attempt.hosts)
     )
-    return Decision(True, f"relaunch ({cost})", wait_seconds=wait, exclude=exclude)
-
-
-def unfit_hosts(history: Sequence[AttemptSummary]) -> list[str]:
-    """Nodes to leave out: lost or failed in preflight once, or ranks killed there in two attempts."""
-    named = Counter(host for a in history if a.cause in BLAMES_HOST for host in set(a.hosts))
-    unfit = {host for host, times in named.items() if times >= 2}
-    unfit |= {host for a in history if a.cause in (LOST, PREFLIGHT) for host in a.hosts}
-    return sorted(unfit)
+    exclude = {host for host, times in blamed.items() if times >= 2}
+    exclude |= {host for attempt in history if attempt.cause in (LOST, PREFLIGHT) for host in attempt.hosts}
+    return sorted(exclude)
 
 
 def may_requeue(verdict: str, *, can_exclude: bool, exclusions: int) -> bool:
@@ -139,7 +133,8 @@ def _same_failure(one: AttemptSummary, other: AttemptSummary) -> bool:
     return (one.cause, one.error, one.step) == (other.cause, other.error, other.step)
 
 
-def _fruitless_in_a_row(history: Sequence[AttemptSummary]) -> int:
+def _idle_attempts(history: Sequence[AttemptSummary]) -> int:
+    """Count the attempts at the end of the history that did not advance the checkpoint."""
     count = 0
     for attempt in reversed(history):
         if attempt.advanced:
@@ -148,24 +143,24 @@ def _fruitless_in_a_row(history: Sequence[AttemptSummary]) -> int:
     return count
 
 
-def _job_starts_in_vain(history: Sequence[AttemptSummary]) -> int:
-    fruitless = _fruitless_in_a_row(history)
-    return len({attempt.job_start for attempt in history[len(history) - fruitless :]})
+def _idle_job_starts(history: Sequence[AttemptSummary]) -> int:
+    idle = _idle_attempts(history)
+    return len({attempt.job_start for attempt in history[len(history) - idle :]})
 
 
-def remember(folder: AttemptFolder, summary: AttemptSummary) -> None:
-    """Keep a summary in its attempt's folder: later job starts of the run decide by it too."""
+def write_summary(folder: AttemptFolder, summary: AttemptSummary) -> None:
+    """Write a summary into its attempt's folder, for decisions in later job starts."""
     write_atomically(folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
 
 
-def recall(run: RunFolder) -> list[AttemptSummary]:
-    """The failed attempts of a run so far, oldest first. What cannot be read is as if it had not been."""
-    known = {each.name for each in fields(AttemptSummary)}
-    found = []
+def read_history(run: RunFolder) -> list[AttemptSummary]:
+    """Return the failed attempts of a run, oldest first. Skip summaries that cannot be read."""
+    known = {entry.name for entry in fields(AttemptSummary)}
+    history = []
     for attempt in run.attempts():
         try:
-            told = json.loads((attempt.path / "summary.json").read_text(encoding="utf-8"))
-            found.append(AttemptSummary(**{key: value for key, value in told.items() if key in known}))
+            summary = json.loads((attempt.path / "summary.json").read_text(encoding="utf-8"))
+            history.append(AttemptSummary(**{key: value for key, value in summary.items() if key in known}))
         except (OSError, ValueError, TypeError, AttributeError):
             continue
-    return found
+    return history

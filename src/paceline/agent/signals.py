@@ -1,4 +1,4 @@
-"""What is asked of a agent by signals: they are only noted here, and acted on in its loop."""
+"""Signals to an agent: handlers only count them here, and the agent's loop acts on them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-SAME_PRESS = 1.0  # seconds: one Ctrl-C may arrive twice, from the terminal and passed on by the command
+SAME_REQUEST = 1.0  # seconds; one Ctrl-C may arrive twice, from the terminal and from the command
 
 
 class Requests:
-    """Counts of requests. `fileno` becomes readable with each signal, SIGCHLD too."""
+    """Counts what signals request. `fileno` becomes readable with each signal, including SIGCHLD."""
 
     def __init__(self) -> None:
         self.stop = 0  # save and stop: SIGTERM, SIGUSR1
@@ -25,21 +25,21 @@ class Requests:
 
     def listen(self) -> None:
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(each, self._note)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-            signal.signal(signal.SIGHUP, self._note)
+        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(signum, self._count)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            signal.signal(signal.SIGHUP, self._count)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     @property
     def end_now(self) -> bool:
-        """Ctrl-C, or asked twice to stop."""
+        """Whether the user pressed Ctrl-C, or requested a stop twice."""
         return self.interrupt > 0 or self.stop > 1
 
     @property
     def hurry(self) -> bool:
-        """Asked again while ending."""
+        """Whether the user asked again while the run was ending."""
         return self.interrupt + max(0, self.stop - 1) > 1
 
     def fileno(self) -> int:
@@ -50,10 +50,10 @@ class Requests:
             while os.read(self._reader, 4096):
                 pass
 
-    def _note(self, signum: int, _: FrameType | None) -> None:
+    def _count(self, signum: int, _: FrameType | None) -> None:
         kind = "interrupt" if signum in (signal.SIGINT, signal.SIGHUP) else "stop"
         self.by_term |= signum == signal.SIGTERM
         now = time.monotonic()
-        if now - self._last[kind] >= SAME_PRESS:
+        if now - self._last[kind] >= SAME_REQUEST:
             setattr(self, kind, getattr(self, kind) + 1)
         self._last[kind] = now

@@ -286,7 +286,9 @@ def _why(trial: TrialFolder, verdict: str) -> str:
         return ""
     # Hints stand below what they are about.
     words = [
-        line.removeprefix("paceline: ") for line in said if not line.startswith(("paceline: job ", "  "))
+        line.removeprefix("paceline: ").removeprefix("error: ")
+        for line in said
+        if not line.startswith(("paceline: job ", "  "))
     ]
     return words[-1] if words else ""
 

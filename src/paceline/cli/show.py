@@ -88,7 +88,7 @@ def _why(record: Record) -> str:
     """What kept a run that failed from starting its ranks; what ended its attempts stands with them."""
     if record.status != FAILED:
         return ""
-    told = [str(event["why"]) for event in read_events(record.folder.events) if event.get("why")]
+    told = [str(event["reason"]) for event in read_events(record.folder.events) if event.get("reason")]
     return told[-1] if told else ""
 
 

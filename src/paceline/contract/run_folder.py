@@ -110,6 +110,10 @@ class RunFolder:
     def job_start(self, name: str) -> JobStartFolder:
         return JobStartFolder(self.path / "job-starts" / name)
 
+    def job_starts(self) -> list[JobStartFolder]:
+        """All job starts so far."""
+        return [JobStartFolder(path) for path in sorted(self.path.glob("job-starts/*"))]
+
 
 @dataclass(frozen=True)
 class AttemptFolder:
@@ -171,7 +175,7 @@ class JobStartFolder:
         return self.path / "requeue"
 
     @property
-    def unfit(self) -> Path:
+    def excluded_nodes(self) -> Path:
         """Nodes that agents found unfit during this job start, one name per line."""
         return self.path / "unfit"
 

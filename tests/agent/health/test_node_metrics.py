@@ -1,4 +1,4 @@
-"""What agents write down about their node: the right numbers from the right files, and never at the run's cost."""
+"""Node metrics: the right numbers from the right files, and never a failed run because of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.health import node_metrics
-from paceline.agent.health.node_metrics import OwnProcesses, Sampler, memory_limit
+from paceline.agent.health.node_metrics import NodeMetrics, RunProcesses, memory_limit
 from paceline.agent.health.nvml import Gpus
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import read_node_usage
@@ -64,29 +64,29 @@ def test_rates_are_those_between_two_samples(tmp_path: Path, monkeypatch: pytest
     now = [50.0]
     with monkeypatch.context() as patch:
         patch.setattr(node_metrics.time, "monotonic", lambda: now[0])
-        sampler = Sampler(lambda: (), proc=machine.proc, sys=machine.sys)
+        metrics = NodeMetrics(lambda: (), proc=machine.proc, sys=machine.sys)
         machine.set(busy=175, idle=125, traffic=5000, blocks=110, fabric=1005)
         now[0] += 2.0
-        found = sampler.sample()
+        found = metrics.sample()
     assert found == {
         "cpu": 75.0, "own_cpu": 0.0, "memory": 600 * 1024, "own_memory": 0, "net_in": 2000, "net_out": 4000,
         "disk_in": 100 * 512 // 2, "disk_out": 300 * 512 // 2, "fabric_in": 2000, "fabric_out": 4000,
     }  # fmt: skip
-    assert sampler.facts()["memory_total"] == 1000 * 1024
+    assert metrics.facts()["memory_total"] == 1000 * 1024
 
 
 def test_without_network_cards_all_but_the_loopback_count(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     shutil.rmtree(machine.sys / "class")
-    sampler = Sampler(lambda: (), proc=machine.proc, sys=machine.sys)
-    assert sampler._network() == {"net_in": 2000, "net_out": 4000}, "eth0 and bond0"
-    assert "fabric_in" not in sampler.sample()
+    metrics = NodeMetrics(lambda: (), proc=machine.proc, sys=machine.sys)
+    assert metrics._network() == {"net_in": 2000, "net_out": 4000}, "eth0 and bond0"
+    assert "fabric_in" not in metrics.sample()
 
 
-def test_this_very_machine() -> None:
-    sampler = Sampler(lambda: {os.getpid()})
+def test_this_machine() -> None:
+    metrics = NodeMetrics(lambda: {os.getpid()})
     sum(range(10**6))
-    found, facts = sampler.sample(), sampler.facts()
+    found, facts = metrics.sample(), metrics.facts()
     assert 0 <= found["cpu"] <= 100
     assert 2**20 < found["own_memory"] < facts["memory_total"]
     assert 2**20 < found["memory"] <= facts["memory_total"]
@@ -100,9 +100,9 @@ subprocess.run([sys.executable, "-c", inner])
 """
 
 
-def test_own_processes_are_the_roots_and_all_below_them() -> None:
+def test_processes_of_the_run_are_the_roots_and_their_descendants() -> None:
     roots: set[int] = set()
-    own = OwnProcesses(lambda: roots)
+    own = RunProcesses(lambda: roots)
     assert own.sample() == (0, 0)
     with subprocess.Popen(
         [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -110,7 +110,7 @@ def test_own_processes_are_the_roots_and_all_below_them() -> None:
         assert outer.stdin is not None
         assert outer.stdout is not None
         assert outer.stdout.readline() == "up\n"
-        assert own.sample() == (0, 0), "a stranger's"
+        assert own.sample() == (0, 0), "a foreign process"
         roots.add(outer.pid)
         assert own.sample()[1] > 50_000_000, "the grandchild's memory is there as soon as its root is known"
         assert own.sample()[0] < 1000
@@ -153,7 +153,7 @@ def test_memory_limits_of_control_groups(
 
 # -- GPUs ------------------------------------------------------------------------------------------------
 
-# A driver's library with three GPUs, the last of which tells as little as a part of a GPU does.
+# A driver's library with three GPUs, the last of which reports as little as a MIG slice does.
 DRIVER = r"""
 #include <string.h>
 typedef struct { unsigned int gpu, memory; } Rates;
@@ -205,28 +205,26 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("GPU-two, 0", ["Test GP1", "Test GP0"]), ("7,1", ["Test GP1"]), ("", None), ("-1", None), ("GPU-x", None),
     ],
 )  # fmt: skip
-def test_the_gpus_that_are_visible_are_asked(
-    driver: str, visible: str | None, names: list[str] | None
-) -> None:
+def test_only_visible_gpus_are_read(driver: str, visible: str | None, names: list[str] | None) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     found = Gpus.open(environ, library=driver)
     assert (found.names if found else None) == names
 
 
-def test_gpus_tell_what_they_know(driver: str) -> None:
+def test_a_gpu_reports_what_it_supports(driver: str) -> None:
     gpus = Gpus.open({"CUDA_VISIBLE_DEVICES": "1,2"}, library=driver)
     assert gpus is not None
     assert gpus.sample() == [
         {"busy": 91, "memory": 11 << 30, "power": 312.3, "temperature": 60},
         {"memory": 12 << 30, "temperature": 60},
     ]
-    sampler = Sampler(lambda: (), gpus=gpus)
-    assert sampler.facts()["gpus"] == [
+    metrics = NodeMetrics(lambda: (), gpus=gpus)
+    assert metrics.facts()["gpus"] == [
         {"name": "Test GP1", "memory": 80 << 30},
         {"name": "Test GP2", "memory": 80 << 30},
     ]
-    assert len(sampler.sample()["gpus"]) == 2
-    sampler.close()
+    assert len(metrics.sample()["gpus"]) == 2
+    metrics.close()
 
 
 def test_no_driver_is_no_problem(tmp_path: Path) -> None:
@@ -234,14 +232,14 @@ def test_no_driver_is_no_problem(tmp_path: Path) -> None:
     assert Gpus.open({}, library="libc.so.6") is None, "a library of that name with other things in it"
 
 
-# -- the agent ----------------------------------------------------------------------------------------
+# -- the agent -------------------------------------------------------------------------------------------
 
 # Ends when the agent has written two samples, or when nobody writes any.
 WAITING = """\
 import os, pathlib, time
 held = bytearray(40_000_000)
 path = pathlib.Path(os.environ["PACELINE_RUN"], "system", "node-0.jsonl")
-deadline = time.monotonic() + {patience}
+deadline = time.monotonic() + {timeout}
 while time.monotonic() < deadline and not (path.is_file() and path.read_text().count("\\n") > 2):
     time.sleep(0.1)
 """
@@ -251,12 +249,12 @@ def lines_of(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.node_metrics(0).read_text().splitlines()]
 
 
-def test_a_launcher_writes_them_down(launch: Launch) -> None:
-    done = launch(WAITING.format(patience=60), system_metrics=0.5)
+def test_an_agent_records_its_node(launch: Launch) -> None:
+    done = launch(WAITING.format(timeout=60), system_metrics=0.5)
     assert done.wait() == 0, done.err()
     first, *samples = lines_of(done.run)
-    assert {"time", "host", "job_start", "every", "cores", "own_cores", "memory_total"} <= first.keys()
-    assert (first["job_start"], first["every"]) == ("here", 0.5)
+    assert {"time", "host", "job_start", "interval", "cores", "own_cores", "memory_total"} <= first.keys()
+    assert (first["job_start"], first["interval"]) == ("here", 0.5)
     assert len(samples) >= 2
     assert samples[-1]["own_memory"] > 80_000_000, "two ranks, and what each of them holds"
     assert "gpus" not in first, "none were asked for"
@@ -266,16 +264,16 @@ def test_a_launcher_writes_them_down(launch: Launch) -> None:
     assert use.summary().startswith(f"{first['host']} · CPU ")
 
 
-def test_zero_means_none(launch: Launch) -> None:
+def test_zero_turns_sampling_off(launch: Launch) -> None:
     done = launch("import time; time.sleep(1.5)", system_metrics=0.0)
     assert done.wait() == 0
     assert not done.run.system.exists()
 
 
-def test_a_folder_that_cannot_be_written_costs_no_run(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_survives_a_folder_that_cannot_be_written(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/system").write_text("in the way")
-    done = launch(WAITING.format(patience=3), system_metrics=0.5)
+    done = launch(WAITING.format(timeout=3), system_metrics=0.5)
     assert done.wait() == 0
     assert "warning: system metrics end here" in done.err()
     assert done.verdicts() == ("done", "done")
@@ -316,8 +314,8 @@ def test_long_files_are_read_from_their_end(tmp_path: Path) -> None:
     assert 900 < len(use.samples) < 1100
 
 
-def test_show_tells_it(paceline: Callable[..., Any], tmp_path: Path, scratch: Path) -> None:
-    (tmp_path / "train.py").write_text(WAITING.format(patience=60))
+def test_show_prints_node_usage(paceline: Callable[..., Any], tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING.format(timeout=60))
     (tmp_path / "paceline.toml").write_text('[runtime]\nsystem_metrics = "1s"\n')
     paceline("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py", check=True)
     assert "node 0" in paceline("show", check=True).stdout

@@ -1,4 +1,4 @@
-"""Facts of a node, and the judgement of all nodes."""
+"""Facts about a node, and the check of all nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.health import preflight
-from paceline.agent.placement import find_place
+from paceline.agent.placement import find_placement
 from paceline.agent.rendezvous import network
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -26,7 +26,7 @@ def launch_spec(**more: Any) -> LaunchSpec:
 
 
 def facts(host: str, **more: Any) -> dict[str, Any]:
-    """A node that is well, but for what is said."""
+    """Return the facts of a healthy node, with changes."""
     plenty = 1 << 40
     return {
         "host": host, "node": 0, "ranks": [0, 1], "addresses": ["10.0.0.1"], "visible_gpus": 2, "slurm_gpus": 2,
@@ -35,49 +35,54 @@ def facts(host: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# what is wrong with node b -> whether it is fatal, and the words
+# what is wrong with node b, changes to the launch spec -> whether it is fatal, and the text
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
     "Slurm granted fewer": ({"slurm_gpus": 1}, {}, True, "granted 1 of the 2"),
-    "fewer are visible": ({"visible_gpus": 0, "slurm_gpus": None}, {}, True, "it sees 0 of the 2 GPUs"),
-    "nothing is said and there are none": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "sees 0 of"),
-    "another torch": ({"torch": "2.6.0"}, {}, True, "torch is 2.6.0, on the other nodes it is 2.13.0"),
-    "no torch": ({"torch": None}, {}, True, "torch is absent"),
+    "fewer are visible": (
+        {"visible_gpus": 0, "slurm_gpus": None},
+        {},
+        True,
+        "0 of the 2 GPUs requested are visible",
+    ),
+    "no source reports any": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "0 of the 2 GPUs"),
+    "another torch": ({"torch": "2.6.0"}, {}, True, "torch is 2.6.0, but 2.13.0 on the other nodes"),
+    "no torch": ({"torch": None}, {}, True, "torch is missing"),
     "another python": ({"python": "3.10.1"}, {}, False, "python is 3.10.1"),
-    "a full disk": ({"run_free": 3 << 20}, {}, False, "only 3 MB of disk is left in the run folder"),
+    "a full disk": ({"run_free": 3 << 20}, {}, False, "only 3 MB of disk space left in the run folder"),
     "little memory": ({"memory_free": 1 << 20}, {}, False, "only 1 MB of memory"),
     "a rank's agent sees fewer than those elsewhere": (
         {"ranks": [1], "visible_gpus": 1},
         {"style": "srun"},
         True,
-        "sees 1 of the 2",
+        "1 of the 2 GPUs",
     ),
     "a rank's agent sees no GPU": (
         {"ranks": [1], "visible_gpus": 0},
         {"style": "srun"},
         True,
-        "sees 0 of",
+        "0 of the 2 GPUs",
     ),
 }
 
 
 @pytest.mark.parametrize("case", TABLE)
 def test_a_bad_node_is_named(case: str, tmp_path: Path) -> None:
-    bad, asked, fatal, words = TABLE[case]
+    bad, changes, fatal, text = TABLE[case]
     roster = [facts("a"), facts("b", **bad), facts("c")]
-    problems = preflight.judge(launch_spec(nodes=3, **asked), roster)
+    problems = preflight.find_problems(launch_spec(nodes=3, **changes), roster)
     assert [(each.host, each.fatal) for each in problems] == [("b", fatal)]
-    assert words in problems[0].what
-    assert preflight.unfit_hosts(problems) == (["b"] if fatal else [])
-    lines = preflight.table(launch_spec(nodes=3, **asked), roster).splitlines()
+    assert text in problems[0].text
+    assert preflight.unfit_nodes(problems) == (["b"] if fatal else [])
+    lines = preflight.format_table(launch_spec(nodes=3, **changes), roster).splitlines()
     assert lines[2].startswith("✗" if fatal else "✓")
-    assert lines[-1] == f"node b: {problems[0].what}"
+    assert lines[-1] == f"node b: {problems[0].text}"
     job_start = JobStartFolder(tmp_path / "job_start")
-    preflight.mark_unfit(job_start, preflight.unfit_hosts(problems))
-    assert job_start.unfit.exists() is fatal
+    preflight.exclude_nodes(job_start, preflight.unfit_nodes(problems))
+    assert job_start.excluded_nodes.exists() is fatal
 
 
 @pytest.mark.parametrize(
-    ("asked", "more"),
+    ("changes", "more"),
     [
         ({}, {}),
         ({"gpus": 0}, {"visible_gpus": 0, "slurm_gpus": None}),
@@ -87,33 +92,33 @@ def test_a_bad_node_is_named(case: str, tmp_path: Path) -> None:
         ({}, {"visible_gpus": None, "slurm_gpus": None, "gpu_devices": 2}),  # only the device files say
     ],
 )
-def test_nodes_that_are_well(asked: dict[str, Any], more: dict[str, Any]) -> None:
-    assert preflight.judge(launch_spec(**asked), [facts("a", **more), facts("b", **more)]) == []
+def test_healthy_nodes(changes: dict[str, Any], more: dict[str, Any]) -> None:
+    assert preflight.find_problems(launch_spec(**changes), [facts("a", **more), facts("b", **more)]) == []
 
 
-def test_devices_that_fell_off_the_bus() -> None:
+def test_missing_device_files() -> None:
     roster = [facts("a", gpu_devices=2), facts("b", gpu_devices=1)]
-    assert [each.host for each in preflight.judge(launch_spec(), roster)] == ["b"]
+    assert [each.host for each in preflight.find_problems(launch_spec(), roster)] == ["b"]
 
 
-def test_one_node_is_marked_once_and_marks_add_up(tmp_path: Path) -> None:
+def test_a_node_is_excluded_once_and_exclusions_add_up(tmp_path: Path) -> None:
     job_start = JobStartFolder(tmp_path / "job_start")
-    preflight.mark_unfit(job_start, ["c"])
-    preflight.mark_unfit(job_start, ["b", "c"])
-    assert job_start.unfit.read_text() == "b\nc\n"
+    preflight.exclude_nodes(job_start, ["c"])
+    preflight.exclude_nodes(job_start, ["b", "c"])
+    assert job_start.excluded_nodes.read_text() == "b\nc\n"
     twice = [facts("b", slurm_gpus=0), facts("b", slurm_gpus=0), facts("a")]
-    assert len(preflight.judge(launch_spec(), twice)) == 1
+    assert len(preflight.find_problems(launch_spec(), twice)) == 1
 
 
-def test_the_facts_of_this_node(tmp_path: Path) -> None:
-    """Gathered in a process of its own: torch must not be imported for them."""
+def test_facts_about_this_node(tmp_path: Path) -> None:
+    """Collected in a process of its own, because torch must not be imported."""
     program = (
         "import os, sys, json, pathlib\n"
         "from paceline.contract.launch_spec import LaunchSpec\n"
         "from paceline.agent import placement\n"
         "from paceline.agent.health import preflight\n"
-        "here = placement.find_place(LaunchSpec(run_id='r', program='x', args=[], nproc=2), os.environ)\n"
-        "found = preflight.gather(here, folder=pathlib.Path(sys.argv[1]), environ=os.environ)\n"
+        "here = placement.find_placement(LaunchSpec(run_id='r', program='x', args=[], nproc=2), os.environ)\n"
+        "found = preflight.collect_facts(here, folder=pathlib.Path(sys.argv[1]), environ=os.environ)\n"
         "assert 'torch' not in sys.modules\n"
         "print(json.dumps(found))\n"
     )
@@ -137,12 +142,14 @@ def test_the_facts_of_this_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "count"),
+    ("devices", "count"),
     [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)],
 )
-def test_visible_gpus(said: str, count: int) -> None:
-    assert preflight.visible_gpus({"CUDA_VISIBLE_DEVICES": said}) == count
-    assert preflight.visible_gpus({}) is None
+def test_visible_gpus(devices: str, count: int, tmp_path: Path) -> None:
+    here = find_placement(launch_spec(nodes=1), {})
+    environ = {"CUDA_VISIBLE_DEVICES": devices}
+    assert preflight.collect_facts(here, folder=tmp_path, environ=environ)["visible_gpus"] == count
+    assert preflight.collect_facts(here, folder=tmp_path, environ={})["visible_gpus"] is None
 
 
 def test_network_variables_are_for_several_nodes_and_the_users_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +178,8 @@ def test_interfaces_of_this_machine() -> None:
 
 def test_an_unknown_host_is_an_error_that_names_host_and_node() -> None:
     with pytest.raises(LaunchError, match=r"node b cannot resolve .*'no-such-host.invalid'"):
-        network.resolve("no-such-host.invalid", asked_by="node b")
-    assert network.resolve("127.0.0.1", asked_by="node b") == "127.0.0.1"
+        network.resolve("no-such-host.invalid", agent="Agent 2 of 2 on node b")
+    assert network.resolve("127.0.0.1", agent="Agent 2 of 2 on node b") == "127.0.0.1"
 
 
 def test_events_outlive_a_folder_that_cannot_be_written(
@@ -190,9 +197,9 @@ def test_events_outlive_a_folder_that_cannot_be_written(
     assert capsys.readouterr().err.count("could not write to") == 1
 
 
-def test_a_place_travels_in_the_facts(tmp_path: Path) -> None:
-    place = find_place(launch_spec(), {"PACELINE_AGENT": "1/2"})
-    found = preflight.gather(place, folder=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "3"})
+def test_the_facts_include_the_placement(tmp_path: Path) -> None:
+    placement = find_placement(launch_spec(), {"PACELINE_AGENT": "1/2"})
+    found = preflight.collect_facts(placement, folder=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "3"})
     assert (found["node"], found["ranks"], found["visible_gpus"]) == (1, [2, 3], 1)
 
 

@@ -1,6 +1,6 @@
-"""One agent's part in a meeting, as a process of its own: told what to do by lines, answers by lines of JSON.
+"""One agent of a rendezvous in a process of its own. It reads commands from stdin and answers with lines of JSON.
 
-`python -m tests.agent.rendezvous.member INDEX COUNT [SILENCE [PATIENCE]]`, with the run's variables in the environment.
+`python -m tests.agent.rendezvous.member INDEX COUNT [SILENCE_TIMEOUT [TIMEOUT]]`, with the run's variables set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from paceline.agent.placement import find_place
+from paceline.agent.placement import find_placement
 from paceline.agent.rendezvous import rendezvous
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
@@ -29,33 +29,33 @@ def stop(*_: object) -> None:
     stopped = True
 
 
-def main(index: int, count: int, silence: float = 60.0, patience: float = 60.0) -> None:
+def main(index: int, count: int, silence_timeout: float = 60.0, timeout: float = 60.0) -> None:
     launch_spec = LaunchSpec(run_id="r", program="x", args=[], nodes=count)
     signal.signal(signal.SIGTERM, stop)
     answer("started")
-    place = find_place(launch_spec, {**os.environ, "PACELINE_AGENT": f"{index}/{count}"})
+    placement = find_placement(launch_spec, {**os.environ, "PACELINE_AGENT": f"{index}/{count}"})
     try:
         joined = rendezvous.join(
-            place,
+            placement,
             os.environ,
             {"host": f"host{index}", "pid": os.getpid()},
-            silence=silence, patience=patience, give_up=lambda: stopped,
+            silence_timeout=silence_timeout, timeout=timeout, interrupted=lambda: stopped,
         )  # fmt: skip
     except LaunchError as error:
-        answer("refused", message=str(error), hosts=getattr(error, "hosts", []))
+        answer("failed", message=str(error), hosts=getattr(error, "hosts", []))
         return
-    answer("joined", roster=joined.roster, addr=joined.addr, peer=joined.peer)
+    answer("joined", roster=joined.roster, head_address=joined.head_address, peer_address=joined.peer_address)
     for line in sys.stdin:
         verb, _, rest = line.strip().partition(" ")
         if verb == "prepare":
             try:
                 master = joined.prepare(int(rest))
-                answer("prepared", addr=master.addr, port=master.port)
+                answer("prepared", address=master.address, port=master.port)
             except LaunchError as error:
-                answer("refused", message=str(error), hosts=getattr(error, "hosts", []))
-        elif verb == "say":
+                answer("failed", message=str(error), hosts=getattr(error, "hosts", []))
+        elif verb == "send":
             message = json.loads(rest)
-            joined.say(message, to=message.get("whom"))
+            joined.send(message, to=message.get("recipient"))
         elif verb == "poll":
             answer("polled", messages=joined.poll())
         elif verb == "close":

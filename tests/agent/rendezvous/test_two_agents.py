@@ -1,4 +1,4 @@
-"""Two agents on this machine, over loopback, with real ranks: what one node does concerns the other."""
+"""Two agents on this machine, over loopback, with real ranks: a fault on one node affects the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 
 WITHIN = 120.0  # seconds: two imports of torch on a busy machine
 
-MEET = """
+SCRIPT = """
 import os, sys, time, signal
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -31,7 +31,7 @@ total = torch.tensor([float(rank)])
 dist.all_reduce(total)
 print("sum", int(total), "of", world, "node", os.environ["GROUP_RANK"], "port", os.environ["MASTER_PORT"], flush=True)
 """
-LEAVE = "\ndist.destroy_process_group()\n"
+CLEANUP = "\ndist.destroy_process_group()\n"
 
 
 class Pair:
@@ -62,7 +62,7 @@ class Pair:
             "PACELINE_AGENT": f"{index}/2",
             "SLURMD_NODENAME": "ab"[index],
             "CUDA_VISIBLE_DEVICES": self.gpus_seen[index],
-            "PACELINE_RENDEZVOUS": "127.0.0.1:0",  # the head takes a free port
+            "PACELINE_RENDEZVOUS": "127.0.0.1:0",  # the head agent takes a free port
         }
         with (self.run.path / f"console-{index}").open("w") as console:
             return subprocess.Popen(
@@ -86,7 +86,7 @@ class Pair:
         return (self.run.path / f"console-{index}").read_text()
 
     def codes(self) -> list[int]:
-        """Both exit codes, once both have ended."""
+        """Wait for both agents and return their exit codes."""
         return [process.wait(WITHIN) for process in self.processes]
 
     def log(self, rank: int, attempt: int = 1) -> str:
@@ -96,9 +96,11 @@ class Pair:
     def await_that(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WITHIN
         while not holds():
-            assert time.monotonic() < deadline, f"it never held\n{self.console(0)}\n{self.console(1)}"
+            assert time.monotonic() < deadline, (
+                f"the condition never held\n{self.console(0)}\n{self.console(1)}"
+            )
             assert self.processes[0].poll() is None, (
-                f"the head has ended\n{self.console(0)}\n{self.console(1)}"
+                f"the head agent has ended\n{self.console(0)}\n{self.console(1)}"
             )
             time.sleep(0.05)
 
@@ -117,7 +119,7 @@ def pair(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
 
 
 def test_one_world_over_two_agents(pair: Callable[..., Pair]) -> None:
-    run = pair(MEET + LEAVE, nproc=2)
+    run = pair(SCRIPT + CLEANUP, nproc=2)
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     for rank in range(4):
         assert f"sum 6 of 4 node {rank // 2}" in run.log(rank)
@@ -126,10 +128,10 @@ def test_one_world_over_two_agents(pair: Callable[..., Pair]) -> None:
     assert "s3cret" not in run.console(0) + run.console(1)
 
 
-def test_one_launcher_per_rank(pair: Callable[..., Pair]) -> None:
+def test_one_agent_per_rank(pair: Callable[..., Pair]) -> None:
     """As a scheduler starts them: two agents on one node, each with one rank of it."""
     ranks = "\nprint('local', os.environ['LOCAL_RANK'], 'of', os.environ['LOCAL_WORLD_SIZE'], flush=True)\n"
-    run = pair(MEET + ranks + LEAVE, style="srun", nodes=1, nproc=2)
+    run = pair(SCRIPT + ranks + CLEANUP, style="srun", nodes=1, nproc=2)
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     for rank in range(2):
         assert "sum 1 of 2 node 0" in run.log(rank)
@@ -138,7 +140,7 @@ def test_one_launcher_per_rank(pair: Callable[..., Pair]) -> None:
 
 
 def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[..., Pair]) -> None:
-    run = pair(MEET + "\nif rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n")
+    run = pair(SCRIPT + "\nif rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n")
     assert run.codes() == [1, 1], run.console(0) + run.console(1)
     failure = run.failure()
     assert (failure["rank"], failure["host"], failure["type"]) == (1, "b", "ValueError")
@@ -151,19 +153,19 @@ def test_a_lost_node_is_named_and_the_rest_ended(
     pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as inside:
-        inside.setenv("SLURM_JOB_ID", "1")  # nodes are left out only where a scheduler has others
-        run = pair(MEET + "\ntime.sleep(600)\n", max_restarts=3)
+        inside.setenv("SLURM_JOB_ID", "1")  # nodes are excluded only if a scheduler has others
+        run = pair(SCRIPT + "\ntime.sleep(600)\n", max_restarts=3)
     run.await_line("sum 1", 2)
     run.processes[1].kill()
     assert run.codes()[0] == 1
     assert (run.failure()["cause"], run.failure()["host"]) == ("lost", "b")
     assert "node b" in run.console(0)
-    assert not run.run.attempt(2).path.exists()  # there is no second node to relaunch on
-    assert run.job_start.unfit.read_text() == "b\n"
+    assert not run.run.attempt(2).path.exists()  # there is no second node to restart on
+    assert run.job_start.excluded_nodes.read_text() == "b\n"
 
 
 def test_members_do_not_outlive_the_head(pair: Callable[..., Pair]) -> None:
-    run = pair(MEET + "\ntime.sleep(600)\n")
+    run = pair(SCRIPT + "\ntime.sleep(600)\n")
     run.await_line("sum 1", 2)
     run.processes[0].kill()
     assert run.codes()[1] == 1
@@ -172,16 +174,16 @@ def test_members_do_not_outlive_the_head(pair: Callable[..., Pair]) -> None:
 
 def test_a_stop_reaches_the_ranks_of_all_nodes(pair: Callable[..., Pair]) -> None:
     handle = "\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\nprint('ready', flush=True)\ntime.sleep(600)\n"
-    run = pair(MEET + handle)
+    run = pair(SCRIPT + handle)
     run.await_line("ready", 2)
     run.job_start.stop.touch()
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     assert read_verdict(run.job_start.verdict) == STOPPED
 
 
-def test_a_killed_rank_is_relaunched_on_both_nodes(pair: Callable[..., Pair]) -> None:
+def test_a_killed_rank_is_restarted_on_both_nodes(pair: Callable[..., Pair]) -> None:
     once = "\nif rank == 1 and os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
-    run = pair(MEET + once + "dist.barrier()" + LEAVE, max_restarts=2)
+    run = pair(SCRIPT + once + "dist.barrier()" + CLEANUP, max_restarts=2)
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     assert [read_verdict(each.verdict) for each in run.run.attempts()] == [FAILED, DONE]
     failure = run.failure()
@@ -191,8 +193,8 @@ def test_a_killed_rank_is_relaunched_on_both_nodes(pair: Callable[..., Pair]) ->
     assert "sum 1 of 2" in run.log(1, 2)
 
 
-# Beats as the runtime would, without naming it: a script that names it has it imported ahead of its start.
-BEAT = f"""
+# Sends heartbeats as the runtime does, without naming it: a script that names it has it preloaded.
+HEARTBEAT = f"""
 import mmap, struct
 slot = struct.Struct({SLOT.format!r})
 file = open(os.environ["PACELINE_HEARTBEAT"], "r+b")
@@ -207,19 +209,19 @@ for step in range(1, 10**9):
 
 
 def test_a_hang_names_the_rank_and_its_node(pair: Callable[..., Pair]) -> None:
-    run = pair(MEET + BEAT, hang_timeout=10.0)
+    run = pair(SCRIPT + HEARTBEAT, hang_timeout=10.0)
     assert run.codes() == [1, 1], run.console(0) + run.console(1)
     failure = run.failure()
     assert (failure["cause"], failure["rank"], failure["host"]) == ("hang", 1, "b")
-    assert "rank 1 on b lags" in run.console(0)
+    assert "rank 1 on b is stuck" in run.console(0)
     assert "all_reduce" in run.run.attempt(1).stacks(0).read_text()  # rank 0 waits for it
 
 
 def test_an_unfit_node_ends_both_before_any_rank_starts(pair: Callable[..., Pair]) -> None:
-    """Node b sees one GPU fewer than was asked for: it is named, marked, and no attempt is made."""
+    """Node b sees one GPU too few: it is named and excluded, and there is no attempt."""
     run = pair("print('never')", gpus=2, gpus_seen=("0,1", "0"))
     assert run.codes() == [1, 1]
-    assert "node b: it sees 1 of the 2 GPUs" in run.console(0)
-    assert run.job_start.unfit.read_text() == "b\n"
+    assert "node b: 1 of the 2 GPUs requested are visible" in run.console(0)
+    assert run.job_start.excluded_nodes.read_text() == "b\n"
     assert read_verdict(run.job_start.verdict) == FAILED
     assert not run.log(0)

@@ -88,7 +88,7 @@ def test_files_where_it_is_typed_are_not_the_standard_library(
     else:
         write_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
         started = launch(
-            script, env={"PYTHONSAFEPATH": safe_path}, words=[str(tmp_path / "paceline.zip")], nproc=1
+            script, env={"PYTHONSAFEPATH": safe_path}, argv=[str(tmp_path / "paceline.zip")], nproc=1
         )
     assert started.wait() == 0, started.err()
     assert started.log(0).split() == ["True", "1"]
@@ -228,7 +228,8 @@ def test_a_script_that_sets_threads_first_is_not_forked(launch: Launch) -> None:
     started = launch(NUMBERS, nproc=1)
     assert started.wait() == 0, started.err()
     assert (
-        "sets OMP_NUM_THREADS before it imports torch: ranks are started as fresh processes" in started.err()
+        "ranks are not forked but started as new processes: the script sets OMP_NUM_THREADS before it imports torch"
+        in started.err()
     )
     assert int(started.out()) == started.process.pid
 
@@ -239,7 +240,7 @@ def test_a_preload_that_starts_threads_is_named(launch: Launch, tmp_path: Path) 
     )
     started = launch("import os; print(os.getppid())", nproc=1, preload=["threading_thing"])
     assert started.wait() == 0, started.err()
-    assert "importing threading_thing started 1 thread: ranks are started as fresh processes" in started.err()
+    assert "started as new processes: importing threading_thing started 1 thread" in started.err()
     assert int(started.out()) == started.process.pid
 
 
@@ -271,4 +272,4 @@ def test_threads_that_are_exported_are_kept_and_told(
     )
     assert started.wait() == 0, started.err()
     assert started.out().splitlines()[0] == found
-    assert (f"OMP_NUM_THREADS={exported}, as the environment says" in started.err()) is is_told
+    assert (f"OMP_NUM_THREADS={exported} from the environment" in started.err()) is is_told

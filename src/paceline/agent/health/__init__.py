@@ -1,1 +1,1 @@
-"""Is the node fit, and do the ranks make progress? Preflight, heartbeats, watchdog and node metrics."""
+"""Node and rank health: preflight, heartbeats, the watchdog and node metrics."""

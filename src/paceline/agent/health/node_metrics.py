@@ -1,6 +1,6 @@
-"""What a node does while ranks run on it: CPU, memory, network, disks and GPUs, from /proc, /sys and the GPU's driver.
+"""A node's CPU, memory, network, disk and GPU usage, from /proc, /sys and the GPU driver.
 
-A sample reads a handful of files, and one more for each process of the run; what only others do is left alone.
+A sample reads a handful of files, plus one for each process of the run. Processes of other users are not read.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from paceline.agent.health.nvml import Gpus
 
-FORGET_AFTER = 20  # samples after which a number that was a stranger's may be one of ours
-SECTOR = 512  # bytes, whatever the disk's own are
-IB_WORD = 4  # the fabric counts words
-_UNLIMITED = 1 << 60  # what a memory limit of version 1 says when there is none
+RECHECK_AFTER = 20  # samples after which the pid of a foreign process may have become one of the run
+SECTOR = 512  # bytes in /proc/diskstats, whatever the disk uses
+IB_WORD = 4  # bytes; InfiniBand ports count words of four
+_UNLIMITED = 1 << 60  # at least; cgroup v1 reports "no limit" as a huge number
 
 
-class Sampler:
-    """Reads the counters; rates are over the time since the last sample. `roots` names processes of the run."""
+class NodeMetrics:
+    """Reads the counters; rates cover the time since the last sample. `roots` returns processes of the run."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Sampler:
         sys: Path = Path("/sys"),
     ) -> None:
         self._proc, self._sys, self._gpus = proc, sys, gpus
-        self._own = OwnProcesses(roots, proc)
+        self._processes = RunProcesses(roots, proc)
         self._disks = [path.name for path in sys.glob("block/*") if (path / "device").exists()]
         self._cards = [path.parent.name for path in sys.glob("class/net/*/device")]
         self._ports = sorted(sys.glob("class/infiniband/*/ports/*/counters"))
@@ -41,7 +41,7 @@ class Sampler:
         self.sample()
 
     def facts(self) -> dict[str, Any]:
-        """What does not change while the run lasts."""
+        """Return what does not change during the run."""
         found: dict[str, Any] = {
             "cores": os.cpu_count() or 1,
             "own_cores": len(os.sched_getaffinity(0)),
@@ -58,12 +58,13 @@ class Sampler:
         return found
 
     def sample(self) -> dict[str, Any]:
+        """Return the usage since the last call."""
         now = time.monotonic()
         seconds = now - self._last_time
         busy, idle = self._cpu()
-        own_cpu, own_memory = self._own.sample()
+        own_cpu, own_memory = self._processes.sample()
         total, free = self._memory()
-        counters = {"busy": busy, "idle": idle, **self._network(), **self._traffic(), **self._blocks()}
+        counters = {"busy": busy, "idle": idle, **self._network(), **self._fabric(), **self._disk_io()}
         last, self._last, self._last_time = self._last, counters, now
         if not last or seconds <= 0:
             return {}
@@ -87,14 +88,14 @@ class Sampler:
     # -- the files ---------------------------------------------------------------------------------------
 
     def _cpu(self) -> tuple[float, float]:
-        """Ticks of all cores together: busy, idle. Time that a guest took is counted in the host's."""
+        """Return busy and idle ticks of all cores together. The time of guests is already part of the host's."""
         with open(self._proc / "stat", "rb") as file:
-            numbers = [int(word) for word in file.readline().split()[1:9]]
+            numbers = [int(field) for field in file.readline().split()[1:9]]
         idle = numbers[3] + numbers[4]
         return sum(numbers) - idle, idle
 
     def _memory(self) -> tuple[int, int]:
-        """Bytes: all, and those that are to be had."""
+        """Return the bytes of memory, and how many of them are available."""
         found = {}
         with open(self._proc / "meminfo", "rb") as file:
             for line in file:
@@ -107,7 +108,7 @@ class Sampler:
         return total, found.get(b"MemAvailable", total)
 
     def _network(self) -> dict[str, float]:
-        """Bytes through the network cards; where there are none (a container), through all but the loopback."""
+        """Return bytes through the network cards; without any (a container), through all interfaces but loopback."""
         read = {}
         with open(self._proc / "net" / "dev", encoding="ascii", errors="replace") as file:
             for line in file.readlines()[2:]:
@@ -121,8 +122,8 @@ class Sampler:
             "net_out": sum(read[name][1] for name in cards),
         }
 
-    def _traffic(self) -> dict[str, float]:
-        """Bytes through InfiniBand and RoCE ports, which the network's own counters do not know."""
+    def _fabric(self) -> dict[str, float]:
+        """Return bytes through InfiniBand and RoCE ports, which the interface counters do not include."""
         if not self._ports:
             return {}
         return {
@@ -130,81 +131,78 @@ class Sampler:
             "fabric_out": sum(IB_WORD * _number(port / "port_xmit_data") for port in self._ports),
         }
 
-    def _blocks(self) -> dict[str, float]:
+    def _disk_io(self) -> dict[str, float]:
         read = written = 0
         with open(self._proc / "diskstats", encoding="ascii", errors="replace") as file:
             for line in file:
-                words = line.split()
-                if words[2] in self._disks:
-                    read += int(words[5]) * SECTOR
-                    written += int(words[9]) * SECTOR
+                fields = line.split()
+                if fields[2] in self._disks:
+                    read += int(fields[5]) * SECTOR
+                    written += int(fields[9]) * SECTOR
         return {"disk_in": read, "disk_out": written}
 
 
-class OwnProcesses:
-    """The processes of the run on this node: its roots, and all below them."""
+class RunProcesses:
+    """The processes of the run on this node: its roots and all their descendants."""
 
     def __init__(self, roots: Callable[[], Collection[int]], proc: Path = Path("/proc")) -> None:
         self._roots, self._proc = roots, str(proc)
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._known_roots: set[int] = set()
-        self._ours: dict[int, int] = {}  # pid -> CPU ticks so far
-        self._strangers: set[int] = set()
-        self._looks = 0
+        self._own: dict[int, int] = {}  # pid -> CPU ticks so far; -1: not read yet
+        self._foreign: set[int] = set()
+        self._updates = 0
 
     def sample(self) -> tuple[int, int]:
-        """CPU ticks since the last call, and bytes of memory. Memory that processes share counts for each of them."""
-        self._look()
+        """Return CPU ticks since the last call, and bytes of memory. Shared memory counts for each process."""
+        self._update()
         ticks = memory = 0
-        for pid, before in list(self._ours.items()):
+        for pid, before in list(self._own.items()):
             found = self._read(pid)
             if found is None:
-                del self._ours[pid]
+                del self._own[pid]
                 continue
             _, used, pages = found
             ticks += max(0, used - before) if before >= 0 else 0
             memory += pages * self._page
-            self._ours[pid] = used
+            self._own[pid] = used
         return ticks, memory
 
-    def _look(self) -> None:
-        """Find those that are new. Whoever was a stranger stays one, so that only new processes are read."""
+    def _update(self) -> None:
+        """Find new processes of the run. A foreign process stays foreign, so only new ones are read."""
         roots = set(self._roots())
-        self._looks += 1
-        if not roots <= self._known_roots or self._looks % FORGET_AFTER == 0:
-            self._strangers.clear()
+        self._updates += 1
+        if not roots <= self._known_roots or self._updates % RECHECK_AFTER == 0:
+            self._foreign.clear()
         self._known_roots = roots
-        there = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
-        self._strangers &= there
-        for pid in roots & there:
-            self._ours.setdefault(pid, -1)
+        running = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
+        self._foreign &= running
+        for pid in roots & running:
+            self._own.setdefault(pid, -1)
         parents: dict[int, int] = {}
-        for pid in there - self._strangers - self._ours.keys():
+        for pid in running - self._foreign - self._own.keys():
             found = self._read(pid)
             if found is not None:
                 parents[pid] = found[0]
-        grown = True
-        while grown:
-            born = [pid for pid, parent in parents.items() if parent in self._ours]
-            for pid in born:
-                self._ours[pid] = -1
+        while children := [pid for pid, parent in parents.items() if parent in self._own]:
+            for pid in children:
+                self._own[pid] = -1
                 del parents[pid]
-            grown = bool(born)
-        self._strangers |= parents.keys()
+        self._foreign |= parents.keys()
 
     def _read(self, pid: int) -> tuple[int, int, int] | None:
-        """Parent, CPU ticks and pages of memory; None once it is gone."""
+        """Return parent, CPU ticks and pages of memory of a process; None once it is gone."""
         try:
             with open(f"{self._proc}/{pid}/stat", "rb") as file:
-                # The name stands in brackets and may hold anything: what follows the last one is regular.
-                words = file.read().rpartition(b")")[2].split()
-            return int(words[1]), int(words[11]) + int(words[12]), int(words[21])
+                # The command name, in parentheses, may contain anything: parse what follows the last one.
+                fields = file.read().rpartition(b")")[2].split()
+            return int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[21])
         except (OSError, IndexError, ValueError):
             return None
 
 
 def memory_limit(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int | None:
-    """The least that a control group around this process lets it have, in bytes; None where nothing is limited."""
+    """Return the lowest memory limit of this process's control groups in bytes; None if there is none."""
     limits = []
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -228,7 +226,7 @@ def memory_limit(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int | 
 
 
 def _number(path: Path) -> int:
-    """The number in a file; 0 where there is none."""
+    """Return the number in a file, or 0 if there is none."""
     try:
         return int(path.read_bytes())
     except (OSError, ValueError):

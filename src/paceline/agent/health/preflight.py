@@ -1,6 +1,6 @@
-"""Is every node fit to run? Each agent gathers facts of its own node, fast and without torch; the head judges.
+"""Preflight: can every node run the job? Each agent collects facts about its node; the head agent checks them.
 
-The facts travel in the agents' meeting, so that the check costs no start-up time of its own.
+The facts travel with the rendezvous, so the check adds nothing to the start-up time. Torch is not imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.placement import Place
+from paceline.agent.placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
@@ -25,21 +25,22 @@ from paceline.contract.run_folder import JobStartFolder, write_atomically
 
 Facts = dict[str, Any]
 
-LITTLE_DISK = 256 << 20  # bytes
-LITTLE_MEMORY = 256 << 20
+MIN_DISK = 256 << 20  # bytes
+MIN_MEMORY = 256 << 20
 
 
-# -- facts of one node ---------------------------------------------------------------------------------
+# -- facts about one node ------------------------------------------------------------------------------
 
 
-def gather(place: Place, *, folder: Path, environ: Mapping[str, str]) -> Facts:
-    """What the head must know of this node. A fact that cannot be had is None, never an error."""
+def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, str]) -> Facts:
+    """Return what the head agent must know about this node. A fact that cannot be read is None, never an error."""
+    devices = visible_devices(environ)
     return {
-        "host": place.host,
-        "node": place.node,
-        "ranks": place.ranks,
+        "host": placement.host,
+        "node": placement.node,
+        "ranks": placement.ranks,
         "addresses": network.addresses(),
-        "visible_gpus": visible_gpus(environ),
+        "visible_gpus": None if devices is None else len(devices),
         "slurm_gpus": _number(environ.get("SLURM_GPUS_ON_NODE", "")),
         "gpu_devices": gpu_devices(),
         "gpu_driver": gpu_driver(),
@@ -54,14 +55,8 @@ def gather(place: Place, *, folder: Path, environ: Mapping[str, str]) -> Facts:
     }
 
 
-def visible_gpus(environ: Mapping[str, str]) -> int | None:
-    """How many GPUs the environment lets a process see; None: it does not say."""
-    devices = visible_devices(environ)
-    return None if devices is None else len(devices)
-
-
 def gpu_devices() -> int:
-    """Device files of this node (a container shows those that it was given)."""
+    """Return the number of GPU device files of this node. A container has those that it was given."""
     return sum(1 for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 
@@ -75,7 +70,7 @@ def gpu_driver() -> str | None:
 
 
 def free_memory() -> int | None:
-    """Bytes that can still be had, by the kernel's own estimate."""
+    """Return the bytes that are available, by the kernel's own estimate."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -85,7 +80,7 @@ def free_memory() -> int | None:
 
 
 def torch_version() -> str | None:
-    """Read from the package's own file: importing torch takes seconds, and package metadata tenths of one."""
+    """Read torch's version from its own file: importing torch takes seconds, package metadata a tenth of one."""
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or not spec.submodule_search_locations:
@@ -108,35 +103,34 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-# -- the judgement -------------------------------------------------------------------------------------
+# -- the check -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with one node. Fatal: ranks are not started, and the node is left out next time."""
+    """A problem with one node. If it is fatal, no rank starts, and the node is excluded from the next job start."""
 
     host: str
-    what: str
+    text: str
     fatal: bool = True
 
     def __str__(self) -> str:
-        return f"node {self.host}: {self.what}"
+        return f"node {self.host}: {self.text}"
 
 
-def judge(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> list[Problem]:
-    """All problems of all nodes; the order of nodes, fatal ones first."""
-    problems: dict[Problem, None] = {}
-    most = max((_seen(facts) for facts in roster), default=0)
-    # Where devices can be counted at all: fewer of them than promised have fallen off the bus.
+def find_problems(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> list[Problem]:
+    """Return all problems in the order of the nodes, fatal ones first."""
+    problems: dict[Problem, None] = {}  # a set in order: several agents of one node report the same problem
+    max_gpus = max((_gpu_count(facts) or 0 for facts in roster), default=0)
+    # If any node shows device files, a node with fewer than promised has lost some.
     countable = any(facts["gpu_devices"] for facts in roster)
     for facts in roster:
-        gpus = _gpu_problems(
-            launch_spec, facts, expected=_expected_gpus(launch_spec, facts, most), countable=countable
-        )
-        for problem in (*gpus, *_room_problems(facts)):
-            problems[problem] = None  # agents of one node say the same thing once
+        expected = _expected_gpus(launch_spec, facts, max_gpus)
+        gpus = _gpu_problems(launch_spec, facts, expected=expected, countable=countable)
+        for problem in (*gpus, *_space_problems(facts)):
+            problems[problem] = None
     for name in ("torch", "python", "gpu_driver"):
-        for problem in _differing(name, roster):
+        for problem in _version_problems(name, roster):
             problems[problem] = None
     return sorted(problems, key=lambda problem: not problem.fatal)
 
@@ -146,95 +140,95 @@ def _gpu_problems(launch_spec: LaunchSpec, facts: Facts, *, expected: int, count
         return []
     host, granted, devices = facts["host"], facts["slurm_gpus"], facts["gpu_devices"]
     if granted is not None and granted < launch_spec.gpus:
-        return [Problem(host, f"Slurm granted {granted} of the {launch_spec.gpus} GPUs that were asked for")]
-    if (seen := _seen(facts)) < expected:
-        return [Problem(host, f"it sees {seen} of the {expected} GPUs that were asked for")]
+        return [Problem(host, f"Slurm granted {granted} of the {launch_spec.gpus} GPUs requested")]
+    if (visible := _gpu_count(facts) or 0) < expected:
+        return [Problem(host, f"{visible} of the {expected} GPUs requested are visible")]
     if countable and devices < expected:
-        return [
-            Problem(
-                host,
-                f"it has {devices} of the {expected} GPU devices that were asked for: is the driver loaded?",
-            )
-        ]
+        text = (
+            f"{devices} of the {expected} GPUs requested have a device file; check that the driver is loaded"
+        )
+        return [Problem(host, text)]
     return []
 
 
-def _seen(facts: Facts) -> int:
-    """The GPUs that ranks of this agent would see, as far as anybody says."""
-    told = [facts[name] for name in ("visible_gpus", "slurm_gpus", "gpu_devices")]
-    return next((number for number in told if number is not None), 0)
+def _gpu_count(facts: Facts) -> int | None:
+    """Return how many GPUs the ranks of this agent would see; None if nothing says."""
+    counts = [facts[name] for name in ("visible_gpus", "slurm_gpus", "gpu_devices")]
+    return next((count for count in counts if count is not None), None)
 
 
-def _expected_gpus(launch_spec: LaunchSpec, facts: Facts, most: int) -> int:
-    """How many this agent must see. `most` is what the best-off agent of the run sees.
+def _expected_gpus(launch_spec: LaunchSpec, facts: Facts, max_gpus: int) -> int:
+    """Return how many GPUs this agent must see. `max_gpus` is the most that any agent of the run sees.
 
-    A agent of one rank among several may have been given that rank's GPU alone: because the run asked for it, or
-    because the site binds every task so. Where another one sees more, it is no such binding but a node in need.
+    An agent with one of several ranks may see that rank's GPU alone, because the run asked for it or because the site
+    binds every task that way. If another agent sees more, the site does not bind, and this node lacks GPUs.
     """
     if launch_spec.nproc == 1 or len(facts["ranks"]) > 1:
         return launch_spec.gpus
-    return 1 if launch_spec.one_gpu_per_rank else max(1, min(launch_spec.gpus, most))
+    return 1 if launch_spec.one_gpu_per_rank else max(1, min(launch_spec.gpus, max_gpus))
 
 
-def _room_problems(facts: Facts) -> list[Problem]:
+def _space_problems(facts: Facts) -> list[Problem]:
     found = []
-    for name, what, least in (
-        ("run_free", "of disk is left in the run folder", LITTLE_DISK),
-        ("tmp_free", "of disk is left in the temporary folder", LITTLE_DISK),
-        ("memory_free", "of memory is left", LITTLE_MEMORY),
+    for name, what, minimum in (
+        ("run_free", "of disk space left in the run folder", MIN_DISK),
+        ("tmp_free", "of disk space left in the temporary folder", MIN_DISK),
+        ("memory_free", "of memory left", MIN_MEMORY),
     ):
-        left = facts[name]
-        if left is not None and left < least:
-            found.append(Problem(facts["host"], f"only {left >> 20} MB {what}", fatal=False))
+        free = facts[name]
+        if free is not None and free < minimum:
+            found.append(Problem(facts["host"], f"only {free >> 20} MB {what}", fatal=False))
     return found
 
 
-def _differing(name: str, roster: Sequence[Facts]) -> list[Problem]:
-    """Nodes whose version is not that of the most (of the head, where no version has the most)."""
-    said = [facts[name] for facts in roster]
-    if len(set(said)) <= 1:
+def _version_problems(name: str, roster: Sequence[Facts]) -> list[Problem]:
+    """Compare each node's version with the most common one (with the head node's, if there is a tie)."""
+    versions = [facts[name] for facts in roster]
+    if len(set(versions)) <= 1:
         return []
-    usual = Counter(said).most_common(1)[0][0]
+    common = Counter(versions).most_common(1)[0][0]
+    label = name.replace("_", " ")
     return [
         Problem(
             facts["host"],
-            f"{name.replace('_', ' ')} is {facts[name] or 'absent'}, on the other nodes it is {usual or 'absent'}",
+            f"{label} is {facts[name] or 'missing'}, but {common or 'missing'} on the other nodes",
             fatal=name == "torch",
         )
         for facts in roster
-        if facts[name] != usual
+        if facts[name] != common
     ]
 
 
-def unfit_hosts(problems: Sequence[Problem]) -> list[str]:
+def unfit_nodes(problems: Sequence[Problem]) -> list[str]:
     return sorted({problem.host for problem in problems if problem.fatal})
 
 
-def mark_unfit(job_start: JobStartFolder, hosts: Sequence[str]) -> None:
-    """Leave word for the batch script: these nodes are left out when the job is requeued."""
+def exclude_nodes(job_start: JobStartFolder, hosts: Sequence[str]) -> None:
+    """Add nodes to those that the run excludes when it is requeued."""
     if not hosts:
         return
     job_start.path.mkdir(parents=True, exist_ok=True)
-    known = job_start.unfit.read_text(encoding="utf-8").split() if job_start.unfit.exists() else []
-    write_atomically(job_start.unfit, "".join(f"{host}\n" for host in sorted({*known, *hosts})))
+    path = job_start.excluded_nodes
+    known = path.read_text(encoding="utf-8").split() if path.exists() else []
+    write_atomically(path, "".join(f"{host}\n" for host in sorted({*known, *hosts})))
 
 
-# -- for people ----------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------------
 
 
-def table(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> str:
-    """One line per node, the bad ones marked; then the problems in words."""
-    problems = judge(launch_spec, roster)
-    bad = set(unfit_hosts(problems))
-    head = ("", "node", "ranks", "gpus", "cpus", "memory", "disk", "torch", "python", "address")
-    rows = [head]
+def format_table(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> str:
+    """Return one line per node, with unfit nodes marked, and then the problems."""
+    problems = find_problems(launch_spec, roster)
+    unfit = set(unfit_nodes(problems))
+    rows = [("", "node", "ranks", "gpus", "cpus", "memory", "disk", "torch", "python", "address")]
     for facts in roster:
+        gpus = _gpu_count(facts)
         rows.append(
             (
-                "✗" if facts["host"] in bad else "✓",
+                "✗" if facts["host"] in unfit else "✓",
                 facts["host"],
                 _span(facts["ranks"]),
-                _gpus_told(facts),
+                "-" if gpus is None else str(gpus),
                 str(facts["cpus"]),
                 _size(facts["memory_free"]),
                 _size(facts["run_free"]),
@@ -243,18 +237,11 @@ def table(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> str:
                 next(iter(facts["addresses"]), "-"),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     return "\n".join([*lines, *map(str, problems)])
-
-
-def _gpus_told(facts: Facts) -> str:
-    for name in ("visible_gpus", "slurm_gpus", "gpu_devices"):
-        if facts[name] is not None:
-            return str(facts[name])
-    return "-"
 
 
 def _span(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A thread of the agent that writes down, now and then, what its node does: `system/node-K.jsonl`."""
+"""A thread of the agent that records its node's usage in `system/node-K.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.health.heartbeat import Beats
-from paceline.agent.placement import Place
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.placement import Placement
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
-FIRST = 1.0  # seconds: a short run leaves lines too; each pause is twice the last, up to what was asked for
-CLOSED_WITHIN = 2.0  # a driver that hangs must not keep the agent
+FIRST_INTERVAL = 1.0  # seconds; it doubles up to the configured one, so that short runs leave samples too
+CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
 
 
-class Sampling:
-    """One line per sample, appended. What cannot be read or written costs the samples, never the run."""
+class Sampler:
+    """Appends one line per sample. If the files cannot be read or written, sampling ends and the run goes on."""
 
     def __init__(
         self,
         path: Path,
         *,
-        every: float,
+        interval: float,
         roots: Callable[[], Collection[int]],
-        told: Mapping[str, Any],
-        gpus_in: Mapping[str, str] | None,
+        header: Mapping[str, Any],
+        gpu_environ: Mapping[str, str] | None,
         warn: Callable[[str], None],
     ) -> None:
-        """`told` goes into the first line; `gpus_in` is the environment that says which GPUs to ask, None for none."""
-        self._path, self._every, self._roots, self._told = path, every, roots, dict(told)
-        self._gpus_in, self._warn = gpus_in, warn
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
+        """`header` goes into the first line. `gpu_environ` says which GPUs are visible; None samples no GPU."""
+        self._path, self._interval, self._roots, self._header = path, interval, roots, dict(header)
+        self._gpu_environ, self._warn = gpu_environ, warn
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-sampler", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join(CLOSED_WITHIN)
+        self._closed.set()
+        self._thread.join(CLOSE_TIMEOUT)
 
     def _run(self) -> None:
-        pause = min(FIRST, self._every)
-        # The ranks start meanwhile: what is needed here is imported after them.
-        if self._over.wait(pause):
+        pause = min(FIRST_INTERVAL, self._interval)
+        # The ranks start meanwhile, so wait before importing what is needed here.
+        if self._closed.wait(pause):
             return
         try:
             self._sample(pause)
@@ -56,51 +56,52 @@ class Sampling:
             self._warn(f"system metrics end here ({problem.filename or self._path}: {problem.strerror})")
 
     def _sample(self, pause: float) -> None:
-        from paceline.agent.health.node_metrics import Sampler
+        from paceline.agent.health.node_metrics import NodeMetrics
         from paceline.agent.health.nvml import Gpus
 
-        sampler = Sampler(self._roots, gpus=Gpus.open(self._gpus_in) if self._gpus_in is not None else None)
+        gpus = Gpus.open(self._gpu_environ) if self._gpu_environ is not None else None
+        metrics = NodeMetrics(self._roots, gpus=gpus)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o644)
         try:
-            _write(descriptor, {**self._told, "every": self._every, **sampler.facts()})
-            while not self._over.wait(pause):
-                _write(descriptor, sampler.sample())
-                pause = min(2 * pause, self._every)
+            _write(descriptor, {**self._header, "interval": self._interval, **metrics.facts()})
+            while not self._closed.wait(pause):
+                _write(descriptor, metrics.sample())
+                pause = min(2 * pause, self._interval)
         finally:
             os.close(descriptor)
-            sampler.close()
+            metrics.close()
 
 
-def begin_sampling(
+def start_sampler(
     run: RunFolder,
     launch_spec: LaunchSpec,
-    place: Place,
-    beats: Beats,
+    placement: Placement,
+    heartbeats: Heartbeats,
     *,
     environ: Mapping[str, str],
     job_start: str,
-    say: Callable[[str], None],
-) -> Sampling | None:
-    """Where it is wanted: one agent of each node looks at it."""
-    if not launch_spec.system_metrics or sys.platform != "linux" or place.local_ranks[0] != 0:
+    warn: Callable[[str], None],
+) -> Sampler | None:
+    """Start sampling if the run asks for it; one agent of each node does it."""
+    if not launch_spec.system_metrics or sys.platform != "linux" or placement.local_ranks[0] != 0:
         return None
-    around = {**environ, **launch_spec.variables}
-    if launch_spec.one_gpu_per_rank:  # this agent is shown one of the node's GPUs, and reports on all
-        around.pop(VISIBLE_DEVICES, None)
+    gpu_environ = {**environ, **launch_spec.variables}
+    if launch_spec.one_gpu_per_rank:  # this agent sees one of the node's GPUs, but reports on all of them
+        gpu_environ.pop(VISIBLE_DEVICES, None)
 
     def roots() -> set[int]:
-        """This agent and its ranks; where each rank has its own agent, whoever started all of them."""
+        """Return this agent and its ranks; if each rank has its own agent, the process that started them all."""
         parent = os.getppid()
-        if place.count > place.nodes and parent > 1:
+        if placement.count > placement.nodes and parent > 1:
             return {parent}
-        return {os.getpid(), *(beats.read(local_rank).pid for local_rank in place.local_ranks)} - {0}
+        return {os.getpid(), *(heartbeats.read(local_rank).pid for local_rank in placement.local_ranks)} - {0}
 
-    return Sampling(
-        run.node_metrics(place.node), every=launch_spec.system_metrics, roots=roots,
-        told={"host": place.host, "job_start": job_start}, gpus_in=around if launch_spec.gpus else None,
-        warn=lambda text: say(f"warning: {text}"),
+    return Sampler(
+        run.node_metrics(placement.node), interval=launch_spec.system_metrics, roots=roots,
+        header={"host": placement.host, "job_start": job_start},
+        gpu_environ=gpu_environ if launch_spec.gpus else None, warn=warn,
     )  # fmt: skip
 
 

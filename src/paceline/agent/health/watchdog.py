@@ -1,6 +1,6 @@
-"""Which ranks have stopped moving. Pure: it is given what the beat files of all nodes say.
+"""The watchdog: finds ranks that hang, from the heartbeats of all nodes.
 
-Ages are told, not times: the clocks of nodes differ.
+Agents send ages, not times, because the clocks of nodes differ.
 """
 
 from __future__ import annotations
@@ -11,110 +11,104 @@ from typing import Any
 
 from paceline.contract.heartbeat_file import RUNNING
 
-SUMMARY_EVERY = 1.0  # seconds between the summaries that a member sends the head
-SUMMARY = "beats"  # their kind
-_STUCK = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting for a device or a file system"}
-_SAME_MOMENT = 0.5  # beats that are this close (seconds) say nothing about who was late
+REPORT_INTERVAL = 1.0  # seconds between the reports that a member sends to the head agent
+REPORT = "heartbeats"  # the kind of such a message
+_HELD = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting for a device or a file system"}
+_SAME_MOMENT = 0.5  # seconds; heartbeats closer than this do not show which rank was late
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What one rank's slot says, in words that travel between nodes."""
+class RankHeartbeat:
+    """A rank's heartbeat, in a form that other nodes understand."""
 
     rank: int
-    state: int  # of contract: READY, RUNNING ...
+    state: int  # of `contract.heartbeat_file`: READY, RUNNING ...
     step: int
-    age: float  # seconds since the last beat
+    age: float  # seconds since the last heartbeat
     host: str = ""
-    pace: float = 0.0  # seconds per step
-    process: str = ""  # the kernel's state letter for the rank's process, where it was looked up
+    process: str = ""  # the kernel's state letter of the rank's process, if known
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Ranks stand still. `laggards` are those to look at; the rest most likely wait for them."""
+    """No rank makes progress. The ranks in `stuck` are the likely cause; the rest wait for them."""
 
-    laggards: list[Beat]
-    seconds: float  # since anything moved
+    stuck: list[RankHeartbeat]
+    seconds: float  # without progress
     step: int
 
-    @property
-    def hosts(self) -> list[str]:
-        return sorted({beat.host for beat in self.laggards if beat.host})
-
     def __str__(self) -> str:
-        return f"no rank has moved for {self.seconds:.0f} s; " + "; ".join(
-            _told(beat) for beat in self.laggards[:8]
-        )
+        ranks = "; ".join(_describe(heartbeat) for heartbeat in self.stuck[:8])
+        return f"no progress for {self.seconds:.0f} s; {ranks}"
 
 
-def _told(beat: Beat) -> str:
-    where = f" on {beat.host}" if beat.host else ""
-    why = f" ({_STUCK[beat.process]})" if beat.process in _STUCK else ""
-    return f"rank {beat.rank}{where} lags at step {beat.step}{why}"
+def _describe(heartbeat: RankHeartbeat) -> str:
+    host = f" on {heartbeat.host}" if heartbeat.host else ""
+    reason = f" ({_HELD[heartbeat.process]})" if heartbeat.process in _HELD else ""
+    return f"rank {heartbeat.rank}{host} is stuck at step {heartbeat.step}{reason}"
 
 
 class Watchdog:
-    """Ranks that are training must beat within `timeout` seconds; 0 means never mind.
+    """Reports a hang once a training rank sends no heartbeat for `timeout` seconds; 0 turns it off.
 
-    Only those in state RUNNING count: before the first step boundary a script may compile or load for as long
-    as it likes, and a rank that has saved or finished owes nothing.
+    Only ranks in state RUNNING count. Before its first step boundary a script may compile or load for as long
+    as it likes, and a rank that has saved or finished sends nothing more.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
 
-    def check(self, beats: Iterable[Beat]) -> Hang | None:
-        running = [beat for beat in beats if beat.state == RUNNING]
+    def check(self, heartbeats: Iterable[RankHeartbeat]) -> Hang | None:
+        running = [heartbeat for heartbeat in heartbeats if heartbeat.state == RUNNING]
         if self.timeout <= 0 or not running:
             return None
-        oldest = max(beat.age for beat in running)
+        oldest = max(heartbeat.age for heartbeat in running)
         if oldest <= self.timeout:
             return None
-        return Hang(laggards(running), oldest, min(beat.step for beat in running))
+        return Hang(find_stuck(running), oldest, min(heartbeat.step for heartbeat in running))
 
 
-def laggards(running: list[Beat]) -> list[Beat]:
-    """The ranks that the others wait for: those that the kernel holds; else the lowest step; else the oldest beat."""
-    held = [beat for beat in running if beat.process in _STUCK]
+def find_stuck(running: list[RankHeartbeat]) -> list[RankHeartbeat]:
+    """Return the ranks that the others wait for.
+
+    These are the ones that the kernel holds; otherwise those at the lowest step; of those, the ones with the oldest
+    heartbeat.
+    """
+    held = [heartbeat for heartbeat in running if heartbeat.process in _HELD]
     if held and len(held) < len(running):
         return held
-    lowest = min(beat.step for beat in running)
-    behind = [beat for beat in running if beat.step == lowest]
-    oldest = max(beat.age for beat in behind)
+    lowest = min(heartbeat.step for heartbeat in running)
+    behind = [heartbeat for heartbeat in running if heartbeat.step == lowest]
+    oldest = max(heartbeat.age for heartbeat in behind)
     return sorted(
-        (beat for beat in behind if oldest - beat.age <= _SAME_MOMENT),
-        key=lambda beat: (-beat.age, beat.rank),
+        (heartbeat for heartbeat in behind if oldest - heartbeat.age <= _SAME_MOMENT),
+        key=lambda heartbeat: (-heartbeat.age, heartbeat.rank),
     )
 
 
-class Panorama:
-    """The head's view of all ranks: its own beats, and the summaries that members send about once a second."""
+class ClusterHeartbeats:
+    """The head agent's view of all ranks: its own, and the reports that members send about once a second."""
 
     def __init__(self) -> None:
-        self._told: dict[int, list[Beat]] = {}
+        self._reported: dict[int, list[RankHeartbeat]] = {}
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Take in a member's summary (`summary`), as it arrived."""
-        self._told[int(message["from"])] = [Beat(*fields) for fields in message["beats"]]
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Take in a member's report."""
+        self._reported[int(message["from"])] = [RankHeartbeat(*fields) for fields in message["heartbeats"]]
 
-    def forget(self) -> None:
-        """A new attempt begins."""
-        self._told.clear()
-
-    def all(self, own: Iterable[Beat]) -> list[Beat]:
-        """All ranks. A summary that is late makes no rank older: a busy network is not a hang."""
-        return [*own, *(beat for beats in self._told.values() for beat in beats)]
+    def all(self, own: Iterable[RankHeartbeat]) -> list[RankHeartbeat]:
+        """Return all ranks. A late report makes no rank older: a busy network is not a hang."""
+        return [*own, *(heartbeat for reported in self._reported.values() for heartbeat in reported)]
 
 
-def summary(beats: Iterable[Beat]) -> dict[str, Any]:
-    """What a member tells the head (`say(summary(...), to=0)`)."""
-    rows = [[b.rank, b.state, b.step, round(b.age, 3), b.host, round(b.pace, 6), b.process] for b in beats]
-    return {"kind": SUMMARY, "beats": rows}
+def make_report(heartbeats: Iterable[RankHeartbeat]) -> dict[str, Any]:
+    """Return the message with which a member reports its ranks to the head agent."""
+    rows = [[h.rank, h.state, h.step, round(h.age, 3), h.host, h.process] for h in heartbeats]
+    return {"kind": REPORT, "heartbeats": rows}
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process (R, S, D, T, Z ...); empty when there is none."""
+    """Return the kernel's state letter of a process (R, S, D, T, Z ...); empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]

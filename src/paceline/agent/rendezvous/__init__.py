@@ -1,1 +1,1 @@
-"""How the agents of a run find each other and keep in touch."""
+"""The rendezvous: how the agents of a run find each other and stay in contact."""

@@ -1,4 +1,4 @@
-"""How a agent joins: it tries until the head lets it in, or says where the head can read it that it cannot."""
+"""The client side of the rendezvous: an agent that joins the head agent."""
 
 from __future__ import annotations
 
@@ -14,92 +14,95 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.placement import Interrupted, Place, await_verdict, job_start_folder
+from paceline.agent.placement import Placement
 from paceline.agent.rendezvous import network
-from paceline.agent.rendezvous.transport import encode, prove, read_line, same
+from paceline.agent.rendezvous.errors import Interrupted, JoinRejected
+from paceline.agent.rendezvous.job_start import await_verdict, job_start_folder
+from paceline.agent.rendezvous.transport import encode, make_proof, proofs_match, read_message
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
 
 Facts = dict[str, Any]
 
-RESOLVE_WITHIN = 10.0  # name services hiccup; longer than this is a node that cannot see the head
-HANDSHAKE_WITHIN = 5.0  # for one connection: a port scanner must not keep the others waiting for long
-WAITING = "interrupted while waiting for the other agents"
+RESOLVE_TIMEOUT = 10.0  # seconds; name services hiccup, but a node that needs longer cannot see the head node
+HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection: a port scanner must not delay the agents for long
+INTERRUPTED = "Interrupted while waiting for the other agents."
 
 
 @dataclass(frozen=True)
-class Joined:
-    """All are connected: the sockets (the head's to all, a member's to the head) and what was learnt."""
+class Membership:
+    """The result of joining: sockets (the head agent's to all, a member's to the head agent) and who is here."""
 
     sockets: dict[int, socket.socket]
     roster: list[Facts]
-    addr: str  # of the head, as the members reach it
-    peer: str  # an address on another node
+    head_address: str  # as the members reach it
+    peer_address: str  # on another node
 
 
-class Dismissed(LaunchError):
-    """The head turned this agent away, and so knows about it."""
-
-
-def host_and_port(text: str) -> tuple[str, int]:
+def split_address(text: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit():
-        raise LaunchError(f'the head is said to be at "{text}"; expected "host:port"')
+        raise LaunchError(f'Invalid address of the head agent "{text}": expected "host:port".')
     return host.strip("[]"), int(port)
 
 
-def pack(roster: list[Facts]) -> str:
-    """Everybody gets everybody's facts: thousands of nodes that are much alike make a small packet."""
+def encode_roster(roster: list[Facts]) -> str:
+    """Compress the facts of all nodes. Thousands of similar nodes make a small message."""
     return base64.b64encode(zlib.compress(json.dumps(roster).encode(), 6)).decode()
 
 
-def unpack(packet: str) -> list[Facts]:
-    roster: list[Facts] = json.loads(zlib.decompress(base64.b64decode(packet)))
+def decode_roster(text: str) -> list[Facts]:
+    roster: list[Facts] = json.loads(zlib.decompress(base64.b64decode(text)))
     return roster
 
 
-class Visitor:
-    """A member while it tries to be let in."""
+class RendezvousClient:
+    """Joins this agent to the head agent."""
 
     def __init__(
-        self, place: Place, environ: Mapping[str, str], *, token: str, give_up: Callable[[], bool]
+        self,
+        placement: Placement,
+        environ: Mapping[str, str],
+        *,
+        token: str,
+        interrupted: Callable[[], bool],
     ) -> None:
-        self.place = place
+        self.placement = placement
         self.environ = environ
         self.token = token
-        self.give_up = give_up
+        self.interrupted = interrupted
         self.job_start = job_start_folder(environ)
-        self.name = f"agent {place.index + 1} of {place.count} on node {place.host}"
+        self.name = f"Agent {placement.index + 1} of {placement.count} on node {placement.host}"
         self.unresolved_since: float | None = None
 
-    def visit(self, facts: Facts, patience: float) -> Joined:
-        """Be let in, or complain where the head can read it."""
+    def join(self, facts: Facts, timeout: float) -> Membership:
+        """Join the head agent, or leave an error where the head agent reads it."""
         try:
-            return self._knock(facts, patience)
+            return self._retry(facts, timeout)
         except LaunchError as error:
-            self._complain(error)
+            self._report(error)
             raise
 
-    def _knock(self, facts: Facts, patience: float) -> Joined:
-        """Try the announced address, and the one in the job start's folder, until the head lets this agent in."""
-        deadline = time.monotonic() + patience
-        last, tried = "nobody has said where the head is", "?"
+    def _retry(self, facts: Facts, timeout: float) -> Membership:
+        """Try the announced address, and the one in the job start's folder, until the head agent accepts."""
+        deadline = time.monotonic() + timeout
+        problem, address = "its address is unknown", "?"
         while time.monotonic() < deadline:
-            if self.give_up():
-                raise Interrupted(WAITING)
-            for tried in self._candidates():
+            if self.interrupted():
+                raise Interrupted(INTERRUPTED)
+            for address in self._addresses():
                 try:
-                    return self._enter(tried, facts, patience)
+                    return self._connect(address, facts, timeout)
                 except (OSError, ValueError, KeyError) as error:
-                    last = str(error)
+                    problem = str(error).rstrip(".")
             time.sleep(0.2)
         raise LaunchError(
-            f"{self.name} could not join the head at {tried} within {patience:g} s: {last}",
-            hint="is that address reachable from this node, and is the head's agent running?",
+            f"{self.name} could not join the head agent at {address} within {timeout:g} s: {problem}.",
+            hint="Check that this node can reach that address, and that the head agent is running.",
         )
 
-    def _candidates(self) -> list[str]:
+    def _addresses(self) -> list[str]:
         found = []
         if self.job_start is not None:
             try:
@@ -108,72 +111,70 @@ class Visitor:
                 pass
         if env.RENDEZVOUS in self.environ and self.environ[env.RENDEZVOUS] not in found:
             found.append(self.environ[env.RENDEZVOUS])
-        return [where for where in found if where]
+        return [address for address in found if address]
 
-    def _enter(self, where: str, facts: Facts, patience: float) -> Joined:
-        host, port = host_and_port(where)
-        address = self._resolve(host, min(RESOLVE_WITHIN, patience / 2))
-        sock = socket.create_connection((address, port), timeout=HANDSHAKE_WITHIN)
+    def _connect(self, head: str, facts: Facts, timeout: float) -> Membership:
+        host, port = split_address(head)
+        address = self._resolve(host, min(RESOLVE_TIMEOUT, timeout / 2))
+        sock = socket.create_connection((address, port), timeout=HANDSHAKE_TIMEOUT)
         try:
-            told = self._shake_hands(sock, facts, patience)
+            message = self._handshake(sock, facts, timeout)
         except BaseException:
             sock.close()
             raise
-        return Joined({0: sock}, unpack(told["roster"]), told["addr"], sock.getpeername()[0])
+        roster = decode_roster(message["roster"])
+        return Membership({0: sock}, roster, message["head_address"], sock.getpeername()[0])
 
-    def _resolve(self, host: str, within: float) -> str:
+    def _resolve(self, host: str, timeout: float) -> str:
         try:
-            address = network.resolve(host, asked_by=self.name)
+            address = network.resolve(host, agent=self.name)
         except LaunchError as error:
             self.unresolved_since = self.unresolved_since or time.monotonic()
-            if time.monotonic() - self.unresolved_since > within:
+            if time.monotonic() - self.unresolved_since > timeout:
                 raise
             raise OSError(error.message) from None
         self.unresolved_since = None
         return address
 
-    def _shake_hands(self, sock: socket.socket, facts: Facts, patience: float) -> dict[str, Any]:
-        place = self.place
-        greeting = read_line(sock, time.monotonic() + HANDSHAKE_WITHIN)
+    def _handshake(self, sock: socket.socket, facts: Facts, timeout: float) -> dict[str, Any]:
+        index, count = self.placement.index, self.placement.count
+        hello = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
         nonce = secrets.token_hex(16)
-        proof = prove(self.token, str(greeting["nonce"]), place.index)
-        sock.sendall(
-            encode(
-                {"index": place.index, "count": place.count, "nonce": nonce, "proof": proof, "facts": facts}
-            )
-        )
-        welcome = read_line(sock, time.monotonic() + HANDSHAKE_WITHIN)
-        if welcome.get("kind") == "refused":
-            raise Dismissed(f"the head turned {self.name} away: {welcome['why']}")
-        if not same(str(welcome["proof"]), prove(self.token, nonce, 0)):
-            raise PermissionError("it does not know the token: another run's head")
-        told = self._await_roster(sock, time.monotonic() + patience + HANDSHAKE_WITHIN)
-        if told.get("kind") == "refused":
-            raise Dismissed(str(told["why"]))
-        return told
+        proof = make_proof(self.token, str(hello["nonce"]), index)
+        sock.sendall(encode({"index": index, "count": count, "nonce": nonce, "proof": proof, "facts": facts}))
+        answer = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
+        if answer.get("kind") == "rejected":
+            raise JoinRejected(f"{self.name} was rejected by the head agent. {answer['reason']}")
+        if not proofs_match(str(answer["proof"]), make_proof(self.token, nonce, 0)):
+            raise PermissionError("it does not know the token, so it belongs to another run")
+        message = self._await_roster(sock, time.monotonic() + timeout + HANDSHAKE_TIMEOUT)
+        if message.get("kind") == "rejected":
+            raise JoinRejected(str(message["reason"]))
+        return message
 
     def _await_roster(self, sock: socket.socket, deadline: float) -> dict[str, Any]:
-        """From here the head counts the time: it knows who is missing."""
+        """Wait for the roster. From here on the head agent counts the time: it knows who is missing."""
         while not select.select([sock], [], [], 0.5)[0]:
-            if self.give_up():
-                raise Interrupted(WAITING)
+            if self.interrupted():
+                raise Interrupted(INTERRUPTED)
             if time.monotonic() > deadline:
-                raise TimeoutError("the head did not say who is here")
-        return read_line(sock, deadline)
+                raise TimeoutError("the head agent did not send the list of agents")
+        return read_message(sock, deadline)
 
-    def _complain(self, error: LaunchError) -> None:
-        """Tell the head by file what could not be told by wire, and give it time to end the run with a verdict: a
-        agent that exits at once may have its whole step ended by the scheduler first."""
+    def _report(self, error: LaunchError) -> None:
+        """Leave the error in a file for the head agent, and give it time to write the verdict.
+
+        If this agent exits at once, the scheduler may end the whole step first.
+        """
         if self.job_start is None or isinstance(error, Interrupted):
             return
-        if not isinstance(error, Dismissed):
-            message = {"host": self.place.host, "message": error.message, "hint": error.hint}
+        if not isinstance(error, JoinRejected):
+            message = {"host": self.placement.host, "message": error.message, "hint": error.hint}
             try:
                 self.job_start.path.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.job_start.path / f"trouble-{self.place.index}", json.dumps(message))
+                path = self.job_start.path / f"join-error-{self.placement.index}"
+                write_atomically(path, json.dumps(message))
             except OSError as problem:
-                print(
-                    f"paceline: {self.job_start.path} cannot be written: {problem.strerror}", file=sys.stderr
-                )
+                print(f"paceline: cannot write {self.job_start.path}: {problem.strerror}", file=sys.stderr)
                 return
-        await_verdict(self.job_start, self.give_up)
+        await_verdict(self.job_start, self.interrupted)

@@ -1,4 +1,4 @@
-"""This node's addresses and interfaces, and the variables that NCCL and gloo need to find the right one."""
+"""This node's addresses and network interfaces, and the variables that point NCCL and gloo at the right one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
-_VIRTUAL = (
-    "lo",
-    "docker",
-    "virbr",
-    "veth",
-    "br-",
-    "cni",
-    "flannel",
-    "cali",
-)  # nothing trains over these unasked
+# Ranks never train over these unless the user asks for it.
+_VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali")
 
 
 def interfaces() -> dict[str, str]:
-    """IPv4 address by interface name; interfaces without one are left out."""
+    """Return the IPv4 address of each interface that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -40,19 +32,19 @@ def interfaces() -> dict[str, str]:
 
 
 def addresses() -> list[str]:
-    """This node's own addresses, those that others can reach first."""
+    """Return this node's addresses, those that other nodes can reach first."""
     ranked = sorted(interfaces().items(), key=lambda item: (item[0].startswith(_VIRTUAL), item[0]))
     return [address for _, address in ranked]
 
 
-def resolve(host: str, *, asked_by: str) -> str:
-    """The address of a host. There is no fallback to this machine: a wrong head would be a silent world of one."""
+def resolve(host: str, *, agent: str) -> str:
+    """Return the address of a host. Never fall back to this machine: that would silently train a world of one."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LaunchError(
-            f"{asked_by} cannot resolve the head's host name {host!r}: {error.strerror or error}",
-            hint=f"on that node `getent hosts {host}` must answer; leave the node out (--exclude) until it does",
+            f"{agent} cannot resolve the head node's name {host!r}: {error.strerror or error}.",
+            hint=f"Check `getent hosts {host}` on that node, and exclude the node (--exclude) until it works.",
         ) from None
     # IPv4 first: gloo and NCCL bootstrap over it on nearly every cluster.
     found.sort(key=lambda item: item[0] != socket.AF_INET)
@@ -60,16 +52,16 @@ def resolve(host: str, *, asked_by: str) -> str:
 
 
 def interface_towards(address: str) -> str | None:
-    """The interface whose address the kernel would use to reach an address; None when it is this machine's own."""
+    """Return the interface that the kernel uses to reach an address; None if the address is this machine's own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # no packet is sent: only the route is chosen
-            mine = probe.getsockname()[0]
+            probe.connect((address, 9))  # sends no packet: it only chooses the route
+            own = probe.getsockname()[0]
     except OSError:
         return None
-    for name, its in interfaces().items():
-        if its == mine and name != "lo":
+    for name, interface_address in interfaces().items():
+        if interface_address == own and name != "lo":
             return name
     return None
 
@@ -80,15 +72,15 @@ def has_infiniband() -> bool:
 
 
 def roce_gid_index(devices: Path = Path("/sys/class/infiniband")) -> int | None:
-    """The address table's entry for RoCE v2 over IPv4, where all Ethernet ports agree on it; else NCCL's own choice.
+    """Return the GID index for RoCE v2 over IPv4 if all Ethernet ports agree on it; None leaves the choice to NCCL.
 
-    The default entry is often RoCE v1 or link-local: adapters then find no way to each other.
+    The default entry is often RoCE v1 or link-local, and then adapters cannot reach each other.
     """
     chosen = set()
     for port in devices.glob("*/ports/*"):
         try:
             if (port / "link_layer").read_text().strip() != "Ethernet":
-                return None  # InfiniBand proper needs no such choice
+                return None  # real InfiniBand needs no GID index
         except OSError:
             continue
         usable = [int(entry.name) for entry in port.glob("gids/*") if _is_roce_v2(port, entry)]
@@ -100,7 +92,7 @@ def _is_roce_v2(port: Path, entry: Path) -> bool:
     try:
         kind = (port / "gid_attrs" / "types" / entry.name).read_text().strip()
         return kind == "RoCE v2" and entry.read_text().startswith("0000:0000:0000:0000:0000:ffff:")
-    except OSError:  # an entry that is not in use cannot be read
+    except OSError:  # unused entries cannot be read
         return False
 
 
@@ -112,22 +104,22 @@ def network_variables(
     runtime: Mapping[str, Any],
     infiniband: bool | None = None,
 ) -> dict[str, str]:
-    """What to set for the ranks of this node. A name that the user has set is the user's.
+    """Return the variables to set for the ranks of this node. Variables that the user has set are left alone.
 
-    `peer` is an address on another node (the head's, or for the head a member's): the way there is the
-    interface to train over.
+    `peer` is an address on another node (the head node's, or for the head node a member's): the interface that leads
+    there is the one to train over.
     """
-    wanted: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if nodes > 1:
         name = interface_towards(peer)
         if name is not None:
-            wanted["NCCL_SOCKET_IFNAME"] = f"={name}"  # "=": this name exactly, not as a prefix
-            wanted["GLOO_SOCKET_IFNAME"] = name
+            variables["NCCL_SOCKET_IFNAME"] = f"={name}"  # "=" means this exact name, not a prefix
+            variables["GLOO_SOCKET_IFNAME"] = name
         if not (has_infiniband() if infiniband is None else infiniband):
-            wanted["NCCL_IB_DISABLE"] = "1"
+            variables["NCCL_IB_DISABLE"] = "1"
         elif (index := roce_gid_index()) is not None:
-            wanted["NCCL_IB_GID_INDEX"] = str(index)
+            variables["NCCL_IB_GID_INDEX"] = str(index)
     if runtime.get("debug"):
-        wanted["NCCL_DEBUG"] = "INFO"
-        wanted["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    return {name: value for name, value in wanted.items() if name not in environ}
+        variables["NCCL_DEBUG"] = "INFO"
+        variables["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    return {name: value for name, value in variables.items() if name not in environ}

@@ -1,4 +1,4 @@
-"""The head while agents join: it lets in who knows the token, and knows who is missing."""
+"""The server side of the rendezvous: the head agent accepts the others and knows who is missing."""
 
 from __future__ import annotations
 
@@ -11,158 +11,182 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from paceline.agent.placement import Absent, Interrupted, Place, host_of_node, job_start_folder
-from paceline.agent.rendezvous.client import HANDSHAKE_WITHIN, WAITING, Facts, Joined, host_and_port, pack
+from paceline.agent.placement import Placement, node_name
+from paceline.agent.rendezvous.client import (
+    HANDSHAKE_TIMEOUT,
+    INTERRUPTED,
+    Facts,
+    Membership,
+    encode_roster,
+    split_address,
+)
+from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
+from paceline.agent.rendezvous.job_start import job_start_folder
 from paceline.agent.rendezvous.network import LOOPBACK
-from paceline.agent.rendezvous.transport import encode, prove, read_line, same
+from paceline.agent.rendezvous.transport import encode, make_proof, proofs_match, read_message
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
 
 
-class Host:
-    """The head while it gathers the others."""
+class RendezvousServer:
+    """Accepts all other agents of the run."""
 
     def __init__(
-        self, place: Place, environ: Mapping[str, str], *, token: str, give_up: Callable[[], bool]
+        self,
+        placement: Placement,
+        environ: Mapping[str, str],
+        *,
+        token: str,
+        interrupted: Callable[[], bool],
     ) -> None:
-        self.place = place
+        self.placement = placement
         self.environ = environ
         self.token = token
-        self.give_up = give_up
+        self.interrupted = interrupted
         self.job_start = job_start_folder(environ)
         self.members: dict[int, socket.socket] = {}
         self.facts: dict[int, Facts] = {}
 
-    def gather(self, facts: Facts, patience: float) -> Joined:
+    def accept_all(self, facts: Facts, timeout: float) -> Membership:
+        """Wait until all agents have joined, then send everyone the roster."""
         self.facts[0] = facts
-        _allow_descriptors(self.place.count + 256)
-        deadline = time.monotonic() + patience
+        _raise_descriptor_limit(self.placement.count + 256)
+        deadline = time.monotonic() + timeout
         try:
             with self._listen() as listener:
                 listener.settimeout(0.5)
-                while len(self.facts) < self.place.count:
-                    if self.give_up():
-                        raise Interrupted(WAITING)
-                    self._heed_complaints()
+                while len(self.facts) < self.placement.count:
+                    if self.interrupted():
+                        raise Interrupted(INTERRUPTED)
+                    self._raise_reported_error()
                     if time.monotonic() > deadline:
-                        raise self._missing(patience)
+                        raise self._missing(timeout)
                     try:
                         sock, _ = listener.accept()
                     except TimeoutError:
                         continue
-                    self._admit(sock)
+                    self._accept(sock)
         except BaseException as error:
-            self._dismiss(str(error))
+            self._reject_all(str(error))
             raise
-        roster = [self.facts[index] for index in range(self.place.count)]
-        addr, peer = _ways(self.members)
-        told = encode({"kind": "roster", "roster": pack(roster), "addr": addr})
+        roster = [self.facts[index] for index in range(self.placement.count)]
+        head_address, peer_address = _addresses(self.members)
+        line = encode({"kind": "roster", "roster": encode_roster(roster), "head_address": head_address})
         for sock in self.members.values():
             try:
-                sock.settimeout(HANDSHAKE_WITHIN)
-                sock.sendall(told)
-            except OSError:  # the link will find that it is lost
+                sock.settimeout(HANDSHAKE_TIMEOUT)
+                sock.sendall(line)
+            except OSError:  # the transport will find that it is lost
                 continue
-        return Joined(self.members, roster, addr, peer)
+        return Membership(self.members, roster, head_address, peer_address)
 
     def _listen(self) -> socket.socket:
-        """On the port that was announced; if somebody took it since, another, written to the job start's folder."""
+        """Listen on the announced port. If it is taken, choose another and write it to the job start's folder."""
         announced = self.environ.get(env.RENDEZVOUS)
-        host, port = host_and_port(announced) if announced else (self.place.host, 0)
+        host, port = split_address(announced) if announced else (self.placement.host, 0)
         if self.job_start is None and not announced:
-            raise LaunchError(f"neither {env.RENDEZVOUS} nor {env.JOB_START} is set: the agents cannot meet")
+            raise LaunchError(
+                f"The agents cannot find each other: neither {env.RENDEZVOUS} nor {env.JOB_START} is set.",
+                hint="Start agents with `paceline run` or `paceline submit`.",
+            )
         try:
             listener = socket.create_server(("", port), backlog=1024)
         except OSError as error:
             if self.job_start is None:
-                raise LaunchError(f"port {port} on {self.place.host} is taken: {error.strerror}") from None
+                raise LaunchError(
+                    f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}."
+                ) from None
             listener = socket.create_server(("", 0), backlog=1024)
         if self.job_start is not None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.job_start.head, f"{host}:{listener.getsockname()[1]}\n")
         return listener
 
-    def _admit(self, sock: socket.socket) -> None:
-        """Let one in that knows the token; anybody else is turned away and changes nothing."""
+    def _accept(self, sock: socket.socket) -> None:
+        """Accept an agent that knows the token. Close any other connection."""
         nonce = secrets.token_hex(16)
         try:
-            sock.settimeout(HANDSHAKE_WITHIN)
+            sock.settimeout(HANDSHAKE_TIMEOUT)
             sock.sendall(encode({"paceline": 1, "nonce": nonce}))
-            answer = read_line(sock, time.monotonic() + HANDSHAKE_WITHIN)
-            index, facts = int(answer["index"]), dict(answer["facts"])
-            if not same(str(answer["proof"]), prove(self.token, nonce, index)):
+            hello = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
+            index, facts = int(hello["index"]), dict(hello["facts"])
+            if not proofs_match(str(hello["proof"]), make_proof(self.token, nonce, index)):
                 raise PermissionError("wrong token")
-            if not 0 < index < self.place.count or answer["count"] != self.place.count:
-                why = f"it is number {index} of {answer['count']}, but the head expects {self.place.count} agents"
-                sock.sendall(encode({"kind": "refused", "why": why}))
-                raise PermissionError(why)
-            sock.sendall(encode({"kind": "welcome", "proof": prove(self.token, str(answer["nonce"]), 0)}))
+            count = self.placement.count
+            if not 0 < index < count or hello["count"] != count:
+                reason = (
+                    f"It has index {index} of {hello['count']}, but the head agent expects {count} agents."
+                )
+                sock.sendall(encode({"kind": "rejected", "reason": reason}))
+                raise PermissionError(reason)
+            proof = make_proof(self.token, str(hello["nonce"]), 0)
+            sock.sendall(encode({"kind": "accepted", "proof": proof}))
         except (OSError, ValueError, KeyError, TypeError):
             sock.close()
             return
-        if index in self.members:  # it lost its first connection and came again
+        if index in self.members:  # it lost its first connection and joins again
             self.members[index].close()
         self.members[index] = sock
         self.facts[index] = facts
 
-    def _heed_complaints(self) -> None:
-        """A member that cannot get here says so in the job start's folder, so that the head need not wait for it."""
+    def _raise_reported_error(self) -> None:
+        """Raise the error of an agent that cannot get here, instead of waiting for it."""
         if self.job_start is None:
             return
-        for path in sorted(self.job_start.path.glob("trouble-*")):
+        for path in sorted(self.job_start.path.glob("join-error-*")):
             try:
-                told = json.loads(path.read_text(encoding="utf-8"))
+                report = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
-            raise Absent(told["message"], hint=told["hint"], hosts=[told["host"]])
+            raise AgentsMissing(report["message"], hint=report["hint"], hosts=[report["host"]])
 
-    def _missing(self, patience: float) -> Absent:
-        count, nodes = self.place.count, self.place.nodes
-        words, hosts = [], []
+    def _missing(self, timeout: float) -> AgentsMissing:
+        count, nodes = self.placement.count, self.placement.nodes
+        names, hosts = [], []
         for index in range(1, count):
             if index not in self.facts:
                 node = index * nodes // count
-                host = host_of_node(node, self.environ)
+                host = node_name(node, self.environ)
                 hosts += [host] if host and host not in hosts else []
-                words.append(f"node {host or node} (agent {index + 1} of {count})")
-        named = ", ".join(words[:8]) + (f" and {len(words) - 8} more" if len(words) > 8 else "")
-        return Absent(
-            f"{named} never joined within {patience:g} s",
-            hint="the node did not start, or cannot reach the head: look at its lines in the job's log",
+                names.append(f"node {host or node} (agent {index + 1} of {count})")
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return AgentsMissing(
+            f"Agents did not join within {timeout:g} s: {listed}.",
+            hint="A node did not start, or cannot reach the head node. Read its lines in the job's log.",
             hosts=hosts,
         )
 
-    def _dismiss(self, why: str) -> None:
+    def _reject_all(self, reason: str) -> None:
         for sock in self.members.values():
             try:
-                sock.settimeout(HANDSHAKE_WITHIN)
-                sock.sendall(encode({"kind": "refused", "why": why}))
+                sock.settimeout(HANDSHAKE_TIMEOUT)
+                sock.sendall(encode({"kind": "rejected", "reason": reason}))
             except OSError:
                 pass
             sock.close()
 
 
-def _allow_descriptors(count: int) -> None:
-    """One socket per agent: the usual soft limit of 1,024 is not enough for a large run."""
+def _raise_descriptor_limit(count: int) -> None:
+    """Allow one socket per agent: the usual soft limit of 1,024 is too low for a large run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
-        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _ways(members: dict[int, socket.socket]) -> tuple[str, str]:
-    """The head's address as most members reached it, and the address of one that stands on another machine."""
-    elsewhere = []
+def _addresses(members: dict[int, socket.socket]) -> tuple[str, str]:
+    """Return the head agent's address as most members reach it, and the address of a member on another node."""
+    remote = []
     for sock in members.values():
         try:
-            mine, theirs = sock.getsockname()[0], sock.getpeername()[0]
-        except OSError:  # it is gone already: the link will find out
+            own, peer = sock.getsockname()[0], sock.getpeername()[0]
+        except OSError:  # it is gone already, as the transport will find
             continue
-        # A host that resolves its own name to 127.0.1.1 must not tell the others to meet there.
-        if mine != theirs and not ipaddress.ip_address(mine).is_loopback:
-            elsewhere.append((mine, theirs))
-    if not elsewhere:
+        # A host that resolves its own name to 127.0.1.1 must not announce that address to the others.
+        if own != peer and not ipaddress.ip_address(own).is_loopback:
+            remote.append((own, peer))
+    if not remote:
         return LOOPBACK, LOOPBACK
-    addr = Counter(mine for mine, _ in elsewhere).most_common(1)[0][0]
-    return addr, next(theirs for mine, theirs in elsewhere if mine == addr)
+    address = Counter(own for own, _ in remote).most_common(1)[0][0]
+    return address, next(peer for own, peer in remote if own == address)

@@ -1,8 +1,8 @@
-"""A star of TCP connections between agents: the head in the middle, newline-framed JSON on the lines.
+"""TCP connections between agents: a star with the head agent at its center, one JSON message per line.
 
-A thread of its own carries the bytes and the pings, so that a agent that is busy (a slow file system, a
-slow import) is not taken for dead. Silence is counted only while this side was awake itself: a machine that
-was suspended does not wake to find everybody lost.
+A separate thread moves the bytes and sends pings, so a busy agent (a slow file system, a slow import) is not mistaken
+for a dead one. Silence counts only while this side was awake: a suspended machine does not wake up to find
+every other agent lost.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 
 Message = dict[str, Any]
 
-PING_EVERY = 2.0  # seconds
-LONGEST_LINE = 64 << 20  # a peer that sends more without a line's end is not one of ours
+PING_INTERVAL = 2.0  # seconds
+MAX_LINE = 64 << 20  # bytes; a peer that sends more without a newline is not an agent
 _PING = b"{}\n"
 
 
-def prove(token: str, nonce: str, index: int) -> str:
-    """Shows that one knows the token without sending it."""
+def make_proof(token: str, nonce: str, index: int) -> str:
+    """Return a proof that the sender knows the token, without revealing it."""
     return hmac.new(token.encode(), f"{nonce} {index}".encode(), "sha256").hexdigest()
 
 
-def same(one: str, other: str) -> bool:
+def proofs_match(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
@@ -39,8 +39,8 @@ def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def read_line(sock: socket.socket, deadline: float) -> Message:
-    """One message from a socket that is not in a `Link` yet. What follows the line is left for the link."""
+def read_message(sock: socket.socket, deadline: float) -> Message:
+    """Read one message from a socket that has no `Transport` yet, and not a byte more."""
     line = bytearray()
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -51,11 +51,11 @@ def read_line(sock: socket.socket, deadline: float) -> Message:
         if not seen:
             raise ConnectionError("the connection was closed")
         line += sock.recv(seen.find(b"\n") + 1 or len(seen))
-        if len(line) > LONGEST_LINE:
-            raise ConnectionError("not one of ours")
+        if len(line) > MAX_LINE:
+            raise ConnectionError("the peer is not a Paceline agent")
     message = json.loads(line)
     if not isinstance(message, dict):
-        raise ConnectionError("not one of ours")
+        raise ConnectionError("the peer is not a Paceline agent")
     return message
 
 
@@ -67,25 +67,33 @@ class _Peer:
         self.unsent = bytearray()
         self.silence = 0.0
         self.since_ping = 0.0
-        self.left = False  # said goodbye: its end is no loss
+        self.left = False  # it said goodbye, so the end of its connection is no loss
 
 
-class Link:
-    """Joined peers. `say` and `poll` never block; a lost peer arrives as {"kind": "lost", "index": i}."""
+class Transport:
+    """Messages to and from connected agents. `send` and `poll` never block.
+
+    A lost peer arrives as {"kind": "lost", "index": i, "reason": text}.
+    """
 
     def __init__(
-        self, me: int, peers: dict[int, socket.socket], *, silence: float, bell: tuple[int, int] | None = None
+        self,
+        index: int,
+        peers: dict[int, socket.socket],
+        *,
+        silence_timeout: float,
+        inbox_pipe: tuple[int, int] | None = None,
     ) -> None:
-        """`bell` is the pipe behind `fileno`, where the caller wants to have made it (and so numbered it) itself."""
-        self.me = me
-        self.silence = silence
-        self._peers = {index: _Peer(index, sock) for index, sock in peers.items()}
+        """`inbox_pipe` is the pipe behind `fileno`; pass one that was opened early to get a low descriptor."""
+        self.index = index
+        self.silence_timeout = silence_timeout
+        self._peers = {number: _Peer(number, sock) for number, sock in peers.items()}
         self._present = set(peers)
         self._inbox: deque[Message] = deque()
         self._outbox: deque[tuple[int | None, bytes]] = deque()
         self._closing = threading.Event()
         self._flush_until = 0.0
-        self._inbox_read, self._inbox_write = bell or os.pipe()
+        self._inbox_read, self._inbox_write = inbox_pipe or os.pipe()
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -95,32 +103,32 @@ class Link:
             peer.sock.setblocking(False)
             peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(peer.sock, selectors.EVENT_READ, peer)
-        self._thread = threading.Thread(target=self._carry, name="paceline-link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="paceline-transport", daemon=True)
         self._thread.start()
 
     @property
     def is_head(self) -> bool:
-        return self.me == 0
+        return self.index == 0
 
     @property
     def present(self) -> set[int]:
-        """Peers that are connected now."""
+        """The peers that are connected now."""
         return set(self._present)
 
     def fileno(self) -> int:
-        """Readable when `poll` has something."""
+        """Return a descriptor that is readable when `poll` has something."""
         return self._inbox_read
 
-    def say(self, message: Message, *, to: int | None = None) -> None:
-        """To everybody else, or to one agent; through the head."""
+    def send(self, message: Message, *, to: int | None = None) -> None:
+        """Send to all other agents, or to one; the head agent forwards it."""
         if self._closing.is_set():
             return
-        line = encode({**message, "from": self.me, "to": to})
+        line = encode({**message, "from": self.index, "to": to})
         self._outbox.append((to if self.is_head else 0, line))
-        self._poke(self._wake_write)
+        self._wake(self._wake_write)
 
     def poll(self) -> list[Message]:
-        """What has arrived since the last call."""
+        """Return the messages that arrived since the last call."""
         try:
             while not self._closing.is_set() and os.read(self._inbox_read, 4096):
                 pass
@@ -132,30 +140,32 @@ class Link:
         return messages
 
     def wait(self, seconds: float) -> list[Message]:
-        """`poll`, after waiting for something to arrive."""
+        """Wait until something arrives, then `poll`."""
         select.select([self._inbox_read], [], [], max(0.0, seconds))
         return self.poll()
 
-    def close(self, *, flush_within: float = 5.0) -> None:
-        """Say goodbye, so that nobody takes this for a loss, and hang up."""
+    def close(self, *, flush_timeout: float = 5.0) -> None:
+        """Say goodbye, so that no peer takes this for a loss, and disconnect."""
         if self._closing.is_set():
             return
-        self._outbox.append((None, encode({"kind": "left", "from": self.me, "to": None})))
-        self._flush_until = time.monotonic() + flush_within
+        self._outbox.append((None, encode({"kind": "left", "from": self.index, "to": None})))
+        self._flush_until = time.monotonic() + flush_timeout
         self._closing.set()
-        self._poke(self._wake_write)
-        self._thread.join(flush_within + 5)
-        if not self._thread.is_alive():  # else it still uses them; it is a daemon, and ends with the process
+        self._wake(self._wake_write)
+        self._thread.join(flush_timeout + 5)
+        if (
+            not self._thread.is_alive()
+        ):  # otherwise it still uses them; being a daemon, it ends with the process
             self._selector.close()
             for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
                 os.close(end)
 
-    # -- the carrying thread ---------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------
 
-    def _carry(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals belong to the main thread
         before = time.monotonic()
-        hung_up = False
+        done_sending = False
         while True:
             for key, events in self._selector.select(timeout=0.5):
                 if key.data is None:
@@ -164,25 +174,29 @@ class Link:
                 peer: _Peer = key.data
                 if events & selectors.EVENT_READ:
                     self._receive(peer)
-            closing = self._closing.is_set()  # asked before the outbox is emptied: the goodbye is then in it
-            self._sort_outbox()
+            closing = (
+                self._closing.is_set()
+            )  # read before the outbox is emptied, so that the goodbye is in it
+            self._dispatch_outbox()
             now = time.monotonic()
-            # Late means that this side slept: nobody else is to blame for that time.
+            # A late wake-up means that this side slept. Do not hold that time against the peers.
             awake = min(now - before, 1.0)
             before = now
             for peer in list(self._peers.values()):
-                self._look_after(peer, awake)
-            if closing and not hung_up and not any(peer.unsent for peer in self._peers.values()):
-                hung_up = True
-                self._hang_up()
+                self._check_and_send(peer, awake)
+            if closing and not done_sending and not any(peer.unsent for peer in self._peers.values()):
+                done_sending = True
+                self._shut_down_sending()
             if closing and (not self._peers or now > self._flush_until):
                 for peer in list(self._peers.values()):
                     self._drop(peer)
                 return
 
-    def _hang_up(self) -> None:
-        """End the sending half, then read on until the peer ends its own: closing with bytes unread would make
-        the kernel throw away what was sent last."""
+    def _shut_down_sending(self) -> None:
+        """Close the sending half, then read until each peer closes its own.
+
+        Closing a socket with unread bytes makes the kernel discard what was sent last.
+        """
         for peer in list(self._peers.values()):
             peer.left = True
             try:
@@ -190,18 +204,18 @@ class Link:
             except OSError:
                 self._drop(peer)
 
-    def _look_after(self, peer: _Peer, awake: float) -> None:
+    def _check_and_send(self, peer: _Peer, awake: float) -> None:
         peer.silence += awake
         peer.since_ping += awake
-        if peer.silence > self.silence:
-            self._lose(peer, f"silent for {self.silence:g} s")
+        if peer.silence > self.silence_timeout:
+            self._lose(peer, f"silent for {self.silence_timeout:g} s")
             return
-        if peer.since_ping >= min(PING_EVERY, self.silence / 4) and not self._closing.is_set():
+        if peer.since_ping >= min(PING_INTERVAL, self.silence_timeout / 4) and not self._closing.is_set():
             peer.since_ping = 0.0
             peer.unsent += _PING
         self._send(peer)
 
-    def _sort_outbox(self) -> None:
+    def _dispatch_outbox(self) -> None:
         while self._outbox:
             to, line = self._outbox.popleft()
             for peer in self._peers.values():
@@ -223,23 +237,23 @@ class Link:
 
     def _receive(self, peer: _Peer) -> None:
         try:
-            while piece := peer.sock.recv(1 << 16):
-                peer.unread += piece
-            over, why = True, "the connection was closed"
+            while data := peer.sock.recv(1 << 16):
+                peer.unread += data
+            closed, reason = True, "the connection was closed"
         except BlockingIOError:
-            over, why = False, ""
+            closed, reason = False, ""
         except OSError as error:
-            over, why = True, error.strerror or str(error)
+            closed, reason = True, error.strerror or str(error)
         peer.silence = 0.0
         *lines, rest = bytes(peer.unread).split(b"\n")
         peer.unread = bytearray(rest)
         for line in lines:
             if line != _PING[:-1]:
-                self._take(peer, line)
-        if over or len(rest) > LONGEST_LINE:
-            self._lose(peer, why or "it sent what is no message")
+                self._handle_line(peer, line)
+        if closed or len(rest) > MAX_LINE:
+            self._lose(peer, reason or "it sent something that is not a message")
 
-    def _take(self, peer: _Peer, line: bytes) -> None:
+    def _handle_line(self, peer: _Peer, line: bytes) -> None:
         try:
             message: Message = json.loads(line)
             to = message.get("to")
@@ -252,15 +266,15 @@ class Link:
             for other in self._peers.values():
                 if other is not peer and to in (None, other.index):
                     other.unsent += line + b"\n"
-        if to is None or to == self.me:
+        if to is None or to == self.index:
             self._deliver(message)
 
-    def _lose(self, peer: _Peer, why: str) -> None:
+    def _lose(self, peer: _Peer, reason: str) -> None:
         self._drop(peer)
         if peer.left:
             return
         self._present.discard(peer.index)
-        message = {"kind": "lost", "index": peer.index, "why": why}
+        message = {"kind": "lost", "index": peer.index, "reason": reason}
         self._deliver(message)
         if self.is_head and not self._closing.is_set():
             line = encode(message)
@@ -274,11 +288,11 @@ class Link:
 
     def _deliver(self, message: Message) -> None:
         self._inbox.append(message)
-        self._poke(self._inbox_write)
+        self._wake(self._inbox_write)
 
     @staticmethod
-    def _poke(pipe: int) -> None:
+    def _wake(pipe: int) -> None:
         try:
             os.write(pipe, b".")
-        except BlockingIOError:  # full of pokes: the reader will wake anyway
+        except BlockingIOError:  # the pipe is full, so its reader wakes up anyway
             pass

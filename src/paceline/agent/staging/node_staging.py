@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.placement import Interrupted, Place
-from paceline.agent.rendezvous.rendezvous import Meeting
+from paceline.agent.placement import Placement
+from paceline.agent.rendezvous.errors import Interrupted
+from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
 from paceline.agent.staging import cleanup, folders
 from paceline.agent.staging.collect import Collection
@@ -39,9 +40,9 @@ class StagingContext:
 
     run: RunFolder
     launch_spec: LaunchSpec
-    place: Place
+    placement: Placement
     environ: Mapping[str, str]
-    meeting: Meeting
+    rendezvous: Rendezvous
     requests: Requests
     job_start: JobStartFolder
     events: EventWriter
@@ -51,12 +52,13 @@ class StagingContext:
 class NodeStaging:
     def __init__(self, around: StagingContext) -> None:
         self.around = around
-        place, environ = around.place, around.environ
+        placement, environ = around.placement, around.environ
         self.wish = read_request(around.launch_spec, environ)
-        self.is_copier = 0 in place.local_ranks
-        name = f"node-{place.node}" if place.nodes > 1 else ""
+        self.is_copier = 0 in placement.local_ranks
+        name = f"node-{placement.node}" if placement.nodes > 1 else ""
         self.owner = Owner(
-            run=around.launch_spec.run_id, job_start=around.job_start.path.name, node=place.node, host=place.host,
+            run=around.launch_spec.run_id, job_start=around.job_start.path.name, node=placement.node,
+            host=placement.host,
             job=environ.get("SLURM_JOB_ID", ""), cluster=environ.get("SLURM_CLUSTER_NAME", ""),
             staged=[item.name for item in self.wish.items], collect=list(self.wish.collect),
             destination=str(around.run.collected / name), **folders.this_process(),
@@ -79,12 +81,12 @@ class NodeStaging:
         began = time.monotonic()
         around = self.around
         problem = self._make_folders() if self.is_copier else None
-        around.events.write("staging", host=around.place.host)
-        if around.place.is_head and problem is None:
+        around.events.write("staging", host=around.placement.host)
+        if around.placement.is_head and problem is None:
             self.worker = Worker(self._stager())
             self.worker.start()
         try:
-            result = self._lead(problem) if around.place.is_head else self._follow(problem)
+            result = self._lead(problem) if around.placement.is_head else self._follow(problem)
         finally:
             if self.worker is not None:
                 self.worker.end()
@@ -116,12 +118,12 @@ class NodeStaging:
     def _stager(self) -> Stager:
         return Stager(
             self.wish, private=self.private, data=self.folder / "data", host=self.owner.host,
-            makes_packs=self.around.place.is_head,
+            makes_packs=self.around.placement.is_head,
         )  # fmt: skip
 
     def _lead(self, problem: PacelineError | None) -> dict[str, Any]:
         """The head: tell the others what to stage, wait for all nodes, tell them that all is there."""
-        around, others = self.around, self.around.place.nodes - 1
+        around, others = self.around, self.around.placement.nodes - 1
         result = _told(problem)
         spoken = not others
         while not result:
@@ -141,7 +143,7 @@ class NodeStaging:
                     break
             self._show(worker)
             time.sleep(LOOK_EVERY)
-        around.meeting.say({"kind": "data ready", **result})
+        around.rendezvous.send({"kind": "data ready", **result})
         return result
 
     def _follow(self, problem: PacelineError | None) -> dict[str, Any]:
@@ -154,10 +156,10 @@ class NodeStaging:
                 if self.is_copier and self.worker is None and problem is None:
                     problem = self._begin(message)
             if not reported and (told := self._outcome(problem)):
-                around.meeting.say({"kind": "staged", **told}, to=0)
+                around.rendezvous.send({"kind": "staged", **told}, to=0)
                 reported = True
             if self._asked_to_stop() and not reported:
-                around.meeting.say({"kind": "staged", "stopped": True}, to=0)
+                around.rendezvous.send({"kind": "staged", "stopped": True}, to=0)
                 reported = True
             time.sleep(LOOK_EVERY)
 
@@ -193,7 +195,7 @@ class NodeStaging:
                 "hint": "the nodes read it there",
             }
         items = [{"name": each.name, "key": each.manifest.key} for each in worker.planned]
-        self.around.meeting.say({"kind": "data plan", "items": items})
+        self.around.rendezvous.send({"kind": "data plan", "items": items})
         return {}
 
     def _packs_are_there(self, worker: Worker) -> bool:
@@ -205,24 +207,24 @@ class NodeStaging:
 
     def _messages(self) -> list[dict[str, Any]]:
         """What concerns data; the rest is left for whom it concerns, but a lost agent ends the waiting."""
-        meeting = self.around.meeting
+        rendezvous = self.around.rendezvous
         ours: list[dict[str, Any]] = []
         rest: list[dict[str, Any]] = []
-        for message in meeting.poll():
+        for message in rendezvous.poll():
             kind = message.get("kind")
             if kind in ("lost", "left"):
                 index = message["index"] if kind == "lost" else message["from"]
-                raise LaunchError(f"{meeting.name_of(index)} was lost while data was staged")
+                raise LaunchError(f"{rendezvous.describe(index)} was lost while data was staged")
             (ours if kind in ("data plan", "data ready", "staged") else rest).append(message)
         if rest:
-            meeting.put_back(rest)
+            rendezvous.put_back(rest)
         return ours
 
     def _asked_to_stop(self) -> bool:
         around = self.around
         if around.requests.end_now:
             raise Interrupted("interrupted while data was staged")
-        return bool(around.requests.stop) or (around.place.is_head and around.job_start.stop.exists())
+        return bool(around.requests.stop) or (around.placement.is_head and around.job_start.stop.exists())
 
     # -- words -----------------------------------------------------------------------------------------
 
@@ -237,10 +239,10 @@ class NodeStaging:
             return
         staged = self.worker.stager.staged
         around.events.write(
-            "staged", host=around.place.host, files=staged.files, size=staged.size, reused=staged.reused,
+            "staged", host=around.placement.host, files=staged.files, size=staged.size, reused=staged.reused,
             seconds=seconds,
         )  # fmt: skip
-        if not around.place.is_head:
+        if not around.placement.is_head:
             return
         for note in [*notes_on(self.worker.planned or []), *staged.notes]:
             around.say(note)
@@ -282,7 +284,7 @@ class NodeStaging:
             around.say(f"warning: a result was not collected on {self.owner.host}: {each}")
         if found.older:
             around.say(f"{found.older} results were left on {self.owner.host}: newer ones are there already")
-        around.events.write("collected", host=around.place.host, files=found.files, size=found.size)
+        around.events.write("collected", host=around.placement.host, files=found.files, size=found.size)
         if found.files:
             what = f"{found.files} files ({format_size(found.size)})"
             around.say(f"collected {what} from {self.owner.host}: {self.owner.destination}")
@@ -292,22 +294,24 @@ class NodeStaging:
     def _leave_together(self) -> None:
         """A scheduler may end all agents when one exits with an error: nobody goes before all have
         collected and cleaned up."""
-        place, meeting = self.around.place, self.around.meeting
-        if place.count == 1:
+        placement, rendezvous = self.around.placement, self.around.rendezvous
+        if placement.count == 1:
             return
-        waiting_for = set(range(1, place.count)) if place.is_head else {0}
-        if not place.is_head:
-            meeting.say({"kind": "left data"}, to=0)
+        waiting_for = set(range(1, placement.count)) if placement.is_head else {0}
+        if not placement.is_head:
+            rendezvous.send({"kind": "left data"}, to=0)
         deadline = time.monotonic() + LEAVE_WITHIN
         while (
-            waiting_for & meeting.present and time.monotonic() < deadline and not self.around.requests.hurry
+            waiting_for & rendezvous.present
+            and time.monotonic() < deadline
+            and not self.around.requests.hurry
         ):
-            for message in meeting.poll():
+            for message in rendezvous.poll():
                 if message.get("kind") in ("left data", "data over"):
                     waiting_for.discard(message["from"])
             time.sleep(LOOK_EVERY)
-        if place.is_head:
-            meeting.say({"kind": "data over"})
+        if placement.is_head:
+            rendezvous.send({"kind": "data over"})
 
 
 def _told(problem: PacelineError | None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         os.chdir(spec["cwd"])
     if is_rank:
         _dump_stacks_on_signal(attempt.stacks(rank))
-        heartbeat.say_ready(spec["heartbeat"], local_rank)
+        heartbeat.mark_ready(spec["heartbeat"], local_rank)
     try:
         _run_program(spec)
     except SystemExit as leaving:

@@ -13,7 +13,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from paceline.agent.placement import Place
+    from paceline.agent.placement import Placement
 
 OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"  # torchrun's ranks: the pipes that the agent reads, by local rank
 PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outlive
@@ -95,14 +95,16 @@ def tracker_variables(launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[
     return variables
 
 
-def node_variables(launch_spec: LaunchSpec, place: Place, *, address: str, port: int) -> dict[str, str]:
+def node_variables(
+    launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int
+) -> dict[str, str]:
     """Return what every rank needs, and a process that spawns the ranks of a node itself (style spawn)."""
     return {
         env.MASTER_ADDR: address,
         env.MASTER_PORT: str(port),
-        env.GROUP_RANK: str(place.node),
-        env.GROUP_WORLD_SIZE: str(place.nodes),
-        env.LOCAL_WORLD_SIZE: str(place.local_world_size),
+        env.GROUP_RANK: str(placement.node),
+        env.GROUP_WORLD_SIZE: str(placement.nodes),
+        env.LOCAL_WORLD_SIZE: str(placement.local_world_size),
         env.RUN_ID: launch_spec.run_id,
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paceline.agent.placement import Place
+from paceline.agent.placement import Placement
 from paceline.agent.workers import processes
 from paceline.agent.workers.environment import common_variables, node_variables, rank_variables
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
@@ -21,7 +21,7 @@ class Launch:
     """One attempt, as one agent starts it."""
 
     launch_spec: LaunchSpec
-    place: Place
+    placement: Placement
     attempt: AttemptFolder
     heartbeat: str
     address: str
@@ -32,14 +32,14 @@ class Launch:
     def ranks(self) -> list[tuple[int, int]]:
         """Return (rank, local rank) of each rank that this agent starts."""
         return [
-            (self.place.first_rank + position, local_rank)
-            for position, local_rank in enumerate(self.place.local_ranks)
+            (self.placement.first_rank + position, local_rank)
+            for position, local_rank in enumerate(self.placement.local_ranks)
         ]
 
     def log(self, rank: int) -> Path:
         """Return the path of a rank's log; a negative rank stands for the node itself."""
         if rank < 0 or self.shares_log:
-            return self.attempt.node_log(self.place.node)
+            return self.attempt.node_log(self.placement.node)
         return self.attempt.log(rank)
 
     @property
@@ -58,7 +58,7 @@ class Launch:
         )
         return {
             **common,
-            **node_variables(self.launch_spec, self.place, address=self.address, port=self.port),
+            **node_variables(self.launch_spec, self.placement, address=self.address, port=self.port),
         }
 
     def rank_environ(self, rank: int, local_rank: int) -> dict[str, str]:

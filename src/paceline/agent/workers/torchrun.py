@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-from paceline.agent.health.heartbeat import Beats
+from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.environment import OUTPUT_PIPES
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
@@ -27,8 +27,8 @@ GOT_TERM = re.compile(r"got signal: (15|Signals\.SIGTERM)")
 class TorchrunWorkers:
     """One torchrun per node, with a fixed rendezvous; it never restarts ranks itself."""
 
-    def __init__(self, beats: Beats) -> None:
-        self._beats = beats
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._launch: Launch | None = None
         self._output: OutputCapture | None = None
@@ -42,10 +42,11 @@ class TorchrunWorkers:
             str(local_rank): [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in pair]
             for local_rank, pair in pipes.items()
         }
-        launch_spec, place = launch.launch_spec, launch.place
+        launch_spec, placement = launch.launch_spec, launch.placement
         command = [
             launch_spec.python, "-c", RUN_TORCHRUN,
-            f"--nnodes={place.nodes}", f"--node-rank={place.node}", f"--nproc-per-node={place.local_world_size}",
+            f"--nnodes={placement.nodes}", f"--node-rank={placement.node}",
+            f"--nproc-per-node={placement.local_world_size}",
             f"--master-addr={launch.address}", f"--master-port={launch.port}", "--max-restarts=0",
             "--no-python", *python_command(launch_spec.python, "workers.bootstrap"),
         ]  # fmt: skip
@@ -70,7 +71,7 @@ class TorchrunWorkers:
             return []
         code = self._torchrun.poll()
         if code is None:
-            if self._pipes and all(self._beats.read(each).state for each in self._local_ranks()):
+            if self._pipes and all(self._heartbeats.read(each).state for each in self._local_ranks()):
                 self._close_pipes()
             return []
         self._torchrun = None
@@ -80,7 +81,7 @@ class TorchrunWorkers:
     def pids(self) -> dict[int, int]:
         found = {}
         for local_rank in self._local_ranks() if self._torchrun is not None else ():
-            pid = self._beats.read(local_rank).pid
+            pid = self._heartbeats.read(local_rank).pid
             if pid and processes.is_alive(pid):
                 found[local_rank] = pid
         return found
@@ -92,8 +93,10 @@ class TorchrunWorkers:
         attempt = self._launch.attempt
         if any(attempt.error(rank).exists() for rank, _ in self._launch.ranks()):
             return True
-        beats = [self._beats.read(each) for each in self._local_ranks()]
-        return any(beat.state == RUNNING and not processes.is_alive(beat.pid) for beat in beats)
+        heartbeats = [self._heartbeats.read(each) for each in self._local_ranks()]
+        return any(
+            heartbeat.state == RUNNING and not processes.is_alive(heartbeat.pid) for heartbeat in heartbeats
+        )
 
     def kill_leftovers(self) -> None:
         kill_descendants()
@@ -107,7 +110,7 @@ class TorchrunWorkers:
         self.kill_leftovers()
 
     def _local_ranks(self) -> list[int]:
-        return self._launch.place.local_ranks if self._launch is not None else []
+        return self._launch.placement.local_ranks if self._launch is not None else []
 
     def _close_pipes(self) -> None:
         for descriptor in self._pipes:
@@ -130,6 +133,6 @@ class TorchrunWorkers:
         other_code = -signal.SIGTERM if codes or by_term else code
         for local_rank in self._local_ranks():
             if local_rank not in codes:
-                is_clean = self._beats.read(local_rank).state in (SAVED_AND_STOPPED, FINISHED)
+                is_clean = self._heartbeats.read(local_rank).state in (SAVED_AND_STOPPED, FINISHED)
                 exits.append(Exit(local_rank, 0 if is_clean else other_code, now))
         return exits
