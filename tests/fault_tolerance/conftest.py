@@ -1,4 +1,4 @@
-"""Trainings that are disturbed, and the one that is not."""
+"""Disturbed trainings, and an undisturbed one to compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Make = Callable[..., Training]
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """The measure: two ranks, from the first step to the last."""
+    """The reference: two ranks, from the first step to the last."""
     training = Training(tmp_path_factory.mktemp("undisturbed"), "--nproc", "2")
     training.start()
     try:
@@ -26,7 +26,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 @pytest.fixture
 def training(tmp_path: Path, guard: None) -> Iterator[Make]:
-    """Make a training; it is ended with its test."""
+    """Create a training that ends with its test."""
     made: list[Training] = []
 
     def make(*options: str, **keys: str) -> Training:

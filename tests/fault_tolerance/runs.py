@@ -1,4 +1,4 @@
-"""A training under `paceline run`: started, waited for, asked to stop, and compared with one that nothing disturbed."""
+"""A training under `paceline run`: start it, wait for it, stop it, and compare it with an undisturbed one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from paceline.contract.verdict import read_verdict
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 60
-WITHIN = 150.0  # seconds: for a machine that has much else to do
+WITHIN = 150.0  # seconds; for a busy machine
 
 
 def until(
-    condition: Callable[[], Any], what: str, *, told: Callable[[], str] = str, within: float = WITHIN
+    condition: Callable[[], Any], what: str, *, details: Callable[[], str] = str, within: float = WITHIN
 ) -> Any:
-    """Wait until it is so; what it returned."""
+    """Wait until the condition holds, and return its value."""
     deadline = time.monotonic() + within
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}\n{told()}"
+        assert time.monotonic() < deadline, f"{what}\n{details()}"
         time.sleep(0.05)
     return found
 
 
 class Training:
-    """One run of `train.py`, over as many starts as it takes."""
+    """One run of `train.py`, over several starts."""
 
     def __init__(
         self, home: Path, *options: str, gates: str = "", faults: str = "", script: Path = SCRIPT
@@ -43,25 +43,25 @@ class Training:
         self.out = home / "out"
         self.out.mkdir(parents=True)
         self.options = options
-        self.own = ["--out", str(self.out), "--gates", gates, "--faults", faults]
+        self.script_args = ["--out", str(self.out), "--gates", gates, "--faults", faults]
         self.script = script
         self.process: subprocess.Popen[bytes] | None = None
 
     # -- starting --------------------------------------------------------------------------------------
 
-    def start(self, *own: str) -> None:
-        """The first start; `own` are further arguments of the script."""
-        self._type(*self.options, "--no-snapshot", str(self.script), *self.own, *own)
+    def start(self, *args: str) -> None:
+        """Start for the first time; `args` are further arguments of the script."""
+        self._run(*self.options, "--no-snapshot", str(self.script), *self.script_args, *args)
 
-    def go_on(self, *options: str) -> None:
-        self._type(*options, "--resume", "last")
+    def resume(self, *options: str) -> None:
+        self._run(*options, "--resume", "last")
 
-    def _type(self, *words: str) -> None:
+    def _run(self, *args: str) -> None:
         assert self.process is None or self.process.poll() is not None
         environment = {**os.environ, "PACELINE_SCRATCH": str(self.home / "scratch"), "COLUMNS": "120"}
         with open(self.home / "console", "ab") as console:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", "run", "--cpu", *words],
+                [sys.executable, "-m", "paceline", "run", "--cpu", *args],
                 cwd=self.home, env=environment, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
             )  # fmt: skip
 
@@ -70,14 +70,14 @@ class Training:
         try:
             return self.process.wait(WITHIN)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end\n{self.told()}") from None
+            raise AssertionError(f"the run does not end\n{self.logs()}") from None
 
     def finish(self) -> None:
         code = self.wait()
-        assert code == 0, self.told()
+        assert code == 0, self.logs()
 
     def close(self) -> None:
-        """Whatever a test that failed has left: Ctrl-C ends it, twice ends it at once."""
+        """End what a failed test left behind."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
@@ -86,16 +86,16 @@ class Training:
                 self.process.kill()
                 self.process.wait()
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------
 
     @property
     def run(self) -> RunFolder:
         found = [path.parent for path in (self.home / "scratch").glob("**/launch.json")]
-        assert len(found) == 1, f"{found}\n{self.told()}"
+        assert len(found) == 1, f"{found}\n{self.logs()}"
         return RunFolder(found[0])
 
-    def told(self) -> str:
-        """All that could explain a failure."""
+    def logs(self) -> str:
+        """Return everything that could explain a failure."""
         texts = []
         for path in [self.home / "console", *sorted((self.home / "scratch").glob("**/attempt-*/rank-*.log"))]:
             if path.exists():
@@ -106,30 +106,30 @@ class Training:
         lines = [line for file in self.run.events.glob("*.jsonl") for line in file.read_text().splitlines()]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["time"])
 
-    def happened(self, event: str) -> list[dict[str, Any]]:
+    def events_named(self, event: str) -> list[dict[str, Any]]:
         return [each for each in self.events() if each["event"] == event]
 
     def verdicts(self) -> list[str | None]:
         return [read_verdict(attempt.verdict) for attempt in self.run.attempts()]
 
     def failure(self, attempt: int) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.run.attempt(attempt).failure.read_text())
-        return told
+        failure: dict[str, Any] = json.loads(self.run.attempt(attempt).failure.read_text())
+        return failure
 
     def checkpoints(self) -> list[Path]:
-        """Complete ones, newest first."""
+        """Return the complete ones, newest first."""
         found = self.run.checkpoints.glob("step-????????")
         return sorted((path for path in found if (path / "complete.json").exists()), reverse=True)
 
     # -- gates and stops -------------------------------------------------------------------------------
 
     def at(self, gate: str, *, ranks: int = 1) -> None:
-        """Wait until so many ranks stand at a gate."""
+        """Wait until this many ranks have reached a gate."""
         until(
             lambda: len(list(self.out.glob(f"at-{gate}-*"))) >= ranks or self._has_ended(),
-            f"nobody comes to the gate {gate}", told=self.told,
+            f"no rank reaches the gate {gate}", details=self.logs,
         )  # fmt: skip
-        assert list(self.out.glob(f"at-{gate}-*")), f"it ended before the gate {gate}\n{self.told()}"
+        assert list(self.out.glob(f"at-{gate}-*")), f"it ended before the gate {gate}\n{self.logs()}"
 
     def _has_ended(self) -> bool:
         return self.process is not None and self.process.poll() is not None
@@ -137,33 +137,35 @@ class Training:
     def open(self, gate: str) -> None:
         (self.out / f"go-{gate}").touch()
 
-    def ask_to_stop(self, *, by_file: bool = False) -> None:
-        """SIGTERM to the command, or the file that a batch shell makes; returns when the agent has seen it."""
+    def request_stop(self, *, by_file: bool = False) -> None:
+        """Send SIGTERM or create the batch shell\'s file, and wait until the agent has seen it."""
         assert self.process is not None
-        before = len(self.happened("stop_requested"))
+        before = len(self.events_named("stop_requested"))
         if by_file:
-            job_starts = {each["job_start"] for each in self.happened("started")}
+            job_starts = {each["job_start"] for each in self.events_named("started")}
             self.run.job_start(
                 next(job_start for job_start in job_starts if job_start.endswith(f"-{self.process.pid}"))
             ).stop.touch()
         else:
             self.process.send_signal(signal.SIGTERM)
         until(
-            lambda: len(self.happened("stop_requested")) > before, "nobody hears the request", told=self.told
+            lambda: len(self.events_named("stop_requested")) > before,
+            "the stop request is ignored",
+            details=self.logs,
         )
 
     def stop_at(self, gate: str, *, by_file: bool = False, ranks: int = 2) -> None:
-        """Ask for a stop while ranks stand at a gate, open it, and wait for the clean end."""
+        """Request a stop while ranks wait at a gate, open it, and wait for the clean end."""
         self.at(gate, ranks=ranks)
-        self.ask_to_stop(by_file=by_file)
+        self.request_stop(by_file=by_file)
         self.open(gate)
         self.finish()
-        assert self.verdicts()[-1] == "stopped", self.told()
+        assert self.verdicts()[-1] == "stopped", self.logs()
 
     # -- comparing -------------------------------------------------------------------------------------
 
     def losses(self) -> dict[int, list[tuple[int, str]]]:
-        """Of each rank: every step it did, in all attempts, with the loss in full."""
+        """Return for each rank every step of all attempts with its exact loss."""
         found: dict[int, list[tuple[int, str]]] = {}
         for path in sorted(self.out.glob("losses-*.txt"), key=lambda path: int(path.stem.split("-")[1])):
             rows = [line.split() for line in path.read_text().splitlines()]
@@ -171,7 +173,7 @@ class Training:
         return found
 
     def metrics(self, name: str = "loss") -> dict[int, float]:
-        """The curve that rank 0 wrote: the last word on each step."""
+        """Return the curve that rank 0 wrote: the last line of each step counts."""
         lines = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
         return {line["step"]: line[name] for line in lines if name in line}
 
@@ -181,13 +183,13 @@ class Training:
 
 
 def assert_same(ours: Training, undisturbed: Training) -> None:
-    """To the last bit: every step of every attempt, the written curve, and what came of it."""
+    """Compare every step of every attempt, the written curve and the weights, to the last bit."""
     expected = {rank: dict(rows) for rank, rows in undisturbed.losses().items()}
     for rank, rows in ours.losses().items():
         wrong = [step for step, loss in rows if expected[rank][step] != loss]
-        assert not wrong, f"rank {rank} went astray at step {wrong[0]}\n{ours.told()}"
+        assert not wrong, f"rank {rank} differs at step {wrong[0]}\n{ours.logs()}"
         assert {step for step, _ in rows} == set(range(1, STEPS + 1)), (
-            f"rank {rank} left steps out\n{ours.told()}"
+            f"rank {rank} skipped steps\n{ours.logs()}"
         )
     assert ours.metrics() == undisturbed.metrics()
     assert ours.metrics("hits") == undisturbed.metrics("hits")

@@ -50,19 +50,19 @@ class Submitted(Training):
         return self.folder
 
     def submit(self, *options: str) -> None:
-        done = self.paceline("submit", *SHAPE, *options, str(self.script), *self.own, cwd=self.home)
+        done = self.paceline("submit", *SHAPE, *options, str(self.script), *self.script_args, cwd=self.home)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         self.folder = run_of(done)
         self.job = self.folder.job.read_text().strip()
 
-    def told(self) -> str:
+    def logs(self) -> str:
         return f"{self.cluster.show(self.job)}\n{everything(self.folder)}"
 
     def _has_ended(self) -> bool:
         return self.cluster.state(self.job) in ENDED
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        until(condition, what, told=self.told, within=WITHIN)
+        until(condition, what, details=self.logs, within=WITHIN)
 
     def restarted(self, times: int) -> None:
         """Wait until the job has gone back into the queue so many times."""
@@ -72,16 +72,16 @@ class Submitted(Training):
 
     def interrupt(self) -> None:
         """USR1 to the batch shell, as Slurm sends it ahead of the time limit; returns when the agent has seen it."""
-        before = len(self.happened("stop_requested"))
+        before = len(self.events_named("stop_requested"))
         self.cluster.run(["scancel", "--batch", "--signal=USR1", self.job])
         self.heard(before)
 
     def heard(self, before: int) -> None:
-        self.until(lambda: len(self.happened("stop_requested")) > before, "nobody hears the request to stop")
+        self.until(lambda: len(self.events_named("stop_requested")) > before, "the stop request is ignored")
 
     def completes(self) -> None:
         self.until(lambda: self.cluster.state(self.job) in ENDED, "it does not end")
-        assert self.cluster.state(self.job) == "COMPLETED", self.told()
+        assert self.cluster.state(self.job) == "COMPLETED", self.logs()
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def test_time_limit_killed_rank_dead_controller_dead_node(
     ours.interrupt()
     ours.open("step-17")
     ours.restarted(1)
-    assert ours.verdicts() == ["stopped"], ours.told()
-    # The second start: rank 3 is killed on its way, and relaunched in the same allocation.
+    assert ours.verdicts() == ["stopped"], ours.logs()
+    # The second start: rank 3 is killed, and restarted in the same allocation.
     ours.at("step-33", ranks=4)
-    assert ours.verdicts()[:2] == ["stopped", "failed"], ours.told()
+    assert ours.verdicts()[:2] == ["stopped", "failed"], ours.logs()
     assert ours.failure(2)["rank"] == 3
     assert ours.failure(2)["host"] != ours.cluster.show(ours.job)["BatchHost"]
     cluster.restart_controller(kill=True)
@@ -133,13 +133,13 @@ def test_styles(style: str, four_undisturbed: Training, submitted: Make, cluster
     """Stopped and killed under every style: what starts the ranks makes no difference."""
     ours = submitted(gates="step-17", faults="27:3:kill")
     if style == "spawn":
-        ours.own.append("--spawn")
+        ours.script_args.append("--spawn")
     ours.submit("--style", style)
     ours.at("step-17", ranks=4)
     ours.interrupt()
     ours.open("step-17")
     ours.completes()
-    assert ours.verdicts() == ["stopped", "failed", "done"], ours.told()
+    assert ours.verdicts() == ["stopped", "failed", "done"], ours.logs()
     assert ours.failure(2)["rank"] == 3
     assert cluster.restarts(ours.job) == 1
     assert_same(ours, four_undisturbed)
@@ -171,7 +171,7 @@ def test_a_cancelled_run_stays_so_and_its_checkpoint_is_good(
     ours.until(lambda: cluster.state(ours.job) in ENDED, "it does not end")
     ours.open("step-23")
     assert cluster.state(ours.job) == "CANCELLED"
-    assert ours.checkpoints(), ours.told()
+    assert ours.checkpoints(), ours.logs()
     done = ours.paceline(
         "run", "--nproc", "4", "--nodes", "1", "--resume", str(ours.folder.path), timeout=300
     )
@@ -219,7 +219,7 @@ def test_last_task_of_an_array(
     ours = submitted(gates="step-23")
     script = tmp_path / "array.sbatch"
     done = ours.paceline(
-        "submit", *SHAPE, "--script-only", str(script), str(SCRIPT), *ours.own, cwd=ours.home
+        "submit", *SHAPE, "--script-only", str(script), str(SCRIPT), *ours.script_args, cwd=ours.home
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     whole = RunFolder(Path(next(line.split("=", 1)[1].split(" #")[0] for line in script.read_text().splitlines()

@@ -74,7 +74,7 @@ def test_inside_a_run_everything_is_as_its_ranks_have_it(
     around = {"MODULESHOME": str(tmp_path / "modules")}
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **around))
     (rank,) = until(
-        lambda: told(folder).values(), "no rank starts", told=lambda: everything(folder), within=WITHIN
+        lambda: told(folder).values(), "no rank starts", details=lambda: everything(folder), within=WITHIN
     )
     commands = """\
 python -c 'import json, os; print("told " + json.dumps(dict(os.environ)))'
@@ -190,7 +190,7 @@ def test_cancel_with_a_checkpoint_first(
     rank_events = folder.events / "rank-0.jsonl"
     until(
         lambda: rank_events.exists() and '"training"' in rank_events.read_text(), "it does not train",
-        told=lambda: everything(folder), within=300,
+        details=lambda: everything(folder), within=300,
     )  # fmt: skip
     said = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
     assert "once it has saved" in said

@@ -27,11 +27,11 @@ def test_a_requeued_and_relaunched_run_keeps_its_id(
     ours.open("step-17")
     ours.restarted(1)
     ours.completes()
-    assert ours.verdicts() == ["stopped", "failed", "done"], ours.told()
+    assert ours.verdicts() == ["stopped", "failed", "done"], ours.logs()
     runs = kept_runs(ours.folder.trackers)
     assert {kept.id for kept in runs} == {ours.folder.path.name}
     assert {kept.project for kept in runs} == {"survivors"}
-    assert [kept.exit_code for kept in runs] == [STOPPED_EXIT, 0], ours.told()
+    assert [kept.exit_code for kept in runs] == [STOPPED_EXIT, 0], ours.logs()
     # The second start lost a rank and was ended; what W&B had of it is in the third one's file.
     assert [row for kept in runs for row in kept.lines()] == lines_of(ours.folder.path)
 
@@ -45,9 +45,9 @@ def test_a_cancelled_run_ends_in_time_and_is_completed_by_sync(
     ours.at("step-17", ranks=4)
     cluster.run(["scancel", ours.job])
     ours.open("step-17")
-    assert cluster.wait(ours.job) == "CANCELLED", ours.told()
+    assert cluster.wait(ours.job) == "CANCELLED", ours.logs()
     ours.until(lambda: ours.job not in cluster.queue(), "it stays in the queue")
-    assert ours.verdicts() == ["stopped"], ours.told()
+    assert ours.verdicts() == ["stopped"], ours.logs()
     lines = lines_of(ours.folder.path)
     assert lines[-1]["step"] >= 17
     with wandb_service() as service:

@@ -177,7 +177,7 @@ class JobStartFolder:
     @property
     def excluded_nodes(self) -> Path:
         """Nodes that agents found unfit during this job start, one name per line."""
-        return self.path / "unfit"
+        return self.path / "excluded-nodes"
 
     @property
     def head(self) -> Path:

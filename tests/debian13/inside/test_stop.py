@@ -35,16 +35,16 @@ def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> Make:
 def test_stopped_requeued_and_killed(
     style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster
 ) -> None:
-    """Stopped at a step, resumed by a requeue, one rank killed and relaunched: the weights are those of no fault."""
+    """Stopped, requeued and resumed, one rank killed and restarted: the weights match an undisturbed run."""
     ours = submitted(gates="step-17", faults="27:3:kill")
     if style == "spawn":
-        ours.own.append("--spawn")
+        ours.script_args.append("--spawn")
     ours.submit("--style", style)
     ours.at("step-17", ranks=4)
     ours.interrupt()
     ours.open("step-17")
     ours.completes()
-    assert ours.verdicts() == ["stopped", "failed", "done"], ours.told()
+    assert ours.verdicts() == ["stopped", "failed", "done"], ours.logs()
     assert cluster.restarts(ours.job) == 1
     assert_same(ours, four_undisturbed)
 
@@ -59,7 +59,7 @@ def test_cancelled_stays_cancelled(style: str, submitted: Make, cluster: Cluster
     ours.until(lambda: cluster.state(ours.job) in ENDED, "it does not end")
     assert (cluster.state(ours.job), cluster.restarts(ours.job)) == ("CANCELLED", 0)
     assert "done" not in ours.verdicts()
-    assert ours.checkpoints(), ours.told()
+    assert ours.checkpoints(), ours.logs()
 
 
 def test_preempted_after_a_grace(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
@@ -73,5 +73,5 @@ def test_preempted_after_a_grace(four_undisturbed: Training, submitted: Make, cl
     ours.restarted(1)
     cluster.run(["scancel", urgent])
     ours.completes()
-    assert ours.verdicts() == ["stopped", "done"], ours.told()
+    assert ours.verdicts() == ["stopped", "done"], ours.logs()
     assert_same(ours, four_undisturbed)

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs through their driver's own library, by ctypes: nothing has to be installed beside the driver."""
+"""NVIDIA GPUs through NVML, the driver's own library, by ctypes: no other package is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Memory(ctypes.Structure):
 
 
 class Gpus:
-    """The GPUs that the ranks of this node see. `Gpus.open` gives None where there are none, or no driver."""
+    """The GPUs that the ranks of this node see."""
 
     def __init__(self, library: ctypes.CDLL, handles: list[ctypes.c_void_p]) -> None:
         self._library = library
@@ -32,20 +32,21 @@ class Gpus:
 
     @classmethod
     def open(cls, environ: Mapping[str, str], *, library: str = LIBRARY) -> Gpus | None:
+        """Return the visible GPUs, or None if there are none, or no driver."""
         try:
             loaded = ctypes.CDLL(library)
             if loaded.nvmlInit_v2() != 0:
                 return None
         except (OSError, AttributeError):
             return None
-        handles = _visible(loaded, environ.get(VISIBLE_DEVICES))
+        handles = _visible_handles(loaded, environ.get(VISIBLE_DEVICES))
         if not handles:
             loaded.nvmlShutdown()
             return None
         return cls(loaded, handles)
 
     def sample(self) -> list[dict[str, Any]]:
-        """One entry per GPU: busy (%), memory (bytes), power (W), temperature (C). What one does not tell is absent."""
+        """Return one entry per GPU: busy (%), memory (bytes), power (W), temperature (C), as far as it reports them."""
         return [self._sample(handle) for handle in self._handles]
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ class Gpus:
         return found
 
     def _memory(self, handle: ctypes.c_void_p) -> Memory:
-        """All zero where it cannot be asked."""
+        """Return the memory of a GPU; all zero if it does not report it."""
         memory = Memory()
         self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
         return memory
@@ -78,14 +79,14 @@ class Gpus:
         return text.value.decode(errors="replace")
 
 
-def _visible(library: ctypes.CDLL, wanted: str | None) -> list[ctypes.c_void_p]:
-    """Handles of the GPUs that CUDA_VISIBLE_DEVICES names, by number or by identity; of all where it is not set."""
+def _visible_handles(library: ctypes.CDLL, devices: str | None) -> list[ctypes.c_void_p]:
+    """Return handles of the GPUs that CUDA_VISIBLE_DEVICES lists, by number or UUID; of all GPUs if it is not set."""
     count = ctypes.c_uint()
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
     names = [str(number) for number in range(count.value)]
-    if wanted is not None:
-        names = listed_devices(wanted)
+    if devices is not None:
+        names = listed_devices(devices)
     found = []
     for name in names:
         handle = ctypes.c_void_p()
