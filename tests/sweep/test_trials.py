@@ -10,26 +10,30 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.trial import arguments, close_trial, main, open_trial, overlaid
+from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
 from paceline.contract import optuna_study
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 
-ORDER = LaunchSpec("kit", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
+ORDER = LaunchSpec(
+    "submission", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base"
+)
 
 
 def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolder, Path]:
     sweep = SweepFolder(tmp_path / "digits")
-    kit = sweep.submission(1)
-    kit.mkdir(parents=True)
+    submission = sweep.submission(1)
+    submission.mkdir(parents=True)
     sweep.spec.write_text(Search("digits", **{"metric": "loss", **search}).to_json(), encoding="utf-8")
     sweep.points.write_text("".join(point.to_line() for point in points), encoding="utf-8")
-    (kit / "launch.json").write_text(ORDER.to_json(), encoding="utf-8")
-    (kit / "run.json").write_text(json.dumps({"run_id": "kit", "experiment": "x/y"}), encoding="utf-8")
-    (kit / "paceline.zip").write_bytes(b"")
-    return sweep, kit
+    (submission / "launch.json").write_text(ORDER.to_json(), encoding="utf-8")
+    (submission / "run.json").write_text(
+        json.dumps({"run_id": "submission", "experiment": "x/y"}), encoding="utf-8"
+    )
+    (submission / "paceline.zip").write_bytes(b"")
+    return sweep, submission
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def test_a_script_may_want_its_parameters_alone() -> None:
 
 def test_the_point_lies_over_the_params_of_the_file() -> None:
     params = {"lr": 1, "model": {"depth": 3}}
-    assert overlaid(params, {"lr": 2, "model.width": 8, "a.b.c": 1}) == {
+    assert merge_params(params, {"lr": 2, "model.width": 8, "a.b.c": 1}) == {
         "lr": 2, "model": {"depth": 3, "width": 8}, "a": {"b": {"c": 1}},
     }  # fmt: skip
     assert params == {"lr": 1, "model": {"depth": 3}}
@@ -70,8 +74,8 @@ def test_the_point_lies_over_the_params_of_the_file() -> None:
 
 def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
     points = [Point(0, 0, {"lr": 0.1}), Point(1, 1, {"lr": 0.2}, seed=3)]
-    sweep, kit = make(tmp_path, points, space={"lr": {"grid": [0.1, 0.2]}})
-    trial = open_trial(sweep, kit, 1)
+    sweep, submission = make(tmp_path, points, space={"lr": {"grid": [0.1, 0.2]}})
+    trial = open_trial(sweep, submission, 1)
     launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
     assert launch_spec.run_id == "digits-1"
     assert launch_spec.args == ["--lr", "0.2"]
@@ -80,22 +84,22 @@ def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(trial.launch_spec).st_mode) == 0o600
     assert read(trial.run_json)["experiment"] == "base"
     assert read(trial.trial)["point"] == {"lr": 0.2}
-    assert trial.run_half.resolve() == (kit / "paceline.zip").resolve()
+    assert trial.run_half.resolve() == (submission / "paceline.zip").resolve()
     assert not sweep.trial(0).path.exists()
     with pytest.raises(LaunchError, match="has no trial 7"):
-        open_trial(sweep, kit, 7)
-    assert main(["open", str(sweep.path), str(kit), "7"]) == 1
+        open_trial(sweep, submission, 7)
+    assert main(["open", str(sweep.path), str(submission), "7"]) == 1
 
 
 def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep, kit = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
-    trial = open_trial(sweep, kit, 0)
+    sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
+    trial = open_trial(sweep, submission, 0)
     trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "lr": 1.0}\n{"half', encoding="utf-8")
     assert close_trial(sweep, 0, "done")["value"] == 5.0
     trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n', encoding="utf-8")
     result = close_trial(sweep, 0, "done")
     assert (result["state"], result["value"]) == ("done", None)
-    assert result["error"] == "it ended with no number as its loss"
+    assert result["error"] == "it ended without a value of loss"
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_RUN", str(trial.path))
         patch.setenv("RANK", "0")
@@ -113,14 +117,14 @@ def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest
     trial.pruned.touch()
     assert close_trial(sweep, 0, "done")["state"] == "pruned"
     assert close_trial(sweep, 0, "failed")["state"] == "failed"
-    open_trial(sweep, kit, 0)
+    open_trial(sweep, submission, 0)
     assert not trial.result.exists()
     assert close_trial(sweep, 0, "done")["state"] == "done"
 
 
 def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:
-    sweep, kit = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
-    trial = open_trial(sweep, kit, 0)
+    sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
+    trial = open_trial(sweep, submission, 0)
     trial.slurm_log.write_text("paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8")
     assert close_trial(sweep, 0, "failed")["error"] == "no room"
     attempt = trial.attempt(1)
@@ -135,10 +139,12 @@ def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_lists_have_their_own_words(tmp_path: Path) -> None:
     point = Point(0, 0, {"lr": 0.1}, program="a.py", args=["--lr", "0.1", "x y"])
-    sweep, kit = make(tmp_path, [point], sampler="list")
-    (kit / "programs.json").write_text('{"a.py": "/kit/code/a.py"}', encoding="utf-8")
-    launch_spec = LaunchSpec.from_json(open_trial(sweep, kit, 0).launch_spec.read_text(encoding="utf-8"))
-    assert (launch_spec.program, launch_spec.args) == ("/kit/code/a.py", ["--lr", "0.1", "x y"])
+    sweep, submission = make(tmp_path, [point], sampler="list")
+    (submission / "programs.json").write_text('{"a.py": "/submission/code/a.py"}', encoding="utf-8")
+    launch_spec = LaunchSpec.from_json(
+        open_trial(sweep, submission, 0).launch_spec.read_text(encoding="utf-8")
+    )
+    assert (launch_spec.program, launch_spec.args) == ("/submission/code/a.py", ["--lr", "0.1", "x y"])
 
 
 # -- Optuna ------------------------------------------------------------------------------------------------
@@ -155,15 +161,17 @@ SPACE = {
 
 def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_path: Path) -> None:
     points = [Point(number, number // 2, None, seed=number % 2) for number in range(4)]
-    sweep, kit = make(tmp_path, points, sampler="tpe", space=SPACE)
-    told = [read(open_trial(sweep, kit, number).trial) for number in range(4)]
+    sweep, submission = make(tmp_path, points, sampler="tpe", space=SPACE)
+    told = [read(open_trial(sweep, submission, number).trial) for number in range(4)]
     assert told[0]["point"] == told[1]["point"] != told[2]["point"]
     point = told[0]["point"]
     assert 0 <= point["x"] <= 1
     assert point["n"] in (2, 4, 6, 8)
     assert point["widths"] in ([1, 2], [3])
     assert ("only_b" in point) == (point["kind"] == "b")
-    assert read(open_trial(sweep, kit, 0).trial) == told[0]  # a start after a requeue goes on with the same
+    assert (
+        read(open_trial(sweep, submission, 0).trial) == told[0]
+    )  # a start after a requeue goes on with the same
 
     study = optuna_study.open_study(sweep, sweep.read_search())
     for number, value in ((0, 1.0), (1, 3.0)):
@@ -176,24 +184,28 @@ def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_pat
     close_trial(sweep, 3, "failed")
     assert study.trials[1].state.name == "FAIL"
     # Run again after its failure: the same point, which the study hears of anew.
-    again = read(open_trial(sweep, kit, 2).trial)
+    again = read(open_trial(sweep, submission, 2).trial)
     assert again["point"] == told[2]["point"]
     assert again["optuna"] == 2
-    assert read(open_trial(sweep, kit, 3).trial)["optuna"] == 2
+    assert read(open_trial(sweep, submission, 3).trial)["optuna"] == 2
 
 
 def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     points = [Point(0, 0, {"x": 0}), Point(1, 1, {"x": 1})]
-    sweep, kit = make(tmp_path, points, prune="halving", space={"x": {"grid": [0, 1]}})
+    sweep, submission = make(tmp_path, points, prune="halving", space={"x": {"grid": [0, 1]}})
     held = []
     for number in (0, 1):
-        trial = open_trial(sweep, kit, number)
+        trial = open_trial(sweep, submission, number)
         launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
         held.append(TrialReporter(trial.path, trial=launch_spec.trial, rank=0))
     good, bad = held
     assert [good.add(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
     assert bad.add(3.0, 0) is True
     assert sweep.trial(1).pruned.exists()
+    # Ranks that failed while they left are restarted: the decision stands, though Optuna would now let them go on.
+    again = TrialReporter(sweep.trial(1).path, trial=launch_spec.trial, rank=0)
+    assert again.add(3.0, 0) is True
+    again.close()
     other = TrialReporter(
         sweep.trial(1).path, trial={"prune": "halving", "optuna": 1, "sweep": str(sweep.path)}, rank=1
     )
@@ -212,8 +224,8 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be_read_ends_no_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep, kit = make(tmp_path, [Point(0, 0, {"x": 0})])
-    trial = open_trial(sweep, kit, 0)
+    sweep, submission = make(tmp_path, [Point(0, 0, {"x": 0})])
+    trial = open_trial(sweep, submission, 0)
     reports = TrialReporter(
         trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0
     )

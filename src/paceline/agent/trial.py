@@ -1,7 +1,7 @@
-"""One trial of a sweep: its run folder is made where it begins, and its result is written where it ends.
+"""One trial of a sweep: create its run folder when it starts, and write its result when it ends.
 
-The batch script calls this before and after the agents: `python paceline.zip trial open SWEEP KIT NUMBER`. So a
-submission writes a few files, however many trials it has.
+The batch script calls this before and after the agents: `python paceline.zip trial open SWEEP SUBMISSION NUMBER`. So a
+submission writes only a few files, however many trials it has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.failures import Failure
-from paceline.agent.wandb_point import Asking, ask_wandb, place_in_wandb
+from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import (
@@ -36,23 +36,24 @@ from paceline.contract.sweep_folder import (
 from paceline.contract.verdict import STOPPED
 from paceline.errors import LaunchError, PacelineError
 
-NOTHING_TO_DO = 3  # the exit code of an opening that found no point left
-PLACE = re.compile(r"\{([^{}]+)\}")
+NO_POINT_EXIT = 3  # the exit code of `trial open` when the search has no point left
+PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     try:
-        if len(words) == 4 and words[0] == "open":
-            open_trial(SweepFolder(Path(words[1])), Path(words[2]), int(words[3]))
-        elif len(words) == 4 and words[0] == "close":
-            close_trial(SweepFolder(Path(words[1])), int(words[2]), words[3])
+        if len(argv) == 4 and argv[0] == "open":
+            open_trial(SweepFolder(Path(argv[1])), Path(argv[2]), int(argv[3]))
+        elif len(argv) == 4 and argv[0] == "close":
+            close_trial(SweepFolder(Path(argv[1])), int(argv[2]), argv[3])
         else:
             raise LaunchError(
-                f"trial {' '.join(words)}: expected open SWEEP KIT NUMBER, or close SWEEP NUMBER VERDICT"
+                f"Invalid arguments: trial {' '.join(argv)}.",
+                hint="Use open SWEEP SUBMISSION NUMBER, or close SWEEP NUMBER VERDICT.",
             )
     except NoPoint:
         print("paceline: the search has no more points")
-        return NOTHING_TO_DO
+        return NO_POINT_EXIT
     except PacelineError as problem:
         print(f"paceline: {problem}", file=sys.stderr)
         return 1
@@ -66,29 +67,31 @@ def main(words: Sequence[str]) -> int:
 
 
 def open_trial(
-    sweep: SweepFolder, kit: Path, number: int, *, variables: Mapping[str, str] | None = None
+    sweep: SweepFolder, submission: Path, number: int, *, variables: Mapping[str, str] | None = None
 ) -> TrialFolder:
-    """Fill the trial's run folder. One that was begun before goes on with the same point.
+    """Fill the trial's run folder. A trial that was started before keeps its point.
 
-    `variables` are those that a job's environment would have, where this is no job: a service may want a key.
+    Outside of jobs, `variables` are those that the job's environment would have, such as the key of a service.
     """
     search = sweep.read_search()
     point = _point(sweep, number)
     trial = sweep.trial(number)
     trial.events.mkdir(parents=True, exist_ok=True)
-    launch_spec = json.loads((kit / "launch.json").read_text(encoding="utf-8"))
+    launch_spec = json.loads((submission / "launch.json").read_text(encoding="utf-8"))
     try:
-        told = _told(sweep, search, point, trial, Asking(launch_spec["python"], variables or {}))
+        record = _choose_point(
+            sweep, search, point, trial, TrialPython(launch_spec["python"], variables or {})
+        )
     except NoPoint:
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
-    write_atomically(trial.trial, json.dumps(told) + "\n")
-    launch_spec["programs"] = _read(kit / "programs.json")
-    made = _order(sweep, search, point, launch_spec, told)
+    write_atomically(trial.trial, json.dumps(record) + "\n")
+    launch_spec["programs"] = _read(submission / "programs.json")
+    made = _trial_launch_spec(sweep, search, point, launch_spec, record)
     write_atomically(trial.launch_spec, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
-    _link(kit / "code", trial.code)
-    _link(kit / "paceline.zip", trial.run_half)
-    run = json.loads((kit / "run.json").read_text(encoding="utf-8"))
+    _link(submission / "code", trial.code)
+    _link(submission / "paceline.zip", trial.run_half)
+    run = json.loads((submission / "run.json").read_text(encoding="utf-8"))
     if not trial.run_json.exists():
         run |= {
             "run_id": made.run_id,
@@ -96,10 +99,10 @@ def open_trial(
             "created": time.time(),
             "args": made.args,
         }
-        run |= {"sweep": sweep.name, "trial": told}
+        run |= {"sweep": sweep.name, "trial": record}
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
-    trial.pruned.unlink(missing_ok=True)  # of a start that came to no end: the pruner is asked anew
+    trial.pruned.unlink(missing_ok=True)  # of an earlier start that did not end: the pruner decides again
     return trial
 
 
@@ -107,16 +110,16 @@ def _point(sweep: SweepFolder, number: int) -> Point:
     for line in read_lines(sweep.points):
         if line.get("number") == number:
             return Point(**line)
-    raise LaunchError(f"{sweep.points} has no trial {number}", hint="was the file changed by hand?")
+    raise LaunchError(f"{sweep.points} has no trial {number}.", hint="Check whether the file was edited.")
 
 
-def _told(
-    sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder, asking: Asking
+def _choose_point(
+    sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder, python: TrialPython
 ) -> dict[str, Any]:
-    """trial.json: what a trial that begins is told, by the list or by the sampler."""
+    """Return trial.json, with the point from the list or from the sampler."""
     values, known, variables = point.point, None, {}
     if search.sampler == "wandb":
-        answer = ask_wandb(sweep, search.wandb_sweep, point.group, asking)
+        answer = request_point(sweep, search.wandb_sweep, point.group, python)
         values, variables = answer["point"], answer["variables"]
     if search.needs_optuna:
         from paceline.contract import optuna_study
@@ -126,8 +129,8 @@ def _told(
             values, known = optuna_study.point_of_group(sweep, search, point.group, shared=shared)
         else:
             known = _read(trial.trial).get("optuna")
-            if known is None or optuna_study.is_over(sweep, search, known):
-                known = optuna_study.begin(sweep, search, point.number)
+            if known is None or optuna_study.is_finished(sweep, search, known):
+                known = optuna_study.start_trial(sweep, search, point.number)
     assert values is not None
     return {
         "number": point.number,
@@ -139,80 +142,83 @@ def _told(
     }
 
 
-def _order(
-    sweep: SweepFolder, search: Search, point: Point, kit: dict[str, Any], told: dict[str, Any]
+def _trial_launch_spec(
+    sweep: SweepFolder, search: Search, point: Point, shared: dict[str, Any], record: dict[str, Any]
 ) -> LaunchSpec:
-    launch_spec = LaunchSpec.from_json(json.dumps(kit))
+    """Return the trial's launch spec: the one that all trials share, with this trial's point."""
+    launch_spec = LaunchSpec.from_json(json.dumps(shared))
     runtime = dict(launch_spec.runtime)
     if point.seed is not None:
         runtime["seed"] = point.seed
-    program, args = launch_spec.program, arguments(search, told["point"], point.seed)
+    program, args = launch_spec.program, arguments(search, record["point"], point.seed)
     if point.args is not None:
         args = point.args
-        program = kit["programs"][point.program]  # as it lies in the copy of the code
+        program = shared["programs"][point.program]  # its path in the snapshot of the code
     trial = {
         "sweep": str(sweep.path),
         "prune": search.prune,
         "metric": search.metric,
-        "optuna": told["optuna"],
+        "optuna": record["optuna"],
     }
     return replace(
         launch_spec, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
-        params=overlaid(launch_spec.params, told["point"]), trial=trial,
-        variables={**launch_spec.variables, **told.get("variables", {})},
-        tracking={**launch_spec.tracking, **place_in_wandb(told.get("variables", {}))},
+        params=merge_params(launch_spec.params, record["point"]), trial=trial,
+        variables={**launch_spec.variables, **record.get("variables", {})},
+        tracking={**launch_spec.tracking, **tracking_of(record.get("variables", {}))},
     )  # fmt: skip
 
 
 def arguments(search: Search, point: dict[str, Any], seed: int | None) -> list[str]:
-    """The script's words: the template with its places filled, then the keys that it does not name.
+    """Return the script's arguments: `args` with its placeholders filled, then the keys that it doesn't name.
 
-    A key that does not apply to this point takes its word along, and the option before it.
+    If a key doesn't apply to this point, its placeholder and the flag before it are dropped.
     """
     values = {**point, **({} if seed is None else {"seed": seed})}
-    words: list[str] = []
-    for word in search.args:
-        names = [name for name in PLACE.findall(word) if name in search.space or name == "seed"]
+    args: list[str] = []
+    for arg in search.args:
+        names = [name for name in PLACEHOLDER.findall(arg) if name in search.space or name == "seed"]
         if all(name in values for name in names):
-            words.append(
-                PLACE.sub(lambda match: shown(values[match[1]]) if match[1] in values else match[0], word)
+            args.append(
+                PLACEHOLDER.sub(
+                    lambda match: to_text(values[match[1]]) if match[1] in values else match[0], arg
+                )
             )
-        elif words and words[-1].startswith("-") and word == f"{{{names[0]}}}":
-            words.pop()
+        elif args and args[-1].startswith("-") and arg == f"{{{names[0]}}}":
+            args.pop()
     if search.arguments == "none":
-        return words
-    named = {name for word in search.args for name in PLACE.findall(word)}
+        return args
+    named = {name for arg in search.args for name in PLACEHOLDER.findall(arg)}
     for key, value in point.items():
         if key not in named:
-            words += option(key, value)
-    return words
+            args += option(key, value)
+    return args
 
 
 def option(key: str, value: Any) -> list[str]:
-    """`--key value`; a truth value is `--key` or nothing, as in argparse's store_true."""
+    """Return `--key value`; for a boolean `--key` or nothing, as with argparse's store_true."""
     if isinstance(value, bool):
         return [f"--{key}"] if value else []
-    return [f"--{key}", *map(shown, value)] if isinstance(value, list) else [f"--{key}", shown(value)]
+    return [f"--{key}", *map(to_text, value)] if isinstance(value, list) else [f"--{key}", to_text(value)]
 
 
-def shown(value: Any) -> str:
+def to_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def overlaid(params: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
-    """`run.params`: those of the file, and over them the point; a key with dots lies in tables."""
-    made: dict[str, Any] = json.loads(json.dumps(params))
+def merge_params(params: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
+    """Return `run.params`: the file's, overridden by the point. A dot in a key names a nested table."""
+    merged: dict[str, Any] = json.loads(json.dumps(params))
     for key, value in point.items():
-        table = made
-        *tables, name = key.split(".")
-        for each in tables:
-            if not isinstance(table.get(each), dict):
-                table[each] = {}
-            table = table[each]
+        table = merged
+        *parents, name = key.split(".")
+        for parent in parents:
+            if not isinstance(table.get(parent), dict):
+                table[parent] = {}
+            table = table[parent]
         table[name] = value
-    return made
+    return merged
 
 
 def _link(target: Path, link: Path) -> None:
@@ -228,36 +234,36 @@ def _link(target: Path, link: Path) -> None:
 
 
 def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "") -> dict[str, Any]:
-    """Write the result of a trial that has ended for good, and tell the sampler. `error`: where it never began."""
+    """Write the result of a trial that has ended, also to the sampler's study. `error`: why it never started."""
     search, trial = sweep.read_search(), sweep.trial(number)
-    told = _read(trial.trial)
+    record = _read(trial.trial)
     state = DONE if verdict == DONE else FAILED
     if state == DONE and trial.pruned.exists():
         state = PRUNED
     value, step = last_value(trial, search.metric)
     if state == FAILED:
-        error = error or _why(trial, verdict)
+        error = error or _find_error(trial, verdict)
     elif state == DONE and value is None and search.metric:
-        error = f"it ended with no number as its {search.metric}"
+        error = f"it ended without a value of {search.metric}"
     result = {
         "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
         "ended": time.time(), "error": error,
-        "point": told.get("point"), "seed": told.get("seed"),
+        "point": record.get("point"), "seed": record.get("seed"),
     }  # fmt: skip
     write_atomically(trial.result, json.dumps(result) + "\n")
-    if told.get("optuna") is not None:
+    if record.get("optuna") is not None:
         from paceline.contract import optuna_study
 
-        if not search.asks:
-            optuna_study.tell(sweep, search, told["optuna"], state=state, value=value)
-        elif (mean := _of_group(sweep, told["group"])) is not None:
+        if not search.chooses_late:
+            optuna_study.finish_trial(sweep, search, record["optuna"], state=state, value=value)
+        elif (mean := _group_result(sweep, record["group"])) is not None:
             group_state, group_value = mean
-            optuna_study.tell(sweep, search, told["optuna"], state=group_state, value=group_value)
+            optuna_study.finish_trial(sweep, search, record["optuna"], state=group_state, value=group_value)
     return result
 
 
-def _of_group(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None:
-    """What the sampler hears of a point: the mean over its seeds, once the last of them has ended."""
+def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None:
+    """Return a point's state and its mean over seeds; None until the last seed has ended."""
     results = []
     for line in read_lines(sweep.points):
         if line.get("group") == group:
@@ -273,24 +279,24 @@ def _of_group(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None
     return (PRUNED if any(result["state"] == PRUNED for result in results) else FAILED), None
 
 
-def _why(trial: TrialFolder, verdict: str) -> str:
-    """The first line of what went wrong in the newest attempt."""
+def _find_error(trial: TrialFolder, verdict: str) -> str:
+    """Return the first line of the newest attempt's error."""
     if verdict == STOPPED:
         return "stopped before its end"
     for attempt in reversed(trial.attempts()):
         if failure := _read(attempt.failure):
             return Failure(**failure).error
-    try:  # no rank was started: what the agent or the batch script said last
-        said = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    try:  # no rank started: the last message of the agent or the batch script
+        lines = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
-    # Hints stand below what they are about.
-    words = [
+    # Indented lines are hints.
+    errors = [
         line.removeprefix("paceline: ").removeprefix("error: ")
-        for line in said
+        for line in lines
         if not line.startswith(("paceline: job ", "  "))
     ]
-    return words[-1] if words else ""
+    return errors[-1] if errors else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

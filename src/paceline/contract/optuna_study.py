@@ -1,7 +1,6 @@
-"""Optuna, where a sweep needs it: TPE chooses points, pruners end trials early. No torch; Optuna on first use.
+"""A sweep's Optuna study: TPE chooses points, pruners end trials early. No torch; Optuna is imported on first use.
 
-All processes of a sweep share one journal, a file that is only ever appended to, under a lock that is safe on NFS.
-There is no server.
+All processes of a sweep share one append-only journal file under a lock that is safe on NFS. There is no server.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import FAILED, PRUNED, Search, SweepFolder, is_active
 from paceline.errors import EnvironmentProblem, RunError
 
-PATIENCE = 120.0  # seconds that a trial waits for another that asks for the same point
-STARTUP = 10  # trials at random before TPE has something to go by
-HALVING = 3  # one of so many trials goes on at each rung
+LOCK_TIMEOUT = 120.0  # seconds that a trial waits for another that requests the same point
+STARTUP_TRIALS = 10  # random points before TPE starts
+REDUCTION_FACTOR = 3  # one in this many trials continues at each rung of successive halving
 
 
 def import_optuna() -> Any:
@@ -30,18 +29,18 @@ def import_optuna() -> Any:
         import optuna
     except ImportError:
         raise EnvironmentProblem(
-            "this sweep needs Optuna, and the trial's Python does not have it",
-            hint="install it there: pip install optuna",
+            "This sweep needs Optuna, which is not installed in the trial's Python.",
+            hint="Install it there: pip install optuna",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    # A run that goes on from a checkpoint may come by the same step again.
+    # A run that resumes from a checkpoint may report the same step again.
     warnings.filterwarnings("ignore", message="The reported value is ignored")
     return optuna
 
 
 def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> Any:
-    """The sweep's study; whoever comes first makes it."""
+    """Return the sweep's study; the first caller creates it."""
     optuna = import_optuna()
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 
@@ -50,7 +49,7 @@ def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> An
     after = search.prune_after
     pruners = {
         "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=after, reduction_factor=HALVING
+            min_resource=after, reduction_factor=REDUCTION_FACTOR
         ),
         "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=after),
         "none": optuna.pruners.NopPruner,
@@ -67,26 +66,26 @@ def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> An
 def point_of_group(
     sweep: SweepFolder, search: Search, group: int, *, shared: bool
 ) -> tuple[dict[str, Any], int]:
-    """The point of a group, and the number of its trial in the study. The first that comes asks for it.
+    """Return a group's point and its trial number in the study. The first trial of the group requests it.
 
-    `shared`: several trials (seeds) have it, and may come at the same time.
+    `shared`: several trials (seeds) have this point, and may start at the same time.
     """
-    path = sweep.asked(group)
+    path = sweep.chosen_point(group)
     path.parent.mkdir(exist_ok=True)
-    with _alone(path) if shared else contextlib.nullcontext():
+    with _lock(path) if shared else contextlib.nullcontext():
         known = _read(path)
-        if known is not None and not _is_over(sweep, search, known["optuna"]):
+        if known is not None and not is_finished(sweep, search, known["optuna"]):
             return known["point"], known["optuna"]
-        point, number = _ask(sweep, search, group, point=known["point"] if known else None)
+        point, number = _choose_point(sweep, search, group, point=known["point"] if known else None)
         write_atomically(path, json.dumps({"point": point, "optuna": number}) + "\n")
         return point, number
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One asks, others wait for what it is told. One that died while it asked is not waited for, in the end."""
+def _lock(path: Path) -> Iterator[None]:
+    """Let one trial at a time run the body. A lock whose holder died is broken after a while."""
     lock = path.with_suffix(".lock")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -95,7 +94,7 @@ def _alone(path: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 with contextlib.suppress(OSError):
                     os.unlink(lock)
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + LOCK_TIMEOUT
             time.sleep(0.1)
     try:
         yield
@@ -112,20 +111,20 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _ask(
+def _choose_point(
     sweep: SweepFolder, search: Search, group: int, *, point: dict[str, Any] | None
 ) -> tuple[dict[str, Any], int]:
-    """A new trial of the study: with a point of the sampler's choice, or with one that was tried before."""
+    """Start a new trial of the study, with the sampler's choice or with a given point."""
     optuna = import_optuna()
-    # Every trial asks in a process of its own: with one seed for all they would all be told the same at first.
+    # Every trial has a sampler in a process of its own: with a common seed they would all choose the same points.
     seed = zlib.crc32(f"{search.seed}/{group}".encode())
-    # Trials that run count as bad ones: those side by side try different points.
-    # Keys are looked at together; those that only some points have make groups of their own.
+    # Running trials count as bad ones, so that concurrent trials try different points (constant_liar).
+    # Keys are sampled jointly; those that only some points have form separate groups.
     sampler = optuna.samplers.TPESampler(
-        n_startup_trials=STARTUP, constant_liar=True, multivariate=True, group=True, seed=seed
+        n_startup_trials=STARTUP_TRIALS, constant_liar=True, multivariate=True, group=True, seed=seed
     )
     if point is not None:
-        fixed = {key: _told(value) for key, value in point.items()}
+        fixed = {key: _to_choice(value) for key, value in point.items()}
         sampler = optuna.samplers.PartialFixedSampler(fixed, sampler)
     study = open_study(sweep, search, sampler=sampler)
     trial = study.ask()
@@ -134,13 +133,13 @@ def _ask(
 
 
 def suggest(trial: Any, space: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A value for every key that applies; the space is in an order in which conditions are known when needed."""
+    """Return a value for every key that applies. Keys follow the keys that their conditions name."""
     point: dict[str, Any] = {}
     for key, each in space.items():
         if not is_active(each.get("when", {}), point):
             continue
         if "grid" in each:
-            known = {_told(value): value for value in each["grid"]}
+            known = {_to_choice(value): value for value in each["grid"]}
             point[key] = known[trial.suggest_categorical(key, list(known))]
         elif "integer" in each:
             low, high = each["integer"]
@@ -151,8 +150,8 @@ def suggest(trial: Any, space: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return point
 
 
-def _told(value: Any) -> Any:
-    """A value as Optuna takes it: lists, and numbers beside equal truth values, as texts."""
+def _to_choice(value: Any) -> Any:
+    """Return a value as a choice for Optuna: lists and booleans as text, because True equals 1."""
     return (
         value if isinstance(value, (int, float, str)) and not isinstance(value, bool) else json.dumps(value)
     )
@@ -161,27 +160,23 @@ def _told(value: Any) -> Any:
 # -- trials ----------------------------------------------------------------------------------------------
 
 
-def begin(sweep: SweepFolder, search: Search, number: int) -> int:
-    """A trial whose point is known: the study hears of its reports alone."""
+def start_trial(sweep: SweepFolder, search: Search, number: int) -> int:
+    """Start a trial whose point is known, for its reports alone. Return its number in the study."""
     trial = open_study(sweep, search).ask()
     trial.set_user_attr("trial", number)
     known: int = trial.number
     return known
 
 
-def is_over(sweep: SweepFolder, search: Search, known: int) -> bool:
-    """Whether the study has been told the end of a trial: it takes no more reports of it."""
-    return _is_over(sweep, search, known)
-
-
-def _is_over(sweep: SweepFolder, search: Search, known: int) -> bool:
+def is_finished(sweep: SweepFolder, search: Search, known: int) -> bool:
+    """Return whether the study knows the end of a trial, and so takes no more reports of it."""
     study = open_study(sweep, search)
     trials = study.get_trials(deepcopy=False)
     return known >= len(trials) or bool(trials[known].state.is_finished())
 
 
-def tell(sweep: SweepFolder, search: Search, known: int, *, state: str, value: float | None) -> None:
-    """How a trial ended; one that has been told already stays as it is."""
+def finish_trial(sweep: SweepFolder, search: Search, known: int, *, state: str, value: float | None) -> None:
+    """Record how a trial ended, unless the study already knows."""
     optuna = import_optuna()
     study = open_study(sweep, search)
     states = optuna.trial.TrialState
@@ -193,18 +188,20 @@ def tell(sweep: SweepFolder, search: Search, known: int, *, state: str, value: f
         study.tell(known, value, skip_if_finished=True)
 
 
-class Judge:
-    """Asks the pruner, report by report. Held by rank 0 for as long as its session lives."""
+class Pruner:
+    """Passes a trial's reports to Optuna's pruner. Rank 0 holds one for the whole session."""
 
     def __init__(self, sweep: SweepFolder, search: Search, known: int) -> None:
         optuna = import_optuna()
         study = open_study(sweep, search)
         trials = study.get_trials(deepcopy=False)
         if known >= len(trials):
-            raise RunError(f"{sweep.journal} knows no trial {known}", hint="Was it written anew?")
+            raise RunError(
+                f"{sweep.journal} has no trial {known}.", hint="Check whether the file was replaced."
+            )
         self._trial = optuna.trial.Trial(study, trials[known]._trial_id)
 
-    def gives_up(self, value: float, count: int) -> bool:
-        """`count` numbers the reports from 1: what pruners take for the effort spent."""
+    def should_prune(self, value: float, count: int) -> bool:
+        """Report a value and return whether to end the trial. `count` numbers the reports from 1."""
         self._trial.report(value, count)
         return bool(self._trial.should_prune())

@@ -1,15 +1,15 @@
-"""What the halves agree on about sweeps: the folder of a sweep, and what stands in the folder of each trial.
+"""The folder of a sweep and of its trials, which both halves read and write.
 
     <scratch>/<project>/<experiment>/<sweep>/
-      sweep.json      what is searched for, and how (`Search`)
-      points.jsonl    one line per trial (`Point`); whoever types `paceline sweep` appends to it
-      asked/G.json    the point that the sampler gave to group G, where points are not known beforehand
-      optuna.journal  what Optuna knows: for TPE, and for pruning
+      sweep.json      what to search for, and how (`Search`)
+      points.jsonl    one line per trial (`Point`), appended by `paceline sweep`
+      chosen/G.json   the point that the sampler chose for group G, if it chooses when trials start
+      optuna.journal  Optuna's study, for TPE and for pruning
       jobs.jsonl      one line per call of sbatch
-      submissions/N/  what one `paceline sweep` brought along: code, run half, environment, script, lists of tasks
-      trials/NUMBER/  a run folder like any other, and in it trial.json, reports.jsonl, result.json
+      submissions/N/  what the trials of one `paceline sweep` share: code, run half, script, lists of tasks
+      trials/NUMBER/  a run folder with trial.json, reports.jsonl and result.json
 
-Standard library only, as all that runs inside jobs.
+Standard library only, like everything that runs inside jobs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 from paceline.contract.run_folder import RunFolder
 
-# How a trial ended. Whatever else it is (queued, running, lost) follows from its job.
+# How a trial ended. Its job tells whether it is queued, running or lost.
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
-ASKING_SAMPLERS = ("tpe", "wandb")  # the others know all points beforehand
+LATE_SAMPLERS = ("tpe", "wandb")  # choose a point when its trial starts
 NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
 class NoPoint(Exception):
-    """The search is over: there is nothing left to try."""
+    """Raised when the search has no points left."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class SweepFolder:
 
     @property
     def cancelled(self) -> Path:
-        """Present once somebody has cancelled the sweep: no trial of it begins."""
+        """Exists once the sweep is cancelled: no trial of it starts."""
         return self.path / "cancelled"
 
-    def asked(self, group: int) -> Path:
-        return self.path / "asked" / f"{group}.json"
+    def chosen_point(self, group: int) -> Path:
+        return self.path / "chosen" / f"{group}.json"
 
     @property
-    def asked_for_all(self) -> Path:
-        """Present once the search has said that it has no more points; removed when trials are added."""
-        return self.path / "asked" / "all"
+    def search_exhausted(self) -> Path:
+        """Exists once the search has no more points; removed when trials are added."""
+        return self.path / "chosen" / "exhausted"
 
     @property
     def trials(self) -> Path:
@@ -85,11 +85,11 @@ class SweepFolder:
         return Search.from_json(self.spec.read_text(encoding="utf-8"))
 
     def read_points(self) -> list[Point]:
-        """All trials, by number."""
+        """Return all trials, by number."""
         return sorted((Point(**line) for line in read_lines(self.points)), key=lambda point: point.number)
 
     def read_jobs(self) -> list[dict[str, Any]]:
-        """Calls of sbatch, oldest first: {"time", "job", "submission", "tasks": {"INDEX": [NUMBER, ...]}}."""
+        """Return the calls of sbatch, oldest first: {"time", "job", "submission", "tasks": {INDEX: [NUMBER]}}."""
         return list(read_lines(self.jobs))
 
 
@@ -107,12 +107,12 @@ class TrialFolder(RunFolder):
 
     @property
     def trial(self) -> Path:
-        """Which point it is: number, point, seed, group, and its number in Optuna's study. Written when it begins."""
+        """Its number, point, seed, group, and number in Optuna's study. Written when it starts."""
         return self.path / "trial.json"
 
     @property
     def reports(self) -> Path:
-        """What the script reported: {"step", "value", "time"} a line."""
+        """What the script reported, a line each: {"step", "value", "time"}."""
         return self.path / "reports.jsonl"
 
     @property
@@ -122,50 +122,50 @@ class TrialFolder(RunFolder):
 
     @property
     def pruned(self) -> Path:
-        """Present once the ranks have agreed to leave, because the trial is not worth going on."""
+        """Exists once the pruner has decided to end the trial."""
         return self.path / "pruned"
 
 
 @dataclass(frozen=True)
 class Point:
-    """One trial: its point of the space, and its seed. Equal points with different seeds are one group."""
+    """One trial: its point and its seed. Equal points with different seeds form a group."""
 
     number: int
     group: int
-    point: dict[str, Any] | None  # None: the sampler is asked when the first trial of the group begins
+    point: dict[str, Any] | None  # None: the sampler chooses when the group's first trial starts
     seed: int | None = None
-    program: str | None = None  # lists of command lines: the script, as it was written
+    program: str | None = None  # lists of command lines: the script, as written
     args: list[str] | None = None  # and all of its arguments
 
     def to_line(self) -> str:
-        told = {key: value for key, value in asdict(self).items() if value is not None or key == "point"}
-        return json.dumps(told, ensure_ascii=False) + "\n"
+        table = {key: value for key, value in asdict(self).items() if value is not None or key == "point"}
+        return json.dumps(table, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched for, and how."""
+    """What to search for, and how."""
 
     name: str
     metric: str | None = None
     direction: str = "minimize"
     sampler: str = "grid"  # grid | random | tpe | list | wandb
-    wandb_sweep: str = ""  # ENTITY/PROJECT/ID of the sweep that W&B's service chooses points for
+    wandb_sweep: str = ""  # ENTITY/PROJECT/ID of the W&B sweep that chooses points
     prune: str = "none"  # none | halving | median
-    prune_after: int = 1  # reports that every trial may make
+    prune_after: int = 1  # reports of every trial before it may be pruned
     seed: int = 0  # of the sampler
-    space: dict[str, dict[str, Any]] = field(default_factory=dict)  # key -> one range, and perhaps `when`
-    args: list[str] = field(default_factory=list)  # words of the script, with {key} for values
-    arguments: str = "options"  # options: keys that `args` does not name follow as --key value; or none
+    space: dict[str, dict[str, Any]] = field(default_factory=dict)  # key -> one range, and optionally `when`
+    args: list[str] = field(default_factory=list)  # arguments of the script, with {key} for values
+    arguments: str = "options"  # options: keys that `args` lacks follow as --key value; or none
     parallel: int | None = None
-    file: str = ""  # that it was read from
-    script: str = ""  # that was typed: a list of arguments alone does not name it
+    file: str = ""  # it was read from
+    script: str = ""  # from --script: a list of arguments alone does not name it
     created: float = 0.0
 
     @property
-    def asks(self) -> bool:
-        """Whether points are chosen only when trials begin."""
-        return self.sampler in ASKING_SAMPLERS
+    def chooses_late(self) -> bool:
+        """Whether the sampler chooses points only when trials start."""
+        return self.sampler in LATE_SAMPLERS
 
     @property
     def needs_optuna(self) -> bool:
@@ -181,12 +181,12 @@ class Search:
 
 
 def is_active(when: dict[str, list[Any]], point: dict[str, Any]) -> bool:
-    """Whether a conditional key belongs to a point, by the values of the keys before it."""
+    """Return whether a conditional key applies to a point, given the values of earlier keys."""
     return all(key in point and point[key] in values for key, values in when.items())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON objects; nothing where there is no file, half a line is passed over."""
+    """Yield the objects of a JSON-lines file. A missing file is empty; an incomplete line is skipped."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
@@ -201,9 +201,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:
-    """A trial's value and its step: what was reported last, else the metric's newest line in metrics.jsonl.
+    """Return a trial's value and its step: the last report, or else the metric's last line in metrics.jsonl.
 
-    Where that is no number (nan), there is no value: a run that came to nothing is not judged by how it began.
+    If that is not a finite number, the trial has no value: earlier ones don't count.
     """
     lines = [("value", line) for line in read_lines(trial.reports)]
     if not lines and metric:

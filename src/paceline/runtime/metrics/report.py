@@ -30,8 +30,10 @@ class TrialReporter:
         self._folder = TrialFolder(folder) if folder is not None and rank == 0 else None
         self._lines = LineWriter(self._folder.reports if self._folder else None)
         self._seen: dict[Any, int] = {}  # step -> which report that was
-        self._judge: Any = None
+        self._pruner: Any = None
         self._broken = False  # no more is asked; peers are told as before
+        # An attempt that failed while its ranks left: the pruner decides once, and would let this one continue.
+        self._is_pruned = self._folder is not None and self.can_prune and self._folder.pruned.exists()
         if self._folder is not None and self.can_prune:
             for line in read_lines(self._folder.reports):  # of attempts before this one
                 self._count(line.get("step"))
@@ -65,22 +67,24 @@ class TrialReporter:
         number = float(value)
         line = {"step": step, "value": number if number - number == 0 else str(number), "time": time.time()}
         self._lines.append(json.dumps(line) + "\n")
+        if self._is_pruned:
+            return True
         if not self.can_prune or self._broken or number - number != 0:
             return False
         try:
-            if self._judge is None:
-                from paceline.contract.optuna_study import Judge
+            if self._pruner is None:
+                from paceline.contract.optuna_study import Pruner
 
                 sweep = SweepFolder(Path(self._trial["sweep"]))
-                self._judge = Judge(sweep, sweep.read_search(), self._trial["optuna"])
-            gives_up: bool = self._judge.gives_up(number, self._count(step))
+                self._pruner = Pruner(sweep, sweep.read_search(), self._trial["optuna"])
+            pruned: bool = self._pruner.should_prune(number, self._count(step))
         except Exception as problem:  # of Optuna's or of the disk's: the trial is worth more than its pruning
             print(f"paceline: this trial is not pruned: {problem}", file=sys.stderr, flush=True)
             self._broken = True
             return False
-        if gives_up:
+        if pruned:
             write_atomically(self._folder.pruned, f"step {step}\n")
-        return gives_up
+        return pruned
 
     def close(self) -> None:
         self._lines.close()
