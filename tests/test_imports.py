@@ -39,7 +39,6 @@ BRIDGES = {
     ),  # the zygote that `paceline run` starts ahead of itself
     ("__main__", "paceline.cli"),
     ("sweep", "paceline.agent.trial"),  # trials on this machine are opened as jobs open theirs
-    ("sweep", "paceline.cli"),
     ("cli", "paceline.agent.staging"),
     ("cluster", "paceline.agent.staging"),  # `data stage`, `clean` and checks do here what agents do on nodes
 }

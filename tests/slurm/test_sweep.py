@@ -57,7 +57,7 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
 
     nothing = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder)
     assert nothing.returncode == 2
-    assert "no trial of 'sweep' is failed" in nothing.stderr
+    assert "No trial of 'sweep' is failed" in nothing.stderr
     (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2]", "[0, 1, 2, 7]"), encoding="utf-8")
     more_typed = slurm_paceline("sweep", "--count", "8", "sweep.toml", cwd=folder, check=True)
     assert "submitted 2 trials" in more_typed.stdout  # of the first eight of the larger grid, two are new

@@ -152,7 +152,7 @@ def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
     typed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
     assert "submitted 3 trials" in typed.stdout
     queued = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder)
-    assert "no trial of 'sweep' is missing" in queued.stderr  # they are on their way
+    assert "No trial of 'sweep' is missing" in queued.stderr  # they are on their way
     until(lambda: len(list(sweep.path.glob("trials/[23]/began"))) >= 1, sweep)
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)

@@ -80,18 +80,18 @@ def test_a_sweep_here_says_what_is_best_and_what_failed_runs_again(
 
     again = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert again.returncode == 2
-    assert "has all of these 3 trials already" in again.stderr
+    assert "already has all of these 3 trials" in again.stderr
     (folder / "mended").touch()
     paceline("sweep", "--local", "--resubmit", "failed", "digits", cwd=folder, check=True)
     assert [result["state"] for result in results(sweep).values()] == ["done"] * 3
     assert [path.name for path in sorted(sweep.path.glob("submissions/*"))] == ["1", "2"]
     missing = paceline("sweep", "--local", "--resubmit", "missing", "digits", cwd=folder)
-    assert "no trial of 'digits' is missing" in missing.stderr
+    assert "No trial of 'digits' is missing" in missing.stderr
 
     (folder / "digits.toml").write_text(SWEEP.replace('"loss"', '"accuracy"'), encoding="utf-8")
     other = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert other.returncode == 2
-    assert "with another metric: 'loss'" in other.stderr
+    assert "with a different metric: 'loss'" in other.stderr
     assert "--name" in other.stderr
 
 

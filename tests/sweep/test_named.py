@@ -99,4 +99,4 @@ def test_what_was_typed_is_not_typed_again(
     paceline(*words, cwd=project, check=True)
     shown = paceline("sweep", "show", "lines", cwd=project, check=True).stdout
     assert "2 done of 2" in shown
-    assert "done, without a value\ntrial 0, 1: it ended with no number as its loss" in shown
+    assert "done, without a value\ntrial 0, 1: it ended without a value of loss" in shown

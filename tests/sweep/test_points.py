@@ -10,7 +10,15 @@ import pytest
 
 from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import SpecError
-from paceline.sweep.points import draw, grid, new_trials, options_of, read_list, seeds_of, wanted_points
+from paceline.sweep.points import (
+    choose_seeds,
+    draw,
+    grid,
+    new_trials,
+    parse_options,
+    read_list,
+    request_points,
+)
 from paceline.sweep.tasks import Chunk, cut, group, ranges
 
 SPACE: dict[str, dict[str, Any]] = {
@@ -60,39 +68,39 @@ def test_points_at_random_lie_in_their_ranges_and_are_the_same_again() -> None:
 
 def test_a_sweep_that_grows_keeps_the_numbers_that_it_has() -> None:
     search = Search("s", sampler="random", space={"x": {"uniform": [0.0, 1.0]}})
-    first = new_trials([], wanted_points(search, count=3), seeds=[None])
-    more = new_trials(first, wanted_points(search, count=5), seeds=[None])
+    first = new_trials([], request_points(search, count=3), seeds=[None])
+    more = new_trials(first, request_points(search, count=5), seeds=[None])
     assert [(point.number, point.group) for point in more] == [(3, 3), (4, 4)]
     small = Search("s", space={"x": {"grid": [1, 2]}})
     large = Search("s", space={"x": {"grid": [0, 1, 2, 3]}})
-    known = new_trials([], wanted_points(small, count=None), seeds=[None])
-    added = new_trials(known, wanted_points(large, count=None), seeds=[None])
+    known = new_trials([], request_points(small, count=None), seeds=[None])
+    added = new_trials(known, request_points(large, count=None), seeds=[None])
     assert [(point.number, point.point) for point in added] == [(2, {"x": 0}), (3, {"x": 3})]
 
 
 def test_seeds_of_a_point_are_one_group() -> None:
-    assert seeds_of(1, 7) == [None]
-    assert seeds_of(3, None) == [0, 1, 2]
-    assert seeds_of(2, 7) == [7, 8]
+    assert choose_seeds(1, 7) == [None]
+    assert choose_seeds(3, None) == [0, 1, 2]
+    assert choose_seeds(2, 7) == [7, 8]
     search = Search("s", space={"x": {"grid": [1, 2]}})
-    trials = new_trials([], wanted_points(search, count=None), seeds=[0, 1])
+    trials = new_trials([], request_points(search, count=None), seeds=[0, 1])
     assert [(each.number, each.group, each.seed) for each in trials] == [
         (0, 0, 0),
         (1, 0, 1),
         (2, 1, 0),
         (3, 1, 1),
     ]
-    more = new_trials(trials, wanted_points(search, count=None), seeds=[0, 1, 2])
+    more = new_trials(trials, request_points(search, count=None), seeds=[0, 1, 2])
     assert [(each.number, each.group, each.seed) for each in more] == [(4, 0, 2), (5, 1, 2)]
 
 
 def test_what_a_sampler_chooses_later_has_a_number_now() -> None:
     search = Search("s", sampler="tpe", space={"x": {"uniform": [0.0, 1.0]}})
-    trials = new_trials([], wanted_points(search, count=2), seeds=[0, 1])
+    trials = new_trials([], request_points(search, count=2), seeds=[0, 1])
     assert [(each.group, each.seed, each.point) for each in trials] == [
         (0, 0, None), (0, 1, None), (1, 0, None), (1, 1, None),
     ]  # fmt: skip
-    assert [each.group for each in new_trials(trials, wanted_points(search, count=3), seeds=[0])] == [2]
+    assert [each.group for each in new_trials(trials, request_points(search, count=3), seeds=[0])] == [2]
 
 
 # -- lists -------------------------------------------------------------------------------------------------
@@ -114,7 +122,7 @@ def test_a_list_has_one_command_line_per_line(tmp_path: Path) -> None:
 def test_a_list_of_arguments_needs_a_script(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("--lr 0.1\n", encoding="utf-8")
-    with pytest.raises(SpecError, match=r"line 1: begins with '--lr'") as refusal:
+    with pytest.raises(SpecError, match=r"line 1: the line starts with '--lr'") as refusal:
         read_list(path)
     assert "--script train.py" in refusal.value.hint
     (found,) = read_list(path, script="train.py")
@@ -125,14 +133,14 @@ def test_a_list_of_arguments_needs_a_script(tmp_path: Path) -> None:
 
 
 def test_negative_numbers_are_values() -> None:
-    assert options_of(["--x", "-1.5", "-v", "--y=-2"]) == {"x": -1.5, "v": True, "y": -2}
+    assert parse_options(["--x", "-1.5", "-v", "--y=-2"]) == {"x": -1.5, "v": True, "y": -2}
 
 
 # -- tasks -------------------------------------------------------------------------------------------------
 
 
 def test_ten_thousand_trials_are_as_few_arrays_as_can_be() -> None:
-    chunks = cut(group(range(10_000)), most=1001)
+    chunks = cut(group(range(10_000)), max_array=1001)
     assert len(chunks) == math.ceil(10_000 / 1001)
     assert sorted(number for chunk in chunks for number in chunk.trials) == list(range(10_000))
     assert chunks[0].array(4) == "0-1000%4"
@@ -140,18 +148,18 @@ def test_ten_thousand_trials_are_as_few_arrays_as_can_be() -> None:
 
 
 def test_a_tasks_index_is_its_trials_number_where_that_fits() -> None:
-    (chunk,) = cut(group([3, 7, 9]), most=1001)
+    (chunk,) = cut(group([3, 7, 9]), max_array=1001)
     assert chunk.array(None) == "3,7,9"
     assert chunk.listing() == "3 3\n7 7\n9 9\n"
-    (chunk,) = cut(group([3, 2007, 5009]), most=1001)  # one array all the same
+    (chunk,) = cut(group([3, 2007, 5009]), max_array=1001)  # one array all the same
     assert chunk.listing() == "0 3\n1 2007\n2 5009\n"
-    assert [each.array(None) for each in cut(group(range(12)), most=5)] == ["0-4", "0-4", "0-1"]
+    assert [each.array(None) for each in cut(group(range(12)), max_array=5)] == ["0-4", "0-4", "0-1"]
 
 
 def test_a_task_runs_several_where_there_may_not_be_so_many() -> None:
-    assert group(range(10), most_tasks=4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert group(range(10), max_tasks=4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
     assert group(range(10), pack=4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert group(range(16), pack=4, most_tasks=3) == [list(range(8)), list(range(8, 16))]
+    assert group(range(16), pack=4, max_tasks=3) == [list(range(8)), list(range(8, 16))]
     assert Chunk({0: [1, 2]}).listing() == "0 1 2\n"
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 

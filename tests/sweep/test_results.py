@@ -16,7 +16,7 @@ from paceline.cluster.slurm.states import JobState
 from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import RunPath
-from paceline.sweep.folder import STARTER, Ledger, at_work
+from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
 from paceline.sweep.report.ranking import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
 from tests.sweep.folders import begin, end, grid, make_sweep, note_jobs
@@ -77,19 +77,21 @@ def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     folder.trial(0).job_start("pid-1").path.mkdir(parents=True)
     folder.trial(0).job_start("pid-1").verdict.write_text("failed\n")  # interrupted: it has no result
     note_jobs(folder, "7", {"1": [1]})  # and the queue took no more
-    kit = folder.submission(1)
-    kit.mkdir(parents=True)
-    ledger = Ledger(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
+    submission = folder.submission(1)
+    submission.mkdir(parents=True)
+    writer = SweepWriter(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
     monkeypatch.setattr(slurm, "states", Scheduler(j7_1="PENDING"))
 
     def look() -> tuple[dict[int, str], list[int]]:
-        return states(read_sweep(folder, slurm.states)), ledger.chosen("missing")
+        return states(read_sweep(folder, slurm.states)), writer.select("missing")
 
     assert look() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", "paceline"]
-    with at_work(kit), subprocess.Popen(sleep) as other:
+    with mark_starter(submission), subprocess.Popen(sleep) as other:
         try:
-            (kit / STARTER).write_text((kit / STARTER).read_text().replace(str(os.getpid()), str(other.pid)))
+            (submission / STARTER).write_text(
+                (submission / STARTER).read_text().replace(str(os.getpid()), str(other.pid))
+            )
             assert look() == ({0: "pending", 1: "pending", 2: "pending"}, [])
         finally:
             other.kill()

@@ -168,7 +168,7 @@ def test_watching_ends_with_the_last_trial(
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(tmp_path / "scratch"))
         patch.setattr(sweep_show.time, "sleep", sleep)
-        patch.setattr(results, "is_at_work", lambda _: True)
+        patch.setattr(results, "is_starting", lambda _: True)
         assert sweep_show.command("two", watch=True) == 0
     assert len(slept) == 2
     assert "2 done of 2" in capsys.readouterr().out

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.trial import NOTHING_TO_DO, close_trial, main, open_trial
+from paceline.agent.trial import NO_POINT_EXIT, close_trial, main, open_trial
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep
-from paceline.sweep.wandb_service import check_name, check_reachable
+from paceline.sweep.wandb import check_name, check_reachable
 from tests.runtime.trackers.wandb_server import wandb_service
 from tests.runtime.trackers.worlds import away, reachable
 from tests.sweep.folders import make_sweep
@@ -83,7 +83,9 @@ def test_what_is_wrong_in_it_is_named(tmp_path: Path, before: str, after: str, m
 
 
 def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"http://127\.0\.0\.1:9: 127\.0\.0\.1:9 cannot be reached"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"
+    ):
         check_reachable(away(tmp_path))
     with pytest.raises(EnvironmentProblem, match="WANDB_MODE is 'offline'"):
         check_reachable({**away(tmp_path), "WANDB_MODE": "offline"})
@@ -96,7 +98,7 @@ def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
 def test_names_of_sweeps() -> None:
     check_name("me/digits/ab12")
     for wrong in ("", "a/b/c/d", "me//x", "a b"):
-        with pytest.raises(UsageError, match="a W&B sweep is named"):
+        with pytest.raises(UsageError, match="Invalid W&B sweep"):
             check_name(wrong)
 
 
@@ -128,7 +130,7 @@ def test_a_point_is_asked_for_by_the_real_package(tmp_path: Path) -> None:
         assert service.unanswered == []
 
 
-def kit(folder: Path) -> Path:
+def submission(folder: Path) -> Path:
     """What a submission brings along, as far as a trial that opens reads it."""
     folder.mkdir()
     variables = {"OMP_NUM_THREADS": "1"}
@@ -143,17 +145,17 @@ def kit(folder: Path) -> Path:
 def test_a_trial_gets_its_point_every_way(tmp_path: Path) -> None:
     points = [Point(number, number, None) for number in range(3)]
     sweep = make_sweep(tmp_path / "sweep", points, sampler="wandb", wandb_sweep="somebody/digits/s1")
-    sweep.asked(0).parent.mkdir()
+    sweep.chosen_point(0).parent.mkdir()
     variables = {"WANDB_RUN_ID": "trial-1", "WANDB_SWEEP_ID": "s1"}
-    sweep.asked(0).write_text(json.dumps({"point": {"lr": 0.1, "width": 8}, "variables": variables}))
-    trial = open_trial(sweep, kit(tmp_path / "kit"), 0)
+    sweep.chosen_point(0).write_text(json.dumps({"point": {"lr": 0.1, "width": 8}, "variables": variables}))
+    trial = open_trial(sweep, submission(tmp_path / "submission"), 0)
     launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text())
     assert launch_spec.params == {"epochs": 3, "lr": 0.1, "width": 8}
     assert launch_spec.args == ["--lr", "0.1", "--width", "8"]
     assert launch_spec.variables == {"OMP_NUM_THREADS": "1", **variables}
-    sweep.asked(1).write_text('{"point": null}')
+    sweep.chosen_point(1).write_text('{"point": null}')
     for number in (1, 2):  # the second is not asked for at all
-        assert main(["open", str(sweep.path), str(tmp_path / "kit"), str(number)]) == NOTHING_TO_DO
+        assert main(["open", str(sweep.path), str(tmp_path / "submission"), str(number)]) == NO_POINT_EXIT
     assert [each.number for each in read_sweep(sweep).trials] == [0]
 
 
@@ -161,10 +163,13 @@ def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
     """W&B chooses the points, and what ends trials early goes by their reports, as in any sweep."""
     found = {"sampler": "wandb", "wandb_sweep": "somebody/digits/s1", "prune": "median"}
     sweep = make_sweep(tmp_path / "sweep", [Point(number, number, None) for number in range(2)], **found)
-    sweep.asked(0).parent.mkdir()
+    sweep.chosen_point(0).parent.mkdir()
     for number in range(2):
-        sweep.asked(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
-    orders = [open_trial(sweep, each, number) for number, each in enumerate([kit(tmp_path / "kit")] * 2)]
+        sweep.chosen_point(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
+    orders = [
+        open_trial(sweep, each, number)
+        for number, each in enumerate([submission(tmp_path / "submission")] * 2)
+    ]
     assert [LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in orders] == [0, 1]
     orders[0].reports.write_text('{"step": 1, "value": 0.5}\n')
     close_trial(sweep, 0, "done")
@@ -176,13 +181,13 @@ def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         for name, value in {**away(tmp_path), "WANDB_API_KEY": "short"}.items():
             patch.setenv(name, value)
-        with pytest.raises(LaunchError, match=r"the W&B sweep a/b/c gave no point: .*Error") as caught:
-            open_trial(sweep, kit(tmp_path / "kit"), 0)
-    assert (tmp_path / "sweep" / "asked" / "0.log").name in caught.value.hint
+        with pytest.raises(LaunchError, match=r"The W&B sweep a/b/c gave no point: .*Error") as caught:
+            open_trial(sweep, submission(tmp_path / "submission"), 0)
+    assert (tmp_path / "sweep" / "chosen" / "0.log").name in caught.value.hint
     sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")  # as the batch script has it
     close_trial(sweep, 0, "failed")
     (trial,) = read_sweep(sweep).trials
-    assert trial.error.startswith("the W&B sweep a/b/c gave no point: ")
+    assert trial.error.startswith("The W&B sweep a/b/c gave no point: ")
 
 
 # Every rank says what it was given, each way.
@@ -254,12 +259,12 @@ def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[
     words = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
     typed = paceline(*words, "sweep.toml", check=True)
     assert (
-        "--wandb-sweep is me/digits/typed, and [sweep] wandb_sweep in sweep.toml is me/digits/filed"
+        "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed"
         in typed.stderr
     )
     (tmp_path / "paceline.toml").write_text('[tracking]\nwandb_sweep = "me/digits/tracked"\n')
     typed = paceline(*words, "train.py", check=True)
-    assert "--wandb-sweep is me/digits/typed, and tracking.wandb_sweep in" in typed.stderr
+    assert "--wandb-sweep is me/digits/typed, but tracking.wandb_sweep in" in typed.stderr
     assert "is me/digits/tracked" in typed.stderr
     assert "/train-tracked" in typed.stdout
 
@@ -271,7 +276,7 @@ def test_without_a_network_nothing_is_begun(
     words = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
     typed = paceline(*words, **away(tmp_path))
     assert typed.returncode == 1
-    assert "points of a W&B sweep come from http://127.0.0.1:9: 127.0.0.1:9 cannot be reached" in typed.stderr
+    assert "W&B at http://127.0.0.1:9, but 127.0.0.1:9 cannot be reached" in typed.stderr
     assert not scratch.exists()
 
 
@@ -279,7 +284,7 @@ def test_how_many_points_must_be_said(tmp_path: Path, paceline: Callable[..., Ty
     (tmp_path / "train.py").write_text("")
     typed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
     assert typed.returncode == 2
-    assert "nothing says how many points each agent asks for" in typed.stderr
+    assert "the number of points per agent is missing" in typed.stderr
     typed = paceline("sweep", "train.py")
     assert typed.returncode == 2
     assert "--wandb-sweep ENTITY/PROJECT/ID" in typed.stderr

@@ -11,12 +11,12 @@ import typer
 
 from paceline.cli import options, single_command
 from paceline.cli.submit import option
-from paceline.cli.sweep_wandb import warn_of_two
+from paceline.cli.sweep_output import ConsoleReporter, warn_of_conflict
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec import Flag
 from paceline.spec.load import read_file
-from paceline.sweep.settings import Setting, read_setting
+from paceline.sweep.settings import SweepSettings, read_settings
 
 # Verbs of its own: the first word, and the module whose `command` does it. Anything else starts a sweep.
 WORDS = {
@@ -141,18 +141,19 @@ def command(
         nproc=nproc, cpu=cpu, env=env, experiment=experiment, max_steps=max_steps, max_attempts=max_attempts,
         no_snapshot=no_snapshot, no_check=no_check,
     )  # fmt: skip
-    setting = read_setting(
+    settings = read_settings(
         path, typed=typed, flags=flags, params=param or (), config=config, profile=cluster_profile
     )
-    warn_of_two(setting, path, wandb_sweep)
-    check_scripts(setting)
-    from paceline.sweep.start import Start
+    warn_of_conflict(settings, path, wandb_sweep)
+    check_scripts(settings)
+    from paceline.sweep.local import LocalSweep
+    from paceline.sweep.slurm import SlurmSweep
 
-    start = Start(setting, local=local)
+    start = (LocalSweep if local else SlurmSweep)(settings, ConsoleReporter())
     if dry_run:
-        print(start.show(resubmit))
+        print(start.describe(resubmit))
         return 0
-    return start.carry_out(resubmit)
+    return start.run(resubmit)
 
 
 def find_file(word: str) -> tuple[Path, SweepFolder | None]:
@@ -193,8 +194,8 @@ def said_before(sweep: SweepFolder, path: Path) -> list[Flag]:
     return found
 
 
-def check_scripts(setting: Setting) -> None:
+def check_scripts(settings: SweepSettings) -> None:
     """Every script that trials would start is there."""
-    program = setting.job.program
-    for name in setting.scripts:
-        options.find_program([name], is_module=program.is_module, cwd=setting.job.cwd)
+    program = settings.job.program
+    for name in settings.scripts:
+        options.find_program([name], is_module=program.is_module, cwd=settings.job.cwd)

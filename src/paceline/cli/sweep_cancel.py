@@ -13,7 +13,7 @@ import typer
 from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import write_atomically
-from paceline.sweep.folder import pids_of
+from paceline.sweep.folder import find_pids
 from paceline.sweep.results import find_sweep
 
 
@@ -27,7 +27,7 @@ def command(
     """
     sweep = find_sweep(name, runs.scratch_here())
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
-    for pid in {pid for path in sweep.trials.glob("*") for pid in pids_of(path)}:
+    for pid in {pid for path in sweep.trials.glob("*") for pid in find_pids(path)}:
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGTERM)  # it passes that on to the agents of its trials
     jobs = [str(line["job"]) for line in sweep.read_jobs()]

@@ -1,4 +1,4 @@
-"""A sweep's folder as whoever types `paceline sweep` writes it: what is searched for, the trials, the jobs."""
+"""The files that `paceline sweep` writes to a sweep's folder: the search, its trials, and their jobs."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from paceline.contract.sweep_folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.plan.run_path import RunPath
 
-STARTER = "starter"  # in a submission's folder: the pid and host of the command that brings its trials
+STARTER = "starter"  # in a submission's folder: pid and host of the command that starts its trials
 
 
-class Ledger:
-    """One sweep, new or known."""
+class SweepWriter:
+    """Writes the folder of a sweep, new or existing."""
 
     def __init__(self, run_path: RunPath) -> None:
-        self.run_path = run_path  # the sweep's folder stands where a run's would
+        self.run_path = run_path  # the sweep's folder, where a run's would be
         self.folder = SweepFolder(run_path.folder.path)
-        self.known: list[Point] = self.folder.read_points()
+        self.points: list[Point] = self.folder.read_points()
 
     @property
     def is_new(self) -> bool:
         return not self.folder.spec.is_file()
 
-    def refuse_another(self, search: Search) -> None:
-        """A sweep goes on only as the sweep that it is."""
+    def check_search(self, search: Search) -> None:
+        """Raise if the folder holds a different sweep of this name, or a run."""
         if self.is_new:
             if self.run_path.folder.run_json.is_file():
                 raise UsageError(
-                    f"{self.folder.path} is a run, not a sweep", hint="give the sweep another name: --name"
+                    f"{self.folder.path} is a run, not a sweep.",
+                    hint="Give the sweep another name: --name",
                 )
             return
         old = self.folder.read_search()
@@ -48,12 +49,12 @@ class Ledger:
         for key in keys:
             if getattr(old, key) != getattr(search, key):
                 raise SpecError(
-                    f"the sweep {search.name!r} is there already, with another {key}: {getattr(old, key)!r}",
-                    hint="give this one another name: --name, or name in [sweep]",
+                    f"The sweep {search.name!r} already exists with a different {key}: {getattr(old, key)!r}.",
+                    hint="Give this one another name: --name, or name in [sweep]",
                 )
 
-    def kit_path(self) -> RunPath:
-        """Where the next submission puts what it brings along."""
+    def submission_path(self) -> RunPath:
+        """Return the folder of the next submission: the code and the launch spec that its trials share."""
         taken = [int(path.name) for path in self.folder.path.glob("submissions/*") if path.name.isdigit()]
         number = max(taken, default=0) + 1
         return replace(
@@ -70,8 +71,8 @@ class Ledger:
         )
 
     @contextmanager
-    def written(self, search: Search, new: Sequence[Point]) -> Iterator[None]:
-        """Write the search and its new trials; take both back where the body fails before anything was submitted."""
+    def add_trials(self, search: Search, new: Sequence[Point]) -> Iterator[None]:
+        """Write the search and its new trials; undo both if the body fails."""
         before = self.folder.spec.read_text(encoding="utf-8") if not self.is_new else None
         size = self.folder.points.stat().st_size if self.folder.points.exists() else None
         created = json.loads(before)["created"] if before else time.time()
@@ -91,35 +92,35 @@ class Ledger:
                 write_atomically(self.folder.spec, before)
             raise
 
-    def note_job(self, job: str, *, submission: str, tasks: dict[int, list[int]]) -> None:
+    def record_job(self, job: str, *, submission: str, tasks: dict[int, list[int]]) -> None:
         line = {"time": time.time(), "job": job, "submission": submission, "tasks": tasks}
         with open(self.folder.jobs, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    # -- trials that are there already -----------------------------------------------------------------
+    # -- existing trials -------------------------------------------------------------------------------
 
-    def chosen(self, which: str) -> list[int]:
-        """`failed`: ended in failure. `missing`: have no result, and no job that would bring one."""
-        results = {point.number: _state(self.folder.trial(point.number).result) for point in self.known}
+    def select(self, which: str) -> list[int]:
+        """Return the trials that are `failed`, or `missing`: without a result and without a job."""
+        results = {point.number: _state(self.folder.trial(point.number).result) for point in self.points}
         if which == FAILED:
             return [number for number, state in results.items() if state == FAILED]
-        without = [number for number, state in results.items() if state is None]
-        alive = self.alive(without)
-        return [number for number in without if number not in alive]
+        unfinished = [number for number, state in results.items() if state is None]
+        live = self._find_live(unfinished)
+        return [number for number in unfinished if number not in live]
 
-    def alive(self, numbers: Iterable[int]) -> set[int]:
-        """Those that wait or run, here or as jobs."""
+    def _find_live(self, numbers: Iterable[int]) -> set[int]:
+        """Return the trials that wait or run, on this machine or as jobs."""
         wanted = set(numbers)
         newest: dict[int, str] = {}
         for line in self.folder.read_jobs():
             for index, listed in line["tasks"].items():
                 newest |= {number: f"{line['job']}_{index}" for number in listed if number in wanted}
         jobs = {(number, job) for number, job in newest.items()}
-        for number in wanted:  # a job that goes on in a new one has told its folder
+        for number in wanted:  # a trial's folder names the job that continues it
             if job := slurm.read_job_id(self.folder.trial(number)):
                 jobs.add((number, job))
-        found = {number for number in wanted if pids_of(self.folder.trial(number).path)}
-        if is_at_work(self.folder):  # what has no job yet, it brings
+        found = {number for number in wanted if find_pids(self.folder.trial(number).path)}
+        if is_starting(self.folder):  # the trials without a job are still to come
             found |= wanted - newest.keys()
         if not jobs:
             return found
@@ -127,7 +128,7 @@ class Ledger:
             states = slurm.states(job for _, job in jobs)
         except ClusterError as problem:
             raise ClusterError(
-                f"which trials are still queued is not known: {problem.message}", hint=problem.hint
+                f"Could not find out which trials are queued: {problem.message}", hint=problem.hint
             ) from None
         for number, job in jobs:
             if job in states and states[job].phase in (LIVE, WAITING):
@@ -135,8 +136,8 @@ class Ledger:
         return found
 
     @contextmanager
-    def reopened(self, numbers: Iterable[int]) -> Iterator[None]:
-        """Trials that are to run again: what said that they were over goes away, unless the body fails."""
+    def reopen(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Remove the results of trials that will run again; restore them if the body fails."""
         marks = [self.folder.cancelled]
         for number in numbers:
             trial = self.folder.trial(number)
@@ -154,16 +155,16 @@ class Ledger:
 
 def _state(result: Path) -> str | None:
     try:
-        told: Any = json.loads(result.read_text(encoding="utf-8"))
-        return str(told["state"])
+        table: Any = json.loads(result.read_text(encoding="utf-8"))
+        return str(table["state"])
     except (OSError, ValueError, KeyError):
         return None
 
 
 @contextmanager
-def at_work(kit: Path) -> Iterator[None]:
-    """While the body runs, others on this machine know that trials of this submission are still to come."""
-    mark = kit / STARTER
+def mark_starter(submission: Path) -> Iterator[None]:
+    """Mark a submission whose trials this process is still starting, for other commands on this machine."""
+    mark = submission / STARTER
     write_atomically(mark, f"{os.getpid()} {socket.gethostname()}\n")
     try:
         yield
@@ -171,8 +172,8 @@ def at_work(kit: Path) -> Iterator[None]:
         mark.unlink(missing_ok=True)
 
 
-def is_at_work(sweep: SweepFolder) -> bool:
-    """Whether a command on this machine, other than this one, still brings trials of a sweep."""
+def is_starting(sweep: SweepFolder) -> bool:
+    """Return whether another command on this machine is still starting trials of a sweep."""
     for mark in sweep.path.glob(f"submissions/*/{STARTER}"):
         with suppress(OSError):
             pid, _, host = mark.read_text(encoding="utf-8").strip().partition(" ")
@@ -185,13 +186,13 @@ def _is_paceline(pid: int) -> bool:
     import psutil
 
     try:
-        return any("paceline" in word for word in psutil.Process(pid).cmdline())
+        return any("paceline" in arg for arg in psutil.Process(pid).cmdline())
     except psutil.Error:
         return False
 
 
-def pids_of(trial: Path) -> set[int]:
-    """The commands on this machine, other than this one, that run a trial now."""
+def find_pids(trial: Path) -> set[int]:
+    """Return the processes of other commands on this machine that run a trial now."""
     found = set()
     for job_start in trial.glob("job-starts/pid-*"):
         pid = job_start.name.removeprefix("pid-")

@@ -1,4 +1,4 @@
-"""Which points a sweep has: all combinations, points at random, or lines of a list; and the numbers of its trials."""
+"""The points of a sweep (a grid, random points, or lines of a list) and the numbers of its trials."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from paceline.agent.trial import shown
+from paceline.agent.trial import to_text
 from paceline.contract.sweep_folder import Point, Search, is_active
 from paceline.errors import SpecError
 from paceline.spec.load import parse_value
 from paceline.spec.sweep import in_order
 
 Space = Mapping[str, dict[str, Any]]
-MOST = 1_000_000  # points of a grid: more is a mistake in the file
+MAX_GRID = 1_000_000  # points: more must be a mistake in the file
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A point that is asked for; None leaves it to the sampler."""
+class PointRequest:
+    """A point to try; None lets the sampler choose it when the trial starts."""
 
     point: dict[str, Any] | None
     program: str | None = None  # lists only
@@ -33,26 +33,27 @@ class Wanted:
 
     @property
     def key(self) -> str:
-        """What makes two points the same one."""
-        told = [self.program, self.args] if self.args is not None else self.point
-        return json.dumps(told, sort_keys=True)
+        """What makes two points the same."""
+        identity = [self.program, self.args] if self.args is not None else self.point
+        return json.dumps(identity, sort_keys=True)
 
 
-def wanted_points(search: Search, *, count: int | None) -> list[Wanted]:
-    """The points of a sweep that is described by ranges."""
-    if search.asks:
-        return [Wanted(None) for _ in range(count or 0)]
+def request_points(search: Search, *, count: int | None) -> list[PointRequest]:
+    """Return the points of a search space."""
+    if search.chooses_late:
+        return [PointRequest(None) for _ in range(count or 0)]
     if search.sampler == "random":
-        return [Wanted(draw(search.space, f"{search.seed}/{index}")) for index in range(count or 0)]
-    return [Wanted(point) for point in itertools.islice(grid(search.space), count)]
+        return [PointRequest(draw(search.space, f"{search.seed}/{index}")) for index in range(count or 0)]
+    return [PointRequest(point) for point in itertools.islice(grid(search.space), count)]
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
-    """All combinations, the first key slowest. Keys that do not apply are left out, and what is then equal is one."""
+    """Yield all combinations, the first key slowest, without keys that don't apply and without duplicates."""
     size = math.prod(len(values(each)) for each in space.values())
-    if size > MOST:
+    if size > MAX_GRID:
         raise SpecError(
-            f"[space] has {size:,} combinations", hint='take values out, or choose sampler = "random"'
+            f"[space] has {size:,} combinations, more than {MAX_GRID:,}.",
+            hint='Remove values, or set sampler = "random".',
         )
     keys = in_order(space)
     seen: set[str] = set()
@@ -75,7 +76,7 @@ def values(each: Mapping[str, Any]) -> list[Any]:
 
 
 def draw(space: Space, seed: str) -> dict[str, Any]:
-    """A point at random. The same seed gives the same point: a sweep that grows keeps those it has."""
+    """Return a random point. The same seed gives the same point, so a sweep that grows keeps its points."""
     generator = random.Random(seed)
     point: dict[str, Any] = {}
     for key in in_order(space):
@@ -103,54 +104,54 @@ def _draw(each: Mapping[str, Any], generator: random.Random) -> Any:
 # -- lists -------------------------------------------------------------------------------------------------
 
 
-def read_list(path: Path, *, script: str | None = None) -> list[Wanted]:
-    """A text file with one command line per line: `train.py --lr 0.1`, or only the arguments of `script`."""
+def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
+    """Read a text file with one command line per line: `train.py --lr 0.1`, or only the arguments of `script`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"{path}: cannot be read: {problem}", hint="check the path") from None
+        raise SpecError(f"Cannot read {path}: {problem}", hint="Check the path.") from None
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            words = shlex.split(line, comments=True)
+            argv = shlex.split(line, comments=True)
         except ValueError as problem:
             raise SpecError(
-                f"{path}, line {number}: {problem}", hint="quote it as one would for a shell"
+                f"{path}, line {number}: {problem}", hint="Quote the line as you would in a shell."
             ) from None
-        if words:
-            found.append(_wanted(words, script, where=f"{path}, line {number}"))
+        if argv:
+            found.append(_parse_line(argv, script, where=f"{path}, line {number}"))
     if not found:
-        raise SpecError(f"{path} has no lines", hint="write one command line per line: train.py --lr 0.1")
+        raise SpecError(f"{path} is empty.", hint="Write one command line per line: train.py --lr 0.1")
     return found
 
 
-def _wanted(words: list[str], script: str | None, *, where: str) -> Wanted:
-    if re.fullmatch(r"python[\d.]*", PurePath(words[0]).name) and len(words) > 1:
-        words = words[1:]
+def _parse_line(argv: list[str], script: str | None, *, where: str) -> PointRequest:
+    if re.fullmatch(r"python[\d.]*", PurePath(argv[0]).name) and len(argv) > 1:
+        argv = argv[1:]
     if script is None:
-        if words[0].startswith("-"):
+        if argv[0].startswith("-"):
             raise SpecError(
-                f"{where}: begins with {words[0]!r}, and nothing says whose argument that is",
-                hint="begin it with the script, or name one for all lines: --script train.py",
+                f"{where}: the line starts with {argv[0]!r} and names no script.",
+                hint="Start it with the script, or name one for all lines: --script train.py",
             )
-        script, words = words[0], words[1:]
-    elif words[0] == script:
-        words = words[1:]
-    return Wanted(options_of(words), program=script, args=words)
+        script, argv = argv[0], argv[1:]
+    elif argv[0] == script:
+        argv = argv[1:]
+    return PointRequest(parse_options(argv), program=script, args=argv)
 
 
-def options_of(words: Sequence[str]) -> dict[str, Any]:
-    """What a command line says, as a point to show: `--lr 0.1 --fast` is lr and fast."""
+def parse_options(args: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a command line as a point to display: `--lr 0.1 --fast` is lr and fast."""
     point: dict[str, Any] = {}
     position = 0
-    while position < len(words):
-        word = words[position]
+    while position < len(args):
+        arg = args[position]
         position += 1
-        if not re.match(r"--?[A-Za-z]", word):
+        if not re.match(r"--?[A-Za-z]", arg):
             continue
-        key, equals, value = word.lstrip("-").partition("=")
-        if not equals and position < len(words) and not re.match(r"--?[A-Za-z]", words[position]):
-            value, equals = words[position], "="
+        key, equals, value = arg.lstrip("-").partition("=")
+        if not equals and position < len(args) and not re.match(r"--?[A-Za-z]", args[position]):
+            value, equals = args[position], "="
             position += 1
         point[key] = parse_value(value) if equals else True
     return point
@@ -160,41 +161,43 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def new_trials(
-    known: Sequence[Point], wanted: Iterable[Wanted], *, seeds: Sequence[int | None]
+    known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]
 ) -> list[Point]:
-    """Trials that a sweep does not have yet: new points, and further seeds of those it has."""
+    """Return the trials that a sweep lacks: new points, and more seeds of known points."""
     groups: dict[str, int] = {}
-    there = {(point.group, point.seed) for point in known}
+    existing = {(point.group, point.seed) for point in known}
     for point in known:
         if point.point is not None or point.args is not None:
-            groups[Wanted(point.point, point.program, point.args).key] = point.group
+            groups[PointRequest(point.point, point.program, point.args).key] = point.group
     number = max((point.number for point in known), default=-1) + 1
     free = max((point.group for point in known), default=-1) + 1
     made = []
-    for index, each in enumerate(wanted):
-        # Points that the sampler is still to choose are told apart by their place alone.
-        group = index if each.point is None else groups.get(each.key)
+    for index, request in enumerate(requests):
+        # Points that the sampler chooses later differ only by their position.
+        group = index if request.point is None else groups.get(request.key)
         if group is None:
-            group = groups[each.key] = free
+            group = groups[request.key] = free
             free += 1
         for seed in seeds:
-            if (group, seed) not in there:
-                there.add((group, seed))
-                made.append(Point(number, group, each.point, seed=seed, program=each.program, args=each.args))
+            if (group, seed) not in existing:
+                existing.add((group, seed))
+                made.append(
+                    Point(number, group, request.point, seed=seed, program=request.program, args=request.args)
+                )
                 number += 1
     return made
 
 
-def seeds_of(count: int, first: int | None) -> list[int | None]:
-    """One run of each point keeps the seed that the job has; several have seeds from that one on, or from 0."""
+def choose_seeds(count: int, first: int | None) -> list[int | None]:
+    """Return the seeds of each point: the job's own for one run, else consecutive ones from that (or 0) on."""
     return [None] if count == 1 else [(first or 0) + index for index in range(count)]
 
 
-def told(point: Mapping[str, Any] | None) -> str:
-    """A point in a line, for people."""
+def describe_point(point: Mapping[str, Any] | None) -> str:
+    """Return a point as `key=value ...`."""
     if point is None:
-        return "chosen when it begins"
+        return "chosen when it starts"
     return " ".join(
-        f"{key}={f'{value:.4g}' if isinstance(value, float) else shown(value)}"
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else to_text(value)}"
         for key, value in point.items()
     )

@@ -30,7 +30,7 @@ from paceline.contract.sweep_folder import (
 )
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import STORE
-from paceline.sweep.folder import is_at_work
+from paceline.sweep.folder import is_starting
 from paceline.watch.records import QueryStates, read_json, read_records
 
 RUNNING, PENDING = "running", "pending"
@@ -151,7 +151,7 @@ def read_sweep(folder: SweepFolder, ask: QueryStates = slurm.states) -> Sweep:
     for number in to_come:
         found[number] = _to_come(folder.trial(number), planned[number], jobs.get(number), known)
     of_nobody = [number for number, each in found.items() if each.state == MISSING and number not in jobs]
-    for number in of_nobody if of_nobody and is_at_work(folder) else ():
+    for number in of_nobody if of_nobody and is_starting(folder) else ():
         found[number] = replace(found[number], state=PENDING, error="")
     for number in resubmitted:
         state = (known or {}).get(jobs[number])

@@ -1,4 +1,4 @@
-"""What was asked of a sweep: its file or list, what was typed over it, and the job that each trial is."""
+"""The settings of a sweep: its file or list, the flags over it, and the job of each trial."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import find_file, repository_root
 from paceline.spec.sweep import SweepFile, SweepTable, check_means, in_order, load_sweep, with_flags
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
-from paceline.sweep.points import Wanted, read_list, seeds_of, wanted_points
-from paceline.sweep.wandb_service import check_name
-from paceline.sweep.wandb_setting import file_of_script, file_of_wandb, name_of, shares, with_wandb
+from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
+from paceline.sweep.wandb import (
+    check_name,
+    choose_name,
+    count_agents,
+    read_wandb_file,
+    sweep_of_script,
+    with_wandb,
+)
 
-TPE_PARALLEL = 4  # more at once, and it has learned less from each
+TPE_PARALLEL = 4  # with more at once, TPE learns less from each
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweepSettings:
     job: Job
     search: Search
-    wanted: list[Wanted]
+    requests: list[PointRequest]
     seeds: list[int | None]
     pack: int
-    scripts: tuple[str, ...]  # lists may name several
-    tasks: int | None = None  # into which the trials go, where that was said: the agents of a W&B sweep
-    wandb_config: dict[str, Any] | None = None  # the W&B sweep that is to be made
+    scripts: tuple[str, ...]  # a list may name several
+    tasks: int | None = None  # that run the trials, if fixed: the agents of a W&B sweep
+    wandb_config: dict[str, Any] | None = None  # the W&B sweep to create
 
 
-def read_setting(
+def read_settings(
     path: Path,
     *,
     typed: Sequence[Flag],
@@ -41,11 +47,11 @@ def read_setting(
     params: Iterable[str] = (),
     config: Path | None = None,
     profile: str | None = None,
-) -> Setting:
-    """`typed` are flags of the sweep's own (keys of `[sweep]`), `flags` those of its jobs."""
-    told = None
+) -> SweepSettings:
+    """Read a sweep's file. `typed` are flags for keys of `[sweep]`, `flags` those for its jobs."""
+    wandb_file = None
     if path.suffix in SUFFIXES:
-        file, told = file_of_wandb(path, typed)
+        file, wandb_file = read_wandb_file(path, typed)
         listed = None
     else:
         file, listed = _read(path, typed)
@@ -54,7 +60,7 @@ def read_setting(
     script = table.module or table.script or ""
     program = Program(script, is_module=table.module is not None)
     if config is None and find_file(folder, repository_root(folder)) is None:
-        # A project without a repository: its file may lie where the command is typed.
+        # Without a repository, the project's file may be in the current folder.
         config = find_file(Path.cwd(), repository_root(Path.cwd()))
     here = Path.cwd().resolve()
     tables = {**file.tables, "job": {"name": file.name, **file.tables.get("job", {})}}
@@ -66,7 +72,7 @@ def read_setting(
         profile=profile,
         cwd=folder,
         over=(tables, file.path),
-        around=here if folder.is_relative_to(here) else None,  # as for `paceline run` of a script down there
+        around=here if folder.is_relative_to(here) else None,  # as for `paceline run` of a script below
     )
     search = Search(
         name=file.name, metric=table.metric, direction=table.direction,
@@ -75,42 +81,43 @@ def read_setting(
         arguments=table.arguments, parallel=table.parallel, file=str(file.path.resolve()),
         script=next((flag.value for flag in reversed(typed) if flag.key == "script" and flag.value), ""),
     )  # fmt: skip
-    if told is not None or table.wandb_sweep is not None:
-        return _of_wandb(file, told, job, search, typed)
-    wanted = wanted_points(search, count=table.count) if listed is None else listed[: table.count]
-    scripts = tuple(dict.fromkeys(each.program for each in wanted if each.program)) or (script,)
-    seeds = seeds_of(table.seeds, job.runtime.seed)
-    return Setting(job, search, wanted, seeds, table.pack, scripts)
+    if wandb_file is not None or table.wandb_sweep is not None:
+        return _wandb_settings(file, wandb_file, job, search, typed)
+    requests = request_points(search, count=table.count) if listed is None else listed[: table.count]
+    scripts = tuple(dict.fromkeys(each.program for each in requests if each.program)) or (script,)
+    seeds = choose_seeds(table.seeds, job.runtime.seed)
+    return SweepSettings(job, search, requests, seeds, table.pack, scripts)
 
 
-def _of_wandb(
-    file: SweepFile, told: WandbFile | None, job: Job, search: Search, typed: Sequence[Flag]
-) -> Setting:
-    """Points that W&B's service chooses: as many as its agents may ask for."""
-    agents, count = shares(file.table, file.path, points=told.points if told else None)
+def _wandb_settings(
+    file: SweepFile, wandb_file: WandbFile | None, job: Job, search: Search, typed: Sequence[Flag]
+) -> SweepSettings:
+    """Return the settings of a sweep whose points W&B chooses: as many as its agents may request."""
+    agents, count = count_agents(file.table, file.path, points=wandb_file.points if wandb_file else None)
     name = file.table.wandb_sweep or ""
     if name in [flag.value for flag in typed if flag.key == "wandb_sweep"]:
-        name = job.tracking.wandb_sweep or name  # what a file says wins, wherever it stands
+        name = job.tracking.wandb_sweep or name  # a file wins over the flag, whichever file it is
     if name:
         check_name(name)
     search = replace(
-        search, name=name_of(file, name), sampler="wandb", wandb_sweep=name, parallel=agents
+        search, name=choose_name(file, name), sampler="wandb", wandb_sweep=name, parallel=agents
     )  # fmt: skip
-    return Setting(
-        with_wandb(job, os.environ), search, wanted_points(search, count=count), [None], file.table.pack,
-        (job.program.name,), tasks=agents, wandb_config=told.config if told and not name else None,
+    return SweepSettings(
+        with_wandb(job, os.environ), search, request_points(search, count=count), [None], file.table.pack,
+        (job.program.name,), tasks=agents,
+        wandb_config=wandb_file.config if wandb_file and not name else None,
     )  # fmt: skip
 
 
-def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[Wanted] | None]:
+def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointRequest] | None]:
     if path.suffix == ".toml":
         return load_sweep(path, typed), None
     if path.suffix == ".py":
-        return file_of_script(path, typed), None
+        return sweep_of_script(path, typed), None
     if path.suffix != ".txt":
         raise UsageError(
-            f"{path}: found {path.suffix or 'no ending'}, expected .toml, .txt or .yml",
-            hint="a sweep's file is TOML with [sweep] and [space]; a list of command lines ends in .txt, W&B's in .yml",
+            f"{path} is not a sweep's file: expected .toml, .txt or .yml.",
+            hint="Use TOML with [sweep] and [space], a list of command lines (.txt), or W&B's own file (.yml).",
         )
     table = with_flags(SweepTable(), typed)
     listed = read_list(path, script=table.script)
@@ -119,7 +126,5 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[Wanted] | 
         table = table.model_copy(update={"script": first})
     check_means(table, path)
     if table.sampler == "tpe":
-        raise SpecError(
-            f"{path}: a list has its points, and tpe would choose others", hint="write a sweep.toml"
-        )
+        raise SpecError(f"{path}: a list has fixed points, but sampler is tpe.", hint="Write a sweep.toml.")
     return SweepFile(path, table, {}), listed

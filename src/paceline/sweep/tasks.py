@@ -1,4 +1,4 @@
-"""Trials as tasks of job arrays: how many each task runs, and how the tasks are cut into arrays."""
+"""Trials as tasks of job arrays: how many trials a task runs, and which tasks make an array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chunk:
-    """One call of sbatch: array indices, and the trials that each runs."""
+    """One job array: its indices, and the trials that each runs."""
 
     tasks: dict[int, list[int]]
 
@@ -18,39 +18,41 @@ class Chunk:
         return [number for numbers in self.tasks.values() for number in numbers]
 
     def listing(self) -> str:
-        """The list that the tasks read: an index, then its trials."""
+        """Return the file that the tasks read: a line per index, followed by its trials."""
         lines = [f"{index} {' '.join(map(str, numbers))}" for index, numbers in self.tasks.items()]
         return "\n".join(lines) + "\n"
 
     def array(self, parallel: int | None) -> str:
-        """`0-3,7%4`, as sbatch takes it."""
+        """Return the value of sbatch --array, such as `0-3,7%4`."""
         return ranges(self.tasks) + (f"%{parallel}" if parallel is not None else "")
 
 
-def group(numbers: Sequence[int], *, pack: int = 1, most_tasks: int | None = None) -> list[list[int]]:
-    """Trials per task: as many as run side by side, and more where there may not be so many tasks."""
+def group(numbers: Sequence[int], *, pack: int = 1, max_tasks: int | None = None) -> list[list[int]]:
+    """Return each task's trials: `pack` of them, or more if that would take more than `max_tasks` tasks."""
     each = pack
-    if most_tasks is not None and numbers:
-        each = max(pack, math.ceil(len(numbers) / max(1, most_tasks)))
+    if max_tasks is not None and numbers:
+        each = max(pack, math.ceil(len(numbers) / max(1, max_tasks)))
         each = math.ceil(each / pack) * pack
     return [list(numbers[start : start + each]) for start in range(0, len(numbers), each)]
 
 
-def cut(tasks: Sequence[list[int]], *, most: int) -> list[Chunk]:
-    """Arrays of at most `most` tasks. Where tasks have one trial each, its number is the index, as far as it fits."""
-    fewest = math.ceil(len(tasks) / most)
+def cut(tasks: Sequence[list[int]], *, max_array: int) -> list[Chunk]:
+    """Return arrays of at most `max_array` tasks. A task of one trial has the trial's number as index if it fits."""
+    fewest = math.ceil(len(tasks) / max_array)
     if all(len(numbers) == 1 for numbers in tasks):
         windows: dict[int, dict[int, list[int]]] = {}
         for numbers in tasks:
-            window, index = divmod(numbers[0], most)
+            window, index = divmod(numbers[0], max_array)
             windows.setdefault(window, {})[index] = numbers
         if len(windows) <= fewest:
             return [Chunk(window) for window in windows.values()]
-    return [Chunk(dict(enumerate(tasks[start : start + most]))) for start in range(0, len(tasks), most)]
+    return [
+        Chunk(dict(enumerate(tasks[start : start + max_array]))) for start in range(0, len(tasks), max_array)
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-3,7`."""
+    """Return numbers as `0-3,7`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
