@@ -23,7 +23,7 @@ import pytest
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.plan.local import START
+from paceline.plan.local import START_AGENT
 
 WITHIN = 100.0  # seconds; for a busy machine
 
@@ -112,7 +112,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             env: dict[str, str] | None = None,
             stdout: Any = None,
             pass_fds: tuple[int, ...] = (),
-            argv: Sequence[str] = ("-c", START),
+            argv: Sequence[str] = ("-c", START_AGENT),
             **launch_spec: Any,
         ) -> Launched:
             folder = folder or tmp_path / "run"

@@ -119,7 +119,7 @@ def test_runs_are_kept_out_of_the_copy_wherever_they_lie(scratch: str, tmp_path:
     (tmp_path / "p" / "train.py").touch()
     run_path = RunPath((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
     for _ in range(2):  # the second time, the first one's files are there too
-        run_path = run_path.renamed()
+        run_path = run_path.with_new_id()
         with folders.create_run_folder(run_path):
             (run_path.folder.path / "log").touch()
             kept = snapshot_code(job, run_path)

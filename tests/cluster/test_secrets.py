@@ -12,7 +12,7 @@ import pytest
 from paceline.cluster.secrets.dotenv import parse_dotenv
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.errors import PacelineError, SpecError
-from paceline.plan.secrets import IN_THE_SHELL, Secrets, choose_secrets
+from paceline.plan.secrets import FROM_SHELL, Secrets, choose_secrets
 from paceline.spec import Flag, Job, Program, load_job
 
 HUSH = "hush-4c1d"
@@ -160,7 +160,7 @@ def test_a_wandb_key_in_the_shell_is_always_used(project: Path, home: Path) -> N
     environ = {"WANDB_API_KEY": "mine"}
     for files in ({}, {"secret_files": []}):
         found = read(project, home, environ, **files)
-        assert (dict(found.values), found.describe()) == (environ, f"WANDB_API_KEY ({IN_THE_SHELL})")
+        assert (dict(found.values), found.describe()) == (environ, f"WANDB_API_KEY ({FROM_SHELL})")
 
 
 def test_a_wandb_key_keeps_its_server_address(project: Path, home: Path) -> None:
@@ -218,7 +218,7 @@ def test_files_without_secrets_for_us_may_be_public(project: Path, home: Path) -
     # Its key is not needed, so the file is not read.
     write(home / ".netrc", NETRC, mode=0o644)
     found = read(project, home, {"WANDB_API_KEY": "mine"})
-    assert (found.values["WANDB_API_KEY"], found.sources["WANDB_API_KEY"]) == ("mine", IN_THE_SHELL)
+    assert (found.values["WANDB_API_KEY"], found.sources["WANDB_API_KEY"]) == ("mine", FROM_SHELL)
     assert not read(project, home, variables={"WANDB_API_KEY": "mine"}).values
 
 
@@ -246,24 +246,24 @@ def test_pipes_and_binary_files_are_rejected(project: Path, home: Path) -> None:
 def test_shell_variables_win(project: Path, home: Path) -> None:
     filed = Secrets({"A": "file", "B": "file", "UID": "1000"}, {"A": ".env", "B": ".env", "UID": ".env"})
     environ = {"A": "shell", "C": "shell", "D": "not requested"}
-    found = choose_secrets(job_in(project, secrets=["B", "C"]), environ=environ, filed=filed)
+    found = choose_secrets(job_in(project, secrets=["B", "C"]), environ=environ, file_secrets=filed)
     assert dict(found.values) == {"A": "shell", "B": "file", "C": "shell"}
-    assert dict(found.sources) == {"A": IN_THE_SHELL, "B": ".env", "C": IN_THE_SHELL}
+    assert dict(found.sources) == {"A": FROM_SHELL, "B": ".env", "C": FROM_SHELL}
 
 
 def test_names_used_by_the_batch_script_are_rejected(project: Path) -> None:
     filed = Secrets({"job_start": "x"}, {"job_start": ".env"})
-    with pytest.raises(SpecError, match=r"\.env sets job_start, which a batch script cannot carry"):
-        choose_secrets(job_in(project), environ={}, filed=filed)
-    assert choose_secrets(job_in(project), environ={}, filed=filed, in_a_job=False).values == {
+    with pytest.raises(SpecError, match=r"\.env sets job_start, a name that batch scripts use themselves"):
+        choose_secrets(job_in(project), environ={}, file_secrets=filed)
+    assert choose_secrets(job_in(project), environ={}, file_secrets=filed, in_a_job=False).values == {
         "job_start": "x"
     }
 
 
 def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
-    with pytest.raises(SpecError, match="'A_KEY', which is no name of a variable") as caught:
+    with pytest.raises(SpecError, match="'A_KEY', which is not a variable name") as caught:
         choose_secrets(
-            job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, filed=Secrets(), in_a_job=False
+            job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, file_secrets=Secrets(), in_a_job=False
         )
     assert HUSH not in str(caught.value)
 

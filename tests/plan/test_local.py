@@ -16,8 +16,8 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import SpecError, UsageError
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.quote import command_line, quote
+from paceline.plan.redaction import redact_args
 from paceline.plan.run_path import RunPath, new_run_id
-from paceline.plan.run_record import hide_in_words
 from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job
 
@@ -65,7 +65,7 @@ def test_shapes(machine: Machine, flags: list[Any], expected: tuple[int, ...], t
 
 
 def test_more_ranks_than_gpus_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="--nproc asks for 5 ranks, and this machine shows 4 GPUs") as caught:
+    with pytest.raises(SpecError, match="--nproc asks for 5 ranks, but this machine has 4 GPUs") as caught:
         plan(tmp_path, SERVER, (*NPROC, 5))
     assert "--cpu" in caught.value.hint
 
@@ -80,10 +80,10 @@ def test_styles(tmp_path: Path) -> None:
         plan(tmp_path, LAPTOP, typed)
     from_file = plan(tmp_path, LAPTOP, text='[launch]\nstyle = "srun"')
     assert from_file.launch_spec.style == "fork"
-    assert "fork is used here" in from_file.notes[0]
+    assert "so this run uses fork" in from_file.notes[0]
     on_mac = plan(tmp_path, replace(LAPTOP, system="Darwin"))
     assert on_mac.launch_spec.style == "spawn"
-    assert "this is Darwin" in on_mac.notes[0]
+    assert "uses spawn on Darwin" in on_mac.notes[0]
     assert plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).launch_spec.style == "torchrun"
 
 
@@ -151,7 +151,7 @@ def test_run_ids_sort_by_time_and_differ() -> None:
 
 def test_secrets_on_the_command_line_are_hidden() -> None:
     words = ["paceline", "run", "--env", "API_KEY=abc", "--env=MY_TOKEN=x=y", "--env", "A=1", "t.py", "KEY=2"]
-    assert hide_in_words(words) == [
+    assert redact_args(words) == [
         "paceline", "run", "--env", "API_KEY=***", "--env=MY_TOKEN=***", "--env", "A=1", "t.py", "KEY=2",
     ]  # fmt: skip
 

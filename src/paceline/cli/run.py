@@ -21,7 +21,7 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict
 from paceline.errors import UsageError
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
-from paceline.plan.run_record import HIDDEN
+from paceline.plan.redaction import REDACTED
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.quantities import show_seconds
 
@@ -119,7 +119,9 @@ def _start(job: Job, *, dry_run: bool) -> int:
     machine, python = detect_machine(os.environ), interpreter(job)
     run_path = folders.new_run_path(job, os.environ)
     filed = read_secrets(job, os.environ)
-    plan = plan_local(job, run_path=run_path, machine=machine, python=python, environ=os.environ, filed=filed)
+    plan = plan_local(
+        job, run_path=run_path, machine=machine, python=python, environ=os.environ, file_secrets=filed
+    )
     if dry_run:
         return _show(plan, job)
     if plan.launch_spec.data:
@@ -128,7 +130,7 @@ def _start(job: Job, *, dry_run: bool) -> int:
         refuse_missing(job, run_path, os.environ)
     with folders.create_run_folder(run_path) as run_path:
         plan = plan_local(
-            job, run_path=run_path, machine=machine, python=python, environ=os.environ, filed=filed
+            job, run_path=run_path, machine=machine, python=python, environ=os.environ, file_secrets=filed
         )
         prepared = prepare(
             job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=["paceline", *sys.argv[1:]],
@@ -158,7 +160,7 @@ def _go_on(
                       import_path=paths, cwd=str(cwd))  # fmt: skip
     plan = plan_local(
         job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job), old=old,
-        environ=os.environ, filed=read_secrets(job, os.environ),
+        environ=os.environ, file_secrets=read_secrets(job, os.environ),
     )  # fmt: skip
     if dry_run:
         return _show(plan, job)
@@ -181,13 +183,13 @@ def _not_kept(folder: RunFolder, plan: LocalPlan) -> list[str]:
     from paceline.watch.records import read_json
 
     environment = read_json(folder.run_json).get("spec", {}).get("environment", {})
-    hidden = [name for name, text in environment.get("variables", {}).items() if text == HIDDEN]
+    hidden = [name for name, text in environment.get("variables", {}).items() if text == REDACTED]
     return [name for name in hidden if name not in plan.secrets and name not in os.environ]
 
 
 def _show(plan: LocalPlan, job: Job) -> int:
     copies = f"a copy of {job.folder}" if job.project.snapshot else "no copy is kept"
-    print(plan.show(copies=copies))
+    print(plan.show(code=copies))
     return 0
 
 

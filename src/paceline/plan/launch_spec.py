@@ -1,4 +1,4 @@
-"""From a Job to the Order that its agents carry out."""
+"""From a Job to the launch spec that its agents carry out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Job
 
-# The runtime's settings, and the keys that they come from.
+# The runtime's settings, and the keys that set them.
 RUNTIME_KEYS = {
     "backend": "runtime.backend",
     "cpu": "runtime.cpu",
@@ -31,8 +31,8 @@ RUNTIME_KEYS = {
     "debug": "launch.debug",
 }
 
-# Fields of an order, and the keys that decide them: a resumed run keeps what nobody typed again.
-_DECIDED_BY = {
+# Fields of a launch spec, and the keys that set them: a resumed run keeps what was not typed again.
+_SET_BY = {
     "style": ("launch.style",),
     "nodes": ("job.nodes",),
     "nproc": ("launch.nproc",),
@@ -49,7 +49,7 @@ _DECIDED_BY = {
 
 
 def runtime_settings(job: Job) -> dict[str, Any]:
-    """What `paceline.session` goes by: only what was said."""
+    """Return the settings of `paceline.session` that are set."""
     settings = {}
     for name, key in RUNTIME_KEYS.items():
         table, field = key.split(".")
@@ -59,8 +59,8 @@ def runtime_settings(job: Job) -> dict[str, Any]:
     return settings
 
 
-def data_wish(job: Job) -> dict[str, Any]:
-    """`[data]` as agents read it; empty where nothing is to be staged or collected."""
+def data_settings(job: Job) -> dict[str, Any]:
+    """Return `[data]` as agents read it; empty if nothing is staged or collected."""
     data = job.data
     if not data.stage and not data.collect:
         return {}
@@ -70,10 +70,10 @@ def data_wish(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tracking_wish(job: Job) -> dict[str, Any]:
-    """`[tracking]` as ranks read it: only what was said."""
-    said: dict[str, Any] = job.tracking.model_dump(mode="json", exclude_defaults=True)
-    return said
+def tracking_settings(job: Job) -> dict[str, Any]:
+    """Return `[tracking]` as ranks read it: the keys that are set."""
+    settings: dict[str, Any] = job.tracking.model_dump(mode="json", exclude_defaults=True)
+    return settings
 
 
 def make_launch_spec(
@@ -83,19 +83,19 @@ def make_launch_spec(
     shape: Shape,
     python: str,
     style: str | None = None,
-    place_of: Callable[[Path], Path] = lambda path: path,
+    path_in_job: Callable[[Path], Path] = lambda path: path,
     variables: dict[str, str] | None = None,
     max_restarts: int = 0,
 ) -> LaunchSpec:
-    """The order. `place_of` says where a path of the project lies when the ranks run (live, or in the copy)."""
+    """Return the launch spec. `path_in_job` maps a path of the project to where the ranks find it."""
     script = job.cwd / job.program.name
     is_module = job.program.is_module
     return LaunchSpec(
         run_id=run_path.run_id,
-        program=job.program.name if is_module else str(place_of(script)),
+        program=job.program.name if is_module else str(path_in_job(script)),
         args=list(job.program.args),
         is_module=is_module,
-        import_path=[str(place_of(job.cwd))] if is_module else [],
+        import_path=[str(path_in_job(job.cwd))] if is_module else [],
         cwd=str(job.cwd),
         python=python,
         style=style or job.launch.style,
@@ -110,24 +110,24 @@ def make_launch_spec(
         project=run_path.project,
         experiment=run_path.experiment,
         scratch=str(run_path.scratch),
-        source=str(place_of(job.folder)),
+        source=str(path_in_job(job.folder)),
         params=job.params,
         runtime=runtime_settings(job),
         max_restarts=max_restarts,
         hang_timeout=float(job.resume.hang_timeout or 0),
         fixed_nodes=job.resources.nodelist is not None,
         check=job.launch.check,
-        data=data_wish(job),
+        data=data_settings(job),
         system_metrics=float(job.runtime.system_metrics),
-        tracking=tracking_wish(job),
+        tracking=tracking_settings(job),
     )
 
 
 def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
-    """The order of a run that goes on: the old one, with what was typed this time."""
+    """Return the launch spec of a resumed run: the old one, with what was typed this time."""
     typed = {key for key, source in job.sources.items() if source.startswith("--")}
     changes: dict[str, Any] = {
-        name: getattr(new, name) for name, keys in _DECIDED_BY.items() if typed.intersection(keys)
+        name: getattr(new, name) for name, keys in _SET_BY.items() if typed.intersection(keys)
     }
     runtime = dict(old.runtime)
     for name, key in RUNTIME_KEYS.items():
@@ -139,14 +139,14 @@ def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
     for name in type(job.tracking).model_fields:
         if f"tracking.{name}" in typed:
             tracking[name] = getattr(job.tracking, name)
-    params = _deep(old.params, new.params) if any(key.startswith("params.") for key in typed) else old.params
+    params = _merge(old.params, new.params) if any(key.startswith("params.") for key in typed) else old.params
     variables = {**old.variables, **new.variables} if "environment.variables" in typed else old.variables
     return replace(old, **changes, runtime=runtime, tracking=tracking, params=params, variables=variables)
 
 
-def _deep(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _deep(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
     return merged

@@ -1,37 +1,36 @@
-"""A Job on this machine: the order, and the agents that carry it out."""
+"""A Job on this machine: the launch spec, and the agents that carry it out."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from paceline.contract import env
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.launch_spec import carry_over, make_launch_spec
 from paceline.plan.quote import command_line, quote
+from paceline.plan.redaction import redact, redact_args, redact_values
 from paceline.plan.run_path import RunPath
-from paceline.plan.run_record import hide, hide_in_values, hide_in_words
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.spec import Job
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
-# Not `-m`: that would put the current folder, and whatever lies in it, ahead of the standard library.
-START = (
+# Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.
+START_AGENT = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
     "from paceline.agent.main import main; sys.exit(main())"
 )
-FORKING_SYSTEMS = ("Linux",)  # macOS can fork, and its own libraries crash after it
+FORKING_SYSTEMS = ("Linux",)  # macOS can fork, but its own libraries crash afterwards
 
 
 @dataclass(frozen=True)
-class Starter:
-    """One agent: what to run, and the variables that it needs besides those that are there."""
+class AgentCommand:
+    """The command that starts one agent, and the variables to add for it."""
 
     argv: tuple[str, ...]
     variables: dict[str, str]
@@ -39,56 +38,60 @@ class Starter:
 
 @dataclass(frozen=True)
 class LocalPlan:
+    """Everything that a run on this machine needs."""
+
     run_path: RunPath
     shape: Shape
     launch_spec: LaunchSpec
-    agents: tuple[Starter, ...]
-    notes: tuple[str, ...] = ()  # what was chosen instead of what was asked, and why
+    agents: tuple[AgentCommand, ...]
+    notes: tuple[str, ...] = ()  # what was chosen instead of what was requested, and why
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the agents' environment
     secrets_summary: str = ""  # their names, and where each comes from
 
-    def show(self, *, copies: str) -> str:
-        """The plan as text: what a dry run prints."""
+    def show(self, *, code: str) -> str:
+        """Return what a dry run prints. `code` says which code the ranks run."""
         lines = [
             f"run folder  {self.run_path.folder.path}",
-            f"code        {copies}",
+            f"code        {code}",
             f"ranks       {self.shape} ({self.launch_spec.style} style)",
             *(f"note        {note}" for note in self.notes),
             *([f"secrets     {self.secrets_summary}"] if self.secrets_summary else []),
         ]
-        for number, starter in enumerate(self.agents):
+        for number, command in enumerate(self.agents):
             name = f"agent {number}" if len(self.agents) > 1 else "agent"
-            settings = " ".join(f"{key}={quote(value)}" for key, value in starter.variables.items())
-            lines.append(f"{name:<11} {settings} {command_line(starter.argv)}")
-        lines.append(f"order       {RunFolder(self.run_path.folder.path).launch_spec.name}:")
-        told = asdict(self.launch_spec)
-        told["variables"] = {name: hide(name, value) for name, value in self.launch_spec.variables.items()}
-        told["args"], told["params"] = (
-            hide_in_words(self.launch_spec.args),
-            hide_in_values(self.launch_spec.params),
+            settings = " ".join(f"{key}={quote(value)}" for key, value in command.variables.items())
+            lines.append(f"{name:<11} {settings} {command_line(command.argv)}")
+        lines.append(f"launch spec {self.run_path.folder.launch_spec.name}:")
+        shown = asdict(self.launch_spec)
+        shown["variables"] = {name: redact(name, value) for name, value in self.launch_spec.variables.items()}
+        shown["args"], shown["params"] = (
+            redact_args(self.launch_spec.args),
+            redact_values(self.launch_spec.params),
         )
-        lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
+        lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in shown.items()]
         return "\n".join(lines)
 
 
 def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
-    """The style that serves here, and what to say when it is not the one that was asked."""
+    """Return the style that works here, and a note if it is not the requested one."""
     style = job.launch.style
     typed = job.is_typed("launch.style")
     if style not in LOCAL_STYLES:
         if typed:
             raise SpecError(
-                f"--style {style}: the {style} style needs a Slurm allocation",
-                hint=f"use `paceline submit`, or one of: {', '.join(LOCAL_STYLES)}",
+                f"The {style} style needs a Slurm allocation.",
+                hint=f"Use `paceline submit`, or one of these styles: {', '.join(LOCAL_STYLES)}.",
             )
-        return "fork", [f"the {style} style ({job.source('launch.style')}) needs Slurm: fork is used here"]
+        return "fork", [
+            f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"
+        ]
     if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
-        return "spawn", [f"the {style} style needs Linux, and this is {machine.system}: spawn is used"]
+        return "spawn", [f"the {style} style needs Linux, so this run uses spawn on {machine.system}"]
     return style, []
 
 
 def local_restarts(job: Job) -> int:
-    """Relaunches after a failure: none here, unless asked."""
+    """Return the restarts after a failure: none here, unless requested."""
     return (job.resume.max_attempts or 1) - 1
 
 
@@ -100,19 +103,19 @@ def plan_local(
     python: str,
     old: LaunchSpec | None = None,
     environ: Mapping[str, str] | None = None,
-    filed: Secrets = NO_SECRETS,
+    file_secrets: Secrets = NO_SECRETS,
 ) -> LocalPlan:
-    """All that a run on this machine needs. `old` is the order of a run that goes on.
+    """Return the plan. `old` is the launch spec of a resumed run.
 
-    `filed` are the secrets that files hold; `environ` is where those are looked for that are named.
+    `file_secrets` are the secrets that files hold; those that are only named are looked up in `environ`.
     """
     shape = local_shape(job, machine)
     style, notes = choose_style(job, machine)
-    # Secrets are handed to the agents themselves: the order is a file.
-    secrets = choose_secrets(job, environ=environ or {}, filed=filed, in_a_job=False)
+    # Secrets go to the agents' environment: the launch spec is a file.
+    secrets = choose_secrets(job, environ=environ or {}, file_secrets=file_secrets, in_a_job=False)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
-        variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that do not ask the runtime for their device
+        variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that choose their device without the runtime
     launch_spec = make_launch_spec(
         job, run_path=run_path, shape=shape, python=python, style=style, variables=variables,
         max_restarts=local_restarts(job),
@@ -120,42 +123,38 @@ def plan_local(
     if old is not None:
         launch_spec = replace(carry_over(old, launch_spec, job), python=python)
         shape = Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
+    agents = _agent_commands(run_path, launch_spec, machine=machine, python=python)
     return LocalPlan(
-        run_path, shape, launch_spec, _starters(run_path, launch_spec, machine=machine, python=python), tuple(notes),
+        run_path, shape, launch_spec, agents, tuple(notes),
         secrets={**secrets.values, **hidden_variables(job)}, secrets_summary=secrets.describe(),
     )  # fmt: skip
 
 
-def _starters(
+def _agent_commands(
     run_path: RunPath, launch_spec: LaunchSpec, *, machine: Machine, python: str
-) -> tuple[Starter, ...]:
-    argv: tuple[str, ...] = (python, "-c", START)
-    # The place is said even to a agent that is alone: an allocation's variables may stand around it.
+) -> tuple[AgentCommand, ...]:
+    argv: tuple[str, ...] = (python, "-c", START_AGENT)
+    # Even a single agent is told its index: an allocation's variables may be set around it.
     common = {env.RUN: str(run_path.folder.path)}
     if python != sys.executable:
         # Another interpreter finds the run half in the run folder.
         argv = (python, str(run_path.folder.run_half))
         common["PYTHONPATH"] = str(run_path.folder.run_half)
-    starters = []
+    commands = []
     for number in range(launch_spec.nodes):
         variables = {**common, env.AGENT: f"{number}/{launch_spec.nodes}"}
-        if launch_spec.nodes > 1 and launch_spec.gpus:  # each node here has GPUs of its own, as real nodes do
+        if launch_spec.nodes > 1 and launch_spec.gpus:  # each node has GPUs of its own, as real nodes do
             first = number * launch_spec.gpus
             variables[VISIBLE_DEVICES] = ",".join(machine.device_names()[first : first + launch_spec.gpus])
-        starters.append(Starter(argv, variables))
-    return tuple(starters)
+        commands.append(AgentCommand(argv, variables))
+    return tuple(commands)
 
 
 def launch_spec_text(launch_spec: LaunchSpec) -> str:
-    """The order as a file holds it; arguments that are no UTF-8 are kept as escapes."""
+    """Return the text of launch.json; arguments outside UTF-8 are kept as escapes."""
     text = launch_spec.to_json()
     try:
         text.encode()
     except UnicodeEncodeError:
         return json.dumps(asdict(launch_spec), indent=1) + "\n"
     return text
-
-
-def program_words(launch_spec: LaunchSpec) -> Sequence[str]:
-    """The user's command, for people."""
-    return [*(["-m"] if launch_spec.is_module else []), launch_spec.program, *launch_spec.args]

@@ -1,4 +1,4 @@
-"""The one function by which values enter shell text."""
+"""Quote values for shell text. Every value that enters a script goes through here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from paceline.errors import UsageError
 
 
 def quote(text: str) -> str:
-    """A word that bash reads back byte for byte, on one line."""
+    """Return a word that bash reads back byte for byte, on one line."""
     if "\0" in text:
-        raise UsageError(f"found a NUL character in {text!r}", hint="no shell can pass one on: leave it out")
+        raise UsageError(
+            f"There is a NUL character in {text!r}.", hint="Remove it: no shell can pass one on."
+        )
     if text.isprintable():
         return shlex.quote(text)
-    # Control characters, newlines and bytes that are no UTF-8: bash's own escapes keep the line whole.
+    # Control characters, newlines and bytes outside UTF-8: bash's own escapes keep them on one line.
     escaped = "".join(_escape(byte) for byte in os.fsencode(text))
     return f"$'{escaped}'"
 
@@ -27,6 +29,6 @@ def _escape(byte: int) -> str:
     return character if 0x20 <= byte < 0x7F else f"\\x{byte:02x}"
 
 
-def command_line(words: Iterable[str]) -> str:
-    """Words as one would type them."""
-    return " ".join(quote(word) for word in words)
+def command_line(argv: Iterable[str]) -> str:
+    """Return a command as you would type it."""
+    return " ".join(quote(arg) for arg in argv)

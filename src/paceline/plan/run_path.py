@@ -25,15 +25,15 @@ class RunPath:
 
     @property
     def store(self) -> Path:
-        """What the runs of a project share: copies of its code, by content."""
+        """The snapshots of the code, shared by the runs of a project."""
         return self.scratch / self.project / STORE
 
-    def renamed(self) -> RunPath:
-        """The same place under another run id."""
+    def with_new_id(self) -> RunPath:
+        """Return the same path with another run id."""
         return replace(self, run_id=new_run_id())
 
 
 def new_run_id(now: datetime.datetime | None = None) -> str:
-    """Sorts by time, and differs from what others choose in the same second."""
+    """Return an id that sorts by time, and differs from others of the same second."""
     moment = now or datetime.datetime.now()
     return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

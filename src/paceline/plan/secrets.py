@@ -1,4 +1,4 @@
-"""Secrets of a run: which there are, and which value counts. Values go to `environment.sh` or to agents alone."""
+"""The secrets of a run: which there are, and which value is used. Values go to `environment.sh` or to agents alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import SpecError
-from paceline.plan.run_record import HIDDEN, hide
+from paceline.plan.redaction import REDACTED, redact
 from paceline.spec import Job
 
-IN_THE_SHELL = "your environment"
+FROM_SHELL = "your environment"
 
 # Variables of a batch script and of job.sh.
 SCRIPT_NAMES = {
@@ -19,13 +19,13 @@ SCRIPT_NAMES = {
     "again", "files",
 }  # fmt: skip
 
-# Bash would stop at an assignment to them. Files for other programs hold some (UID), and nobody's secret is one.
+# Bash would stop at an assignment to these. Files for other programs set some (UID), and none is anybody's secret.
 _READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """Values by name, and where each was found. Its text form names them, and tells no value."""
+    """Values by name, and where each was found. Its text form shows no value."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -38,49 +38,51 @@ class Secrets:
 NO_SECRETS = Secrets()
 
 
-def choose_secrets(job: Job, *, environ: Mapping[str, str], filed: Secrets, in_a_job: bool = True) -> Secrets:
-    """Those of the files and those that `[environment] secrets` names; a variable that is set here wins over files.
+def choose_secrets(
+    job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True
+) -> Secrets:
+    """Return the secrets from files and those that `[environment] secrets` names; a variable that is set here wins.
 
-    `in_a_job`: a batch script carries them, and one that is named and found nowhere is an error: the job would lack it.
+    `in_a_job`: a batch script carries them, and one that is named but found nowhere is an error.
     """
     values, sources = {}, {}
-    for name, value in filed.values.items():
+    for name, value in file_secrets.values.items():
         if name in _READ_ONLY:
             continue
-        _refuse_unfit(name, f"{filed.sources[name]} sets", script=in_a_job)
+        _check_name(name, f"{file_secrets.sources[name]} sets", script=in_a_job)
         from_shell = name in environ
         values[name] = environ[name] if from_shell else value
-        sources[name] = IN_THE_SHELL if from_shell else filed.sources[name]
+        sources[name] = FROM_SHELL if from_shell else file_secrets.sources[name]
     for name in job.environment.secrets:
-        _refuse_unfit(name, f"{job.source('environment.secrets')} names", script=in_a_job)
+        _check_name(name, f"{job.source('environment.secrets')} names", script=in_a_job)
         if name in values:
             continue
         if name in environ:
-            values[name], sources[name] = environ[name], IN_THE_SHELL
+            values[name], sources[name] = environ[name], FROM_SHELL
         elif in_a_job:
             raise SpecError(
-                f"{job.source('environment.secrets')} names {name}, which is not set here or in a secrets file",
-                hint=f"export {name} before you submit, write it into ~/.config/paceline/secrets.env, or take it out",
+                f"{job.source('environment.secrets')} names {name}, which is not set here or in a secrets file.",
+                hint=f"Export {name} before you submit, write it to ~/.config/paceline/secrets.env, or remove it.",
             )
     return Secrets(values, sources)
 
 
-def _refuse_unfit(name: str, who: str, *, script: bool) -> None:
+def _check_name(name: str, source: str, *, script: bool) -> None:
     if not (name.isidentifier() and name.isascii()):
         # Whoever wrote a value there must not find it in a log.
         raise SpecError(
-            f"{who} {name.partition('=')[0]!r}, which is no name of a variable",
-            hint="write names alone there; values stand in your environment or in a file of secrets",
+            f"{source} {name.partition('=')[0]!r}, which is not a variable name.",
+            hint="List names only; keep values in your environment or in a secrets file.",
         )
     if script and name in SCRIPT_NAMES:
-        raise SpecError(f"{who} {name}, which a batch script cannot carry", hint="give it another name")
+        raise SpecError(f"{source} {name}, a name that batch scripts use themselves.", hint="Rename it.")
 
 
 def plain_variables(job: Job) -> dict[str, str]:
-    """`--env` and `[environment] variables` without those whose name says that they are secrets."""
-    return {name: text for name, text in job.environment.variables.items() if hide(name, text) != HIDDEN}
+    """Return `--env` and `[environment] variables` without those that look like secrets."""
+    return {name: text for name, text in job.environment.variables.items() if redact(name, text) != REDACTED}
 
 
 def hidden_variables(job: Job) -> dict[str, str]:
-    """The others: they go the way of secrets."""
-    return {name: text for name, text in job.environment.variables.items() if hide(name, text) == HIDDEN}
+    """Return the others, which are treated as secrets."""
+    return {name: text for name, text in job.environment.variables.items() if redact(name, text) == REDACTED}

@@ -1,4 +1,4 @@
-"""How many nodes, ranks, GPUs and threads: the one place that decides it for runs on this machine."""
+"""How many nodes, ranks, GPUs and threads a run on this machine has."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from paceline.errors import SpecError
 from paceline.spec import Job
 
-USUAL_RANKS = 2  # where there are no GPUs: the least that shows what distributed code does
+DEFAULT_RANKS = 2  # without GPUs: the fewest that show what distributed code does
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is here."""
+    """The cores and GPUs of this machine."""
 
     cores: int
     gpus: int
@@ -25,10 +25,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Shape:
+    """The numbers of nodes and ranks, and what each rank gets."""
+
     nodes: int
     nproc: int  # ranks per node
     gpus: int  # GPUs per node
-    threads: int  # of a rank
+    threads: int  # per rank
 
     @property
     def world_size(self) -> int:
@@ -41,22 +43,22 @@ class Shape:
 
 
 def threads_per_rank(cores: int, ranks: int) -> int:
-    """Cores shared out evenly, one at the least."""
+    """Return an even share of the cores, at least one."""
     return max(1, cores // ranks)
 
 
 def local_shape(job: Job, machine: Machine) -> Shape:
-    """The shape of a run on this machine: several nodes here share its cores and its GPUs."""
+    """Return the shape of a run on this machine: several nodes here share its cores and its GPUs."""
     nodes = job.resources.nodes if job.is_typed("job.nodes") else 1
-    seen = 0 if job.runtime.cpu else machine.gpus
+    visible = 0 if job.runtime.cpu else machine.gpus
     nproc = job.launch.nproc
     if nproc is None:
-        nproc = max(1, seen // nodes) if seen else USUAL_RANKS
-    if seen and nproc * nodes > seen:
-        who = job.source("launch.nproc") if job.launch.nproc else job.source("job.nodes")
+        nproc = max(1, visible // nodes) if visible else DEFAULT_RANKS
+    if visible and nproc * nodes > visible:
+        source = job.source("launch.nproc") if job.launch.nproc else job.source("job.nodes")
         raise SpecError(
-            f"{who} asks for {nproc * nodes} ranks, and this machine shows {seen} GPU{'s' if seen > 1 else ''}",
-            hint=f"ask for at most {seen} in all, or add --cpu",
+            f"{source} asks for {nproc * nodes} ranks, but this machine has {visible} GPU{'s' if visible > 1 else ''}.",
+            hint=f"Ask for at most {visible} in total, or add --cpu.",
         )
-    gpus = nproc if seen else 0
+    gpus = nproc if visible else 0
     return Shape(nodes, nproc, gpus, threads_per_rank(machine.cores, nproc * nodes))

@@ -43,7 +43,7 @@ class LocalSweep(SweepStart):
         with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
             plan = plan_local(
                 self.job, run_path=run_path, machine=self.slots[0], python=self.python, environ=os.environ,
-                filed=self.secrets,
+                file_secrets=self.secrets,
             )  # fmt: skip
             notes = self.prepare(
                 run_path, plan.launch_spec, job=self.job, backend="local", snapshot_required=False
@@ -76,7 +76,7 @@ class LocalSweep(SweepStart):
             return None
         plan = plan_local(
             self.job, run_path=self.writer.trial_path(number), machine=self.slots[slot], python=self.python,
-            environ=os.environ, filed=self.secrets,
+            environ=os.environ, file_secrets=self.secrets,
         )  # fmt: skip
         if not plan.launch_spec.gpus or len(plan.agents) > 1:
             return plan

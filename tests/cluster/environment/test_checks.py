@@ -12,7 +12,7 @@ from paceline.cluster.checks.job import check_python_place
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built
 from paceline.errors import SpecError
-from paceline.plan.run_record import HIDDEN, hide, hide_in_words
+from paceline.plan.redaction import REDACTED, redact, redact_args
 from tests.cluster.environment.places import bare, job_in, plan_of
 
 PASSWORD = "http://ann:hush@proxy.example.org:3128"
@@ -76,16 +76,16 @@ def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
     plan = plan_of(job_in(tmp_path / "p", environment__variables=variables), bare())
     assert plan.launch_spec.variables == {"ADDRESS": "http://proxy:3128/a:b@c"}
     assert f"export HTTPS_PROXY={PASSWORD}\n" in plan.environment_file
-    assert hide("HTTPS_PROXY", PASSWORD) == HIDDEN
+    assert redact("HTTPS_PROXY", PASSWORD) == REDACTED
     token = "mine @ git+https://hush@git.example.org/mine.git"
-    assert hide("", token) == HIDDEN
-    assert hide_in_words([token]) == ["mine @ git+https://***@git.example.org/mine.git"]
+    assert redact("", token) == REDACTED
+    assert redact_args([token]) == ["mine @ git+https://***@git.example.org/mine.git"]
     for open_to_all in (
         "git+ssh://git@git.example.org/mine.git",
         "https://example.org/?mail=a@b",
         "user@host",
     ):
-        assert hide("", open_to_all) == open_to_all
+        assert redact("", open_to_all) == open_to_all
 
 
 def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path) -> None:

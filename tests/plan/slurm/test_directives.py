@@ -46,7 +46,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"job.extra": ["-N", "3"]}, "has -N3", "--nodes"),
     ({"job.extra": ["--gres=gpu:2"]}, "has --gres=gpu:2", "--gpus"),
     ({"job.extra": ["oops"]}, "is not an option of sbatch", "--sbatch-arg"),
-    ({"environment.secrets": ["NOT_THERE"]}, "names NOT_THERE, which is not set here", "export NOT_THERE"),
+    ({"environment.secrets": ["NOT_THERE"]}, "names NOT_THERE, which is not set here", "Export NOT_THERE"),
 ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_variables_keep_out_of_the_scripts_way() -> None:
     assert "export run" not in made.environment_file
     assert "export RUN=6" in made.environment_file
     assert made.launch_spec.variables == {"run": "5", "RUN": "6"}
-    for name, why in (("job_start", "cannot carry"), ("A B", "no name of a variable")):
+    for name, why in (("job_start", "use themselves"), ("A B", "not a variable name")):
         with pytest.raises(SpecError, match=why):
             plan({"environment.secrets": [name]}, environ={"PATH": "/bin", name: "x"})
 

@@ -14,7 +14,7 @@ from paceline.agent.staging.request import StagingRequest, check_exists, make_re
 from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
 from paceline.errors import ClusterError, PacelineError
 from paceline.plan.environment.variables import SLURM_VARIABLES
-from paceline.plan.launch_spec import data_wish
+from paceline.plan.launch_spec import data_settings
 from paceline.plan.run_path import RunPath
 from paceline.spec import Job
 
@@ -25,12 +25,12 @@ PATIENCE = 300.0  # seconds for a node to be free and to answer
 
 def staging_request(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> StagingRequest:
     """What a job's agents would read."""
-    return make_request(data_wish(job), base=scratch / job.project_name, environ=environ)
+    return make_request(data_settings(job), base=scratch / job.project_name, environ=environ)
 
 
 def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[Finding]:
     """Whether all that is to be staged is there. Nothing is said about jobs that stage nothing."""
-    if not data_wish(job):
+    if not data_settings(job):
         return []
     try:
         wish = staging_request(job, scratch=run_path.scratch, environ=environ)

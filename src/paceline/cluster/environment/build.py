@@ -33,7 +33,7 @@ from paceline.plan.environment.requirements import name_of
 from paceline.plan.environment.variables import PROXIES, submission_environment
 from paceline.plan.environment.venv import venv_steps
 from paceline.plan.quote import quote
-from paceline.plan.run_record import hide
+from paceline.plan.redaction import redact
 from paceline.spec import Job
 
 FORGOTTEN = 24 * 3600  # seconds after which a build that is no job is over
@@ -133,7 +133,7 @@ def _marker(recipe: Recipe) -> str:
     value = {
         "kind": recipe.kind, "key": recipe.key, "built": time.time(), "from": recipe.requirements.files,
         "python": python.version if python else None, "base": recipe.base, "modules": recipe.modules,
-        "horovod": recipe.horovod, "requirements": [hide("", line) for line in recipe.requirements.lines],
+        "horovod": recipe.horovod, "requirements": [redact("", line) for line in recipe.requirements.lines],
     }  # fmt: skip
     return json.dumps(value, indent=1) + "\n"
 

@@ -16,7 +16,7 @@ from types import FrameType
 from paceline.contract import env
 from paceline.contract.process import die_with_parent
 from paceline.errors import LaunchError
-from paceline.plan.local import LocalPlan, Starter
+from paceline.plan.local import AgentCommand, LocalPlan
 
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
@@ -71,7 +71,7 @@ def _free_port() -> int:
 
 
 def start_agent(
-    starter: Starter,
+    starter: AgentCommand,
     shared: Mapping[str, str],
     *,
     secrets: Mapping[str, str],

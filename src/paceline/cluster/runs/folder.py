@@ -136,7 +136,7 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
             try:
                 run_path.folder.path.mkdir()
             except FileExistsError:
-                run_path = run_path.renamed()
+                run_path = run_path.with_new_id()
                 continue
             break
     except OSError as error:

@@ -19,7 +19,7 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.plan.local import launch_spec_text
 from paceline.plan.run_path import RunPath
-from paceline.plan.run_record import run_json
+from paceline.plan.run_record import run_record
 from paceline.plan.shape import Shape
 from paceline.spec import Job
 
@@ -62,7 +62,7 @@ def prepare(
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
-    text = run_json(
+    text = run_record(
         job, run_path=run_path, shape=shape, command=command, created=time.time(),
         facts={**host_details(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
     )  # fmt: skip

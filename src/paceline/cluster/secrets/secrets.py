@@ -14,7 +14,7 @@ from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
 from paceline.cluster.secrets.dotenv import parse_dotenv
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.plan.quote import quote
-from paceline.plan.secrets import IN_THE_SHELL, Secrets, choose_secrets
+from paceline.plan.secrets import FROM_SHELL, Secrets, choose_secrets
 from paceline.spec import Job
 
 WANDB_KEY = "WANDB_API_KEY"
@@ -56,18 +56,18 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
             sources.setdefault(name, label)
     # Taken from the shell whichever files are read: a user with a W&B key wants W&B.
     if WANDB_KEY in environ and WANDB_KEY not in values:
-        values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], IN_THE_SHELL
+        values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], FROM_SHELL
     # A key is valid for one server only, so the server's address goes with it.
     if WANDB_BASE_URL in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
         values.setdefault(WANDB_BASE_URL, environ[WANDB_BASE_URL])
-        sources.setdefault(WANDB_BASE_URL, IN_THE_SHELL)
+        sources.setdefault(WANDB_BASE_URL, FROM_SHELL)
     return Secrets(values, sources)
 
 
 def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
     """Return the names of the secrets that a run started here would get."""
     try:
-        found = choose_secrets(job, environ=environ, filed=read_secrets(job, environ), in_a_job=False)
+        found = choose_secrets(job, environ=environ, file_secrets=read_secrets(job, environ), in_a_job=False)
     except PacelineError as problem:
         return Finding("secrets", PROBLEM, problem.message, problem.hint)
     return Finding("secrets", GOOD, found.describe() or "none")

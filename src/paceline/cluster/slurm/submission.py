@@ -58,12 +58,12 @@ class Draft:
             nproc=job.launch.nproc or 1,
         )  # fmt: skip
 
-        def place_of(path: Path) -> Path:
+        def path_in_job(path: Path) -> Path:
             return path_in_snapshot(path, job=job, run_path=run_path) if job.project.snapshot else path
 
         return plan_slurm(
             job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
-            after=self.after, filed=self.secrets, place_of=place_of, trials=self.trials,
+            after=self.after, file_secrets=self.secrets, path_in_job=path_in_job, trials=self.trials,
         )  # fmt: skip
 
     def findings(self) -> list[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.errors import SpecError
 from paceline.plan.environment.build import IMAGE, BuildFolder
 from paceline.plan.quote import quote
-from paceline.plan.run_record import has_password
+from paceline.plan.redaction import has_password
 
 _INSIDE = "/opt/paceline"  # what the installation needs, while it goes on
 _SOURCES = ("docker", "library", "oras", "shub", "docker-daemon", "docker-archive", "oci", "oci-archive")

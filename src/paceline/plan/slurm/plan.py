@@ -79,13 +79,13 @@ def plan_slurm(
     python: str,
     fair_cpus: int = 1,
     after: Sequence[str] = (),
-    filed: Secrets = NO_SECRETS,
-    place_of: Callable[[Path], Path] = lambda path: path,
+    file_secrets: Secrets = NO_SECRETS,
+    path_in_job: Callable[[Path], Path] = lambda path: path,
     trials: Trials | None = None,
 ) -> SlurmPlan:
     """Return the plan. `after` are ids of jobs that must have succeeded; `python` is the interpreter that runs this.
 
-    `filed` are the secrets from files. With `trials` the plan is a sweep's: its launch spec is what all trials share.
+    `file_secrets` are those that files hold. With `trials`, the launch spec is what all trials of a sweep share.
     """
     _check_path(str(run_path.folder.path))
     counts = count_tasks(job, fair_cpus=fair_cpus)
@@ -94,9 +94,13 @@ def plan_slurm(
     if trials is not None:
         options = trials.directives(job, options, run_path.folder.path)
     submission = submission_environment(environ, options)
-    secrets = choose_secrets(job, environ=environ, filed=filed)
+    secrets = choose_secrets(job, environ=environ, file_secrets=file_secrets)
     launch_spec = _launch_spec(
-        job, run_path=run_path, counts=counts, python=interpreter(job, environ, python), place_of=place_of
+        job,
+        run_path=run_path,
+        counts=counts,
+        python=interpreter(job, environ, python),
+        path_in_job=path_in_job,
     )
     entry = container_entry(job, run_path, gpus=counts.gpus)
     environment = EnvironmentSection(
@@ -139,14 +143,14 @@ def plan_slurm(
 
 
 def _launch_spec(
-    job: Job, *, run_path: RunPath, counts: TaskCounts, python: str, place_of: Callable[[Path], Path]
+    job: Job, *, run_path: RunPath, counts: TaskCounts, python: str, path_in_job: Callable[[Path], Path]
 ) -> LaunchSpec:
     return make_launch_spec(
         job,
         run_path=run_path,
         shape=Shape(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
         python=python,
-        place_of=place_of,
+        path_in_job=path_in_job,
         variables=plain_variables(
             job
         ),  # secrets are in environment.sh alone: the launch spec is an ordinary file
