@@ -90,14 +90,17 @@ class Training:
 
     @property
     def run(self) -> RunFolder:
-        found = [path.parent for path in (self.home / "scratch").glob("**/launch.json")]
+        found = [path.parent for path in (self.home / "scratch").glob("*/*/*/launch.json")]
         assert len(found) == 1, f"{found}\n{self.logs()}"
         return RunFolder(found[0])
 
     def logs(self) -> str:
         """Return everything that could explain a failure."""
         texts = []
-        for path in [self.home / "console", *sorted((self.home / "scratch").glob("**/attempt-*/rank-*.log"))]:
+        for path in [
+            self.home / "console",
+            *sorted((self.home / "scratch").glob("*/*/*/attempt-*/rank-*.log")),
+        ]:
             if path.exists():
                 texts.append(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}")
         return "\n".join(texts)

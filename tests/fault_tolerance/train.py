@@ -1,7 +1,7 @@
-"""A small training that is the same to the last bit however often it is interrupted; faults and gates by request.
+"""A small training that is identical to the last bit however often it is interrupted, with faults and gates.
 
 A fault `STEP:RANK:KIND` happens once, in the body of that step: kill, hang, raise, or (`raise!`) raise every time.
-A gate is where ranks wait until the test lets them on, once: `start` (before the resume), `warm-up` (after it),
+At a gate, ranks wait once until the test opens it: `start` (before the resume), `warm-up` (after it),
 `step-N`, `evaluate-N` (the evaluation after epoch N), `save-N` (while the checkpoint of step N is being written).
 """
 
@@ -36,14 +36,14 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-class Mishaps:
-    def __init__(self, asked: argparse.Namespace, rank: int) -> None:
-        self.out = Path(asked.out)
+class Faults:
+    def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        self.out = Path(args.out)
         self.rank = rank
-        self.gates = asked.gates.split(",") if asked.gates else []
-        self.faults = [fault.split(":") for fault in asked.faults.split(",") if fault]
+        self.gates = args.gates.split(",") if args.gates else []
+        self.faults = [fault.split(":") for fault in args.faults.split(",") if fault]
         self.step = 0
-        self.straggler, self.pause = asked.straggler, asked.pause
+        self.straggler, self.pause = args.straggler, args.pause
         self._fsync = os.fsync
         if any(gate.startswith("save-") for gate in self.gates):
             os.fsync = self._slow_fsync
@@ -54,11 +54,11 @@ class Mishaps:
         (self.out / f"at-{name}-{self.rank}").touch()
         deadline = time.monotonic() + 90
         while not (self.out / f"go-{name}").exists():
-            assert time.monotonic() < deadline, f"nobody opens the gate {name}"
+            assert time.monotonic() < deadline, f"the gate stays closed: {name}"
             time.sleep(0.02)
 
     def _slow_fsync(self, descriptor: int) -> None:
-        """The disk is slow while a checkpoint is written."""
+        """Slow the disk down while a checkpoint is written."""
         if threading.current_thread() is not threading.main_thread():
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             for gate in self.gates:
@@ -91,14 +91,14 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--straggler", type=int, default=-1)
     parser.add_argument("--spawn", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with paceline.session(
         seed=7, deterministic=True, cpu=True, save_every_steps=5, keep_last=3, progress=False
     ) as run:
-        train(run, asked, Mishaps(asked, run.rank))
+        train(run, args, Faults(args, run.rank))
 
 
-def train(run: paceline.Run, asked: argparse.Namespace, mishaps: Mishaps) -> None:
+def train(run: paceline.Run, args: argparse.Namespace, faults: Faults) -> None:
     generator = torch.Generator().manual_seed(3)
     samples = PER_EPOCH * BATCH
     x = torch.randn(samples, 8, generator=generator)
@@ -107,15 +107,15 @@ def train(run: paceline.Run, asked: argparse.Namespace, mishaps: Mishaps) -> Non
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, EPOCHS * PER_EPOCH)
     loader = run.loader(TensorDataset(x, y), batch_size=BATCH)
-    mishaps.gate("start")
+    faults.gate("start")
     run.resume(model=model, opt=opt, sched=sched, loader=loader)
-    mishaps.gate("warm-up")
+    faults.gate("warm-up")
     attempt = os.environ.get("PACELINE_ATTEMPT", "1")
-    with open(mishaps.out / f"losses-{attempt}-{run.rank}.txt", "a", buffering=1) as losses:
+    with open(faults.out / f"losses-{attempt}-{run.rank}.txt", "a", buffering=1) as losses:
         for epoch in run.epochs(EPOCHS):
             model.train()
             for inputs, labels in run.steps(loader):
-                mishaps.in_step(run.step + 1)
+                faults.in_step(run.step + 1)
                 loss = F.cross_entropy(model(inputs), labels)
                 run.backward(loss)
                 run.update(opt)
@@ -126,11 +126,11 @@ def train(run: paceline.Run, asked: argparse.Namespace, mishaps: Mishaps) -> Non
             hits = torch.zeros(())
             with torch.no_grad():
                 for inputs, labels in run.evaluate(TensorDataset(x[:40], y[:40]), batch_size=BATCH):
-                    mishaps.gate(f"evaluate-{epoch}")
+                    faults.gate(f"evaluate-{epoch}")
                     hits += (model(inputs).argmax(1) == labels).sum()
             run.log(hits=run.sum(hits))
     if run.is_rank_zero:
-        torch.save(model.state_dict(), mishaps.out / "final.pt")
+        torch.save(model.state_dict(), faults.out / "final.pt")
 
 
 if __name__ == "__main__":
