@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.runtime.checkpoint import Checkpoints
+from paceline.runtime.checkpoint import CheckpointManager
 
 from machine import describe, show
 
@@ -127,9 +127,9 @@ def compare(
     """The loop with no saves, with ours and with torch.save, in turn, `saves` times."""
     (folder / "theirs").mkdir(parents=True, exist_ok=True)
     group = dist.group.WORLD if world > 1 else None
-    ours = Checkpoints(folder / "ours", rank=rank, world_size=world, group=group)
+    ours = CheckpointManager(folder / "ours", rank=rank, world_size=world, group=group)
     ours.register(model=training.model, opt=training.optimizer)
-    ours.harvest(), ours.harvest()
+    ours.poll(), ours.poll()
     training.steps(count, lambda: None)
     blocking: dict[str, list[float]] = {"ours": [], "theirs": []}
     total: dict[str, list[float]] = {"bare": [], "ours": [], "theirs": []}
@@ -137,10 +137,10 @@ def compare(
         total["bare"].append(training.steps(count, lambda: None))
         began = time.perf_counter()
         blocking["ours"].append(ours.save(turn))
-        training.steps(count, ours.harvest)
+        training.steps(count, ours.poll)
         ours.save(turn, wait=True)  # the end of the writing, should it have taken longer than the steps
         total["ours"].append(time.perf_counter() - began)
-        assert all(saved.complete for saved in ours.harvest())
+        assert all(saved.complete for saved in ours.poll())
         began = time.perf_counter()
         blocking["theirs"].append(with_torch_save(training, folder / "theirs", rank, turn))
         training.steps(count, lambda: None)

@@ -53,7 +53,7 @@ class Loop:
         self.begun = True
         if seed is not None:
             # Ranks began alike, so that they built the same model; from here on each draws its own dropout.
-            rng.derive(seed=seed, step=self.step, rank=self._rank)
+            rng.reseed(seed=seed, step=self.step, rank=self._rank)
         self._boundary.epoch = self.epoch
         self._boundary.before_first(self.step)
 

@@ -17,7 +17,7 @@ from paceline.errors import RunError, UsageError
 from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.boundary.checkpoint_schedule import warn
 from paceline.runtime.boundary.stop import Pruned
-from paceline.runtime.checkpoint import Checkpoints, Restored
+from paceline.runtime.checkpoint import CheckpointManager, Restored
 from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.randomness import seed_everything
@@ -150,7 +150,7 @@ class Run:
         for number, each in enumerate(loader for loader in self._loaders if id(loader) not in known):
             objects.setdefault(f"loader_{number}", each)
         checkpoint_schedule = self._boundary.checkpoint_schedule
-        checkpoints = Checkpoints(
+        checkpoints = CheckpointManager(
             place, rank=self.rank, world_size=self.world_size, group=self._group.control, attempt=self._attempt,
             policy=checkpoint_schedule.policy(), seed=self.settings.seed or 0, warn=warn,
         )  # fmt: skip

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.contract.checkpoint import marker
+from paceline.contract.checkpoint.marker import is_complete, list_checkpoints, read_marker
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import Checkpoints, Policy, writer
+from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
 from tests.forked import Ranks, free_port
 from tests.runtime.checkpoint.worlds import World, make
 
@@ -61,9 +61,9 @@ def misspell_the_marker(folder: Path) -> None:
 DAMAGES = {
     truncate: "instead of",
     flip_a_byte: "has checksum",
-    lose_a_file: "cannot be read: No such file",
+    lose_a_file: "can't be read: No such file",
     lose_the_marker: "was never completed",
-    tear_the_marker: "cannot be read",
+    tear_the_marker: "can't be read",
     change_the_marker: "complete.json of step-00000002 is damaged",
     misspell_the_marker: "complete.json of step-00000002 is damaged",
 }
@@ -78,7 +78,7 @@ def test_a_damaged_one_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
     assert restored is not None
     assert restored.step == 1
     assert len(world.warnings) == 1
-    assert "step-00000002 is skipped" in world.warnings[0]
+    assert "skipping checkpoint step-00000002" in world.warnings[0]
     assert DAMAGES[damage] in world.warnings[0]
     # The step is reached again: the damaged one makes room, and the next resume finds it sound.
     world.step(2)
@@ -100,7 +100,7 @@ def resume_two(folder: Path) -> tuple[int | None, list[str], str]:
 
 
 def save_two(folder: Path, *steps: int) -> None:
-    world = World(folder, policy=Policy(keep_last=9))
+    world = World(folder, policy=RetentionPolicy(keep_last=9))
     for number in steps:
         world.step(number)
         world.checkpoints.save(number, wait=True)
@@ -116,8 +116,8 @@ def test_all_ranks_take_the_same_one(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks(resume_two, 2, tmp_path)
     assert [step for step, _, _ in found] == [1, 1]
     assert found[0][2] == found[1][2]
-    assert [warning.split(" is ")[0] for warning in found[0][1]] == [
-        "checkpoint step-00000003", "checkpoint step-00000002",
+    assert [warning.split(":")[0] for warning in found[0][1]] == [
+        "skipping checkpoint step-00000003", "skipping checkpoint step-00000002",
     ]  # fmt: skip
     assert found[1][1] == []
 
@@ -129,10 +129,10 @@ def test_nothing_usable_is_an_error_and_not_another_beginning(tmp_path: Path) ->
         flip_a_byte(tmp_path / "run" / f"step-0000000{step}")
     for start_from in (None, tmp_path / "other"):
         world = World(tmp_path / "run")
-        with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .*") as caught:
+        with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints in .*") as caught:
             world.checkpoints.restore(start_from)
-        assert [warning.split(" is ")[0] for warning in world.warnings] == [
-            "checkpoint step-00000002", "checkpoint step-00000001",
+        assert [warning.split(":")[0] for warning in world.warnings] == [
+            "skipping checkpoint step-00000002", "skipping checkpoint step-00000001",
         ]  # fmt: skip
         assert f"rm -r {tmp_path}/run/step-*" in caught.value.hint
         # Any rank may be the one whose error is shown: it says all by itself.
@@ -177,7 +177,7 @@ def fill_the_disk(folder: Path) -> list[Any]:
         if world.world_size > 1:
             torch.distributed.barrier()
         world.checkpoints.save(number, wait=True)
-        ended += [(saved.step, saved.complete) for saved in world.checkpoints.harvest()]
+        ended += [(saved.step, saved.complete) for saved in world.checkpoints.poll()]
         if world.world_size > 1:
             torch.distributed.barrier()
         if world.rank == 0 and number == 3:
@@ -194,7 +194,7 @@ def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: P
     *ended, warnings = told[0]
     assert ended == [(1, True), (2, False), (3, False), ["step-00000001"], (4, True)]
     assert len(warnings) == 2
-    assert "step 2 could not be written" in warnings[0]
+    assert "could not write the checkpoint of step 2" in warnings[0]
     assert "No space left on device" in warnings[0]
     for each in told[1:]:
         assert each[:-1] == [(1, True), (2, False), (3, False), (4, True)]
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert world.checkpoints.restore() is None
     world.step(1)
     world.checkpoints.save(1, wait=True)
-    assert [saved.complete for saved in world.checkpoints.harvest()] == [False]
+    assert [saved.complete for saved in world.checkpoints.poll()] == [False]
     assert "Not a directory" in world.warnings[0]
     world.step(2)
     world.close()
@@ -224,7 +224,7 @@ def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -
     world.step(1)
     world.checkpoints.save(1, wait=True)
     if (victim, moment) == (1, "write_image"):
-        world.checkpoints.patience = 2  # the only case in which rank 0 waits in vain
+        world.checkpoints.timeout = 2  # the only case in which rank 0 waits in vain
     if rank == victim:
         inner = getattr(writer, moment)
 
@@ -237,14 +237,14 @@ def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -
         setattr(writer, moment, dying)
     world.step(2)
     world.checkpoints.save(2)
-    while world.checkpoints.in_flight:
+    while world.checkpoints.is_saving:
         time.sleep(0.01)
     os._exit(0)
 
 
 @pytest.mark.parametrize(
     ("victim", "moment"),
-    [(0, "write_image"), (1, "write_image"), (0, "_commit"), (1, "_report"), (0, "_sync_folder")],
+    [(0, "write_image"), (1, "write_image"), (0, "_commit"), (1, "_write_report"), (0, "_sync_folder")],
 )
 def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -> None:
     """Whenever it happens, what is left is complete or absent, and the next attempt clears the rest away."""
@@ -262,12 +262,12 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
     world = World(tmp_path, seed=4, attempt=2)
     restored = world.checkpoints.restore()
     assert restored is not None
-    complete = [path for path in marker.checkpoints(tmp_path) if marker.is_complete(path)]
+    complete = [path for path in list_checkpoints(tmp_path) if is_complete(path)]
     assert restored.step == len(complete)
     assert world.warnings == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in complete)
     # Killed after everything of its own was reported: then the survivor commits it.
-    assert restored.step == (2 if (victim, moment) == (1, "_report") else 1)
+    assert restored.step == (2 if (victim, moment) == (1, "_write_report") else 1)
 
 
 def hurry(folder: Path) -> list[tuple[int, bool]]:
@@ -275,21 +275,21 @@ def hurry(folder: Path) -> list[tuple[int, bool]]:
     world = World(folder)
     world.checkpoints.restore()
     if world.rank == 0:
-        inner = writer._await_copies
+        inner = writer._wait_for_copies
 
-        def late(job: writer.Job) -> None:
+        def late(task: writer.SaveTask) -> None:
             deadline = time.monotonic() + 60
-            while job.number == 1 and time.monotonic() < deadline:
+            while task.number == 1 and time.monotonic() < deadline:
                 if (folder / "step-00000002.tmp-1-2" / "report-1.json").exists():
                     break
                 time.sleep(0.01)
-            inner(job)
+            inner(task)
 
-        writer._await_copies = late
+        writer._wait_for_copies = late
     ended = []
     for number in (1, 2, 3):
         world.checkpoints.save(number, wait=number == 3)
-        ended += world.checkpoints.harvest()
+        ended += world.checkpoints.poll()
     world.close()
     return [(saved.step, saved.complete) for saved in ended]
 
@@ -297,7 +297,7 @@ def hurry(folder: Path) -> list[tuple[int, bool]]:
 def test_a_rank_that_is_one_save_ahead(ranks: Ranks, tmp_path: Path) -> None:
     """What it has written already is not swept away with the remains of earlier saves."""
     assert ranks(hurry, 2, tmp_path) == [[(1, True), (2, True), (3, True)]] * 2
-    assert [path.name for path in marker.checkpoints(tmp_path)] == ["step-00000003", "step-00000002"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000003", "step-00000002"]
 
 
 def disagree(folder: Path) -> list[tuple[bool, str | None]]:
@@ -305,7 +305,7 @@ def disagree(folder: Path) -> list[tuple[bool, str | None]]:
     if world.rank == 1:
         world.model.register_buffer("extra", torch.zeros(3))
     world.checkpoints.save(1, wait=True)
-    ended = [(saved.complete, saved.error) for saved in world.checkpoints.harvest()]
+    ended = [(saved.complete, saved.error) for saved in world.checkpoints.poll()]
     world.close()
     return ended
 
@@ -313,34 +313,34 @@ def disagree(folder: Path) -> list[tuple[bool, str | None]]:
 def test_ranks_that_hold_other_tensors(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(disagree, 2, tmp_path)
     assert first[0][0] is second[0][0] is False
-    assert "rank 1 holds other tensors than rank 0" in str(first[0][1])
-    assert marker.checkpoints(tmp_path) == []
+    assert "rank 1 has different tensors than rank 0" in str(first[0][1])
+    assert list_checkpoints(tmp_path) == []
 
 
 # -- retention -----------------------------------------------------------------------------------------
 
 
-def save_all(folder: Path, policy: Policy, losses: list[float]) -> list[int]:
+def save_all(folder: Path, policy: RetentionPolicy, losses: list[float]) -> list[int]:
     model = nn.Linear(2, 2)
-    checkpoints = Checkpoints(folder, policy=policy)
+    checkpoints = CheckpointManager(folder, policy=policy)
     checkpoints.register(model=model)
     for step, loss in enumerate(losses, 1):
         checkpoints.save(step, meta={"metrics": {"loss": loss}}, wait=True)
     checkpoints.close()
     assert all("step-" in path.name and "." not in path.name for path in folder.iterdir())
-    return sorted(marker.read(path).step for path in marker.checkpoints(folder))
+    return sorted(read_marker(path).step for path in list_checkpoints(folder))
 
 
 def test_retention(tmp_path: Path) -> None:
     losses = [5.0, 1.0, 3.0, 4.0, 1.0, 6.0, 7.0, float("nan"), 9.0]
     cases = [
-        (Policy(keep_last=1), [9]),
-        (Policy(keep_last=2), [8, 9]),
-        (Policy(keep_last=1, keep_every=4), [4, 8, 9]),
-        (Policy(keep_last=1, best="loss"), [5, 9]),
-        (Policy(keep_last=1, best="loss", best_mode="max"), [9]),
-        (Policy(keep_last=2, keep_every=3, best="loss"), [3, 5, 6, 8, 9]),
-        (Policy(keep_last=1, best="accuracy"), [9]),
+        (RetentionPolicy(keep_last=1), [9]),
+        (RetentionPolicy(keep_last=2), [8, 9]),
+        (RetentionPolicy(keep_last=1, keep_every=4), [4, 8, 9]),
+        (RetentionPolicy(keep_last=1, best="loss"), [5, 9]),
+        (RetentionPolicy(keep_last=1, best="loss", best_mode="max"), [9]),
+        (RetentionPolicy(keep_last=2, keep_every=3, best="loss"), [3, 5, 6, 8, 9]),
+        (RetentionPolicy(keep_last=1, best="accuracy"), [9]),
     ]
     for number, (policy, stay) in enumerate(cases):
         assert save_all(tmp_path / str(number), policy, losses) == stay, policy
@@ -351,7 +351,7 @@ def test_the_only_sound_one_is_never_removed(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
     flip_a_byte(tmp_path / "step-00000003")
     shutil.rmtree(tmp_path / "step-00000002")
-    world = World(tmp_path, policy=Policy(keep_last=1))
+    world = World(tmp_path, policy=RetentionPolicy(keep_last=1))
     world.checkpoints.restore()
     assert (tmp_path / "step-00000001").exists()
     world.checkpoints.save(2, wait=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.cluster.runs.weights import plain_names
-from paceline.runtime.checkpoint import Checkpoints
+from paceline.runtime.checkpoint import CheckpointManager
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
 from tests.forked import Ranks
 from tests.runtime.checkpoint import test_sharded
@@ -67,7 +67,7 @@ def test_weights_that_four_ranks_cut(ranks: Ranks, paceline: Callable[..., Any],
 
 def test_the_newest_sound_one_or_an_error(paceline: Callable[..., Any], tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints = CheckpointManager(tmp_path / "checkpoints")
     checkpoints.register(net=model, other=nn.Linear(1, 1))
     for step in (1, 2):
         with torch.no_grad():
@@ -79,7 +79,7 @@ def test_the_newest_sound_one_or_an_error(paceline: Callable[..., Any], tmp_path
     share = next((tmp_path / "checkpoints/step-00000002").glob("share-*"))
     share.write_bytes(share.read_bytes()[:-1] + b"?")
     older = paceline("export", ".", "-o", "one.safetensors", "--object", "net", cwd=tmp_path)
-    assert "step-00000002 is skipped" in older.stderr
+    assert "skipping checkpoint step-00000002" in older.stderr
     assert read_plain(tmp_path / "one.safetensors")["weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
     several = paceline("export", ".", "-o", "x.safetensors", cwd=tmp_path)
     assert several.returncode == 2

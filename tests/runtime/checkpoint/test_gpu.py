@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.runtime.checkpoint import Checkpoints
+from paceline.runtime.checkpoint import CheckpointManager
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_round_trip_on_cuda(tmp_path: Path) -> None:
     """The save does not wait for the device, and steps after it do not reach the file."""
     model, optimizer = build()
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(model=model, opt=optimizer)
     for step in (1, 2):
         for parameter in model.parameters():
@@ -46,9 +46,9 @@ def test_round_trip_on_cuda(tmp_path: Path) -> None:
                 parameter.zero_()
         drawn = torch.rand(3, device="cuda")
         checkpoints.save(step, wait=True)
-        assert [saved.error for saved in checkpoints.harvest()] == [None]
+        assert [saved.error for saved in checkpoints.poll()] == [None]
     other, other_optimizer = build()
-    loading = Checkpoints(tmp_path)
+    loading = CheckpointManager(tmp_path)
     loading.register(model=other, opt=other_optimizer)
     restored = loading.restore()
     assert restored is not None

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.contract.checkpoint.marker import read
+from paceline.contract.checkpoint.marker import read_marker
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.checkpoint import Checkpoints, Policy, state_tree
+from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, state_tree
 from tests.forked import Ranks
 from tests.runtime.checkpoint.worlds import World, draws, make
 
@@ -28,7 +28,7 @@ def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, An
     for number in range(first, last + 1):
         world.step(number)
         world.checkpoints.save(number, epoch=1, meta={"tracker": "abc"}, wait=number == last)
-        world.checkpoints.harvest()
+        world.checkpoints.poll()
     expected_draws = draws() if restored is None else None
     told = {
         "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world_size),
@@ -45,7 +45,7 @@ def test_four_ranks_then_two_then_four(ranks: Ranks, tmp_path: Path) -> None:
     four = ranks(job_start, 4, tmp_path / "run", 1, 2, 1)
     sizes = {
         name: whole.size
-        for name, whole in read(tmp_path / "run/step-00000002").files.items()
+        for name, whole in read_marker(tmp_path / "run/step-00000002").files.items()
         if name.endswith(".safetensors")
     }
     two = ranks(job_start, 2, tmp_path / "run", 3, 4, 2)
@@ -103,11 +103,11 @@ def test_python_values_come_back_as_they_were(tmp_path: Path, with_tensor: bool)
     state = {**ODD_STATE, "float": numpy.float32(0.1), "array": numpy.arange(6).reshape(2, 3)}
     if with_tensor:
         state["tensor"] = torch.arange(3.0)
-    saving = Checkpoints(tmp_path)
+    saving = CheckpointManager(tmp_path)
     saving.register(it=Holder(state))
     saving.save(1, wait=True)
     found = Holder(None)
-    loading = Checkpoints(tmp_path)
+    loading = CheckpointManager(tmp_path)
     loading.register(it=found)
     assert loading.restore() is not None
     array, tensor = found.state.pop("array"), found.state.pop("tensor", None)
@@ -120,7 +120,7 @@ def test_python_values_come_back_as_they_were(tmp_path: Path, with_tensor: bool)
 
 
 def test_a_state_that_no_file_holds_is_named_at_once(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     with pytest.raises(CheckpointError, match=r"it/state/1/deep is a builtins.object"):
         checkpoints.register(it=Holder([1, {"deep": object()}]))
     with pytest.raises(CheckpointError, match="sparse"):
@@ -134,12 +134,12 @@ def test_every_dtype_and_stride(tmp_path: Path) -> None:
         short: torch.arange(6).reshape(2, 3).to(dtype) for short, dtype in state_tree.TORCH_DTYPES.items()
     }
     tensors |= {"transposed": torch.randn(5, 7).t(), "number": torch.tensor(3.5), "step": torch.randn(9)[::2]}
-    saving = Checkpoints(tmp_path)
+    saving = CheckpointManager(tmp_path)
     saving.register(it=Holder(tensors))
     saving.save(1, wait=True)
-    assert saving.harvest()[0].error is None
+    assert saving.poll()[0].error is None
     found = Holder(None)
-    loading = Checkpoints(tmp_path)
+    loading = CheckpointManager(tmp_path)
     loading.register(it=found)
     loading.restore()
     for name, tensor in tensors.items():
@@ -157,13 +157,13 @@ def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    saving = Checkpoints(tmp_path)
+    saving = CheckpointManager(tmp_path)
     saving.register(model=model, opt=optimizer)
     saving.save(1, wait=True)
     names = list(json.loads((tmp_path / "step-00000001/objects.json").read_text())["model"])
     assert len(names) == 2001
     other, other_optimizer = build()
-    loading = Checkpoints(tmp_path)
+    loading = CheckpointManager(tmp_path)
     loading.register(model=other, opt=other_optimizer)
     loading.restore()
     assert other[0] is other[2000]
@@ -176,7 +176,7 @@ def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
 def test_the_copy_is_taken_when_save_returns(tmp_path: Path) -> None:
     """What training does to the tensors afterwards does not reach the file, at the second save neither."""
     model = nn.Linear(400, 400)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(model=model)
     for step in (1, 2, 3):
         with torch.no_grad():
@@ -191,20 +191,20 @@ def test_the_copy_is_taken_when_save_returns(tmp_path: Path) -> None:
 
 def test_state_that_grows_gets_new_memory(tmp_path: Path) -> None:
     holder = Holder([torch.ones(3)])
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(it=holder)
     for step, state in enumerate(
         ([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1
     ):
         holder.state = state
-        checkpoints.harvest()
+        checkpoints.poll()
         checkpoints.save(step, wait=True)
         checkpoints.restore()
         assert [each.tolist() for each in holder.state] == [each.tolist() for each in state]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    saving = Checkpoints(tmp_path)
+    saving = CheckpointManager(tmp_path)
     saving.register(model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
     saving.save(1, wait=True)
     cases = {
@@ -216,14 +216,14 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     }
     for told, model in cases.items():
         before = model[0].weight.clone()
-        loading = Checkpoints(tmp_path)
+        loading = CheckpointManager(tmp_path)
         loading.register(model=model)
         with pytest.raises(CheckpointError, match=told):
             loading.restore()
         assert torch.equal(before, model[0].weight)
-    loading = Checkpoints(tmp_path)
+    loading = CheckpointManager(tmp_path)
     loading.register(model=nn.Linear(3, 4), ema=nn.Linear(3, 4))
-    with pytest.raises(CheckpointError, match="holds nothing for 'ema'; it has model"):
+    with pytest.raises(CheckpointError, match="has no state for 'ema'; it has model"):
         loading.restore()
 
 
@@ -249,7 +249,7 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
 def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
     """Parsed here from the format's own description: a length, a header, bytes without holes."""
     model = nn.Linear(4, 3)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(model=model)
     checkpoints.save(1, wait=True)
     raw = (tmp_path / "step-00000001/share-00001-of-00001.safetensors").read_bytes()
@@ -277,8 +277,8 @@ def test_a_model_in_another_memory_layout_comes_back_in_it(tmp_path: Path) -> No
 
     saved, restored = built(1), built(2)
     for (model, optimizer), attempt in ((saved, 1), (restored, 2)):
-        checkpoints = Checkpoints(
-            tmp_path, rank=0, world_size=1, group=None, attempt=attempt, policy=Policy()
+        checkpoints = CheckpointManager(
+            tmp_path, rank=0, world_size=1, group=None, attempt=attempt, policy=RetentionPolicy()
         )
         checkpoints.register(model=model, optimizer=optimizer)
         if attempt == 1:

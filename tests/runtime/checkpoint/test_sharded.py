@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.contract.checkpoint import marker
-from paceline.runtime.checkpoint import Checkpoints
+from paceline.contract.checkpoint.marker import read_marker
+from paceline.runtime.checkpoint import CheckpointManager
 from tests.forked import Ranks
 
 
@@ -47,7 +47,7 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
     model, optimizer = build(world, sharded=sharded)
     group = dist.group.WORLD if world > 1 else None
     warnings: list[str] = []
-    checkpoints = Checkpoints(
+    checkpoints = CheckpointManager(
         folder, rank=rank, world_size=world, group=group, attempt=attempt, warn=warnings.append
     )
     checkpoints.register(model=model, opt=optimizer)
@@ -61,7 +61,7 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
         optimizer.step()
         optimizer.zero_grad()
         checkpoints.save(step, wait=step % 2 == 0)
-    ended = [saved.error for saved in checkpoints.harvest()]
+    ended = [saved.error for saved in checkpoints.poll()]
     left = held(model, optimizer)
     checkpoints.close()
     dist.destroy_process_group()
@@ -71,7 +71,7 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
 def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
     saved = ranks(train, 2, tmp_path, 2, True, 1)
     assert saved[0]["ended"] == [None, None]
-    files = marker.read(tmp_path / "step-00000002").files
+    files = read_marker(tmp_path / "step-00000002").files
     assert {"sharded/.metadata", "sharded/__0_0.distcp", "sharded/__1_0.distcp"} <= set(files)
     for world, sharded in ((2, True), (4, True), (1, True), (1, False)):
         for each in ranks(train, world, tmp_path, 0, sharded, 2):
@@ -91,4 +91,4 @@ def test_a_flipped_byte_in_a_shard_is_found(ranks: Ranks, tmp_path: Path) -> Non
     shard.write_bytes(raw)
     found = ranks(train, 2, tmp_path, 0, True, 2)
     assert [each["restored"] for each in found] == [1, 1]
-    assert "step-00000002 is skipped: sharded/__1_0.distcp has checksum" in found[0]["warnings"][0]
+    assert "skipping checkpoint step-00000002: sharded/__1_0.distcp has checksum" in found[0]["warnings"][0]

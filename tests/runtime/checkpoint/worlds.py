@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.runtime.checkpoint import Checkpoints, Policy
+from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy
 
 
 class Net(nn.Module):
@@ -67,7 +67,7 @@ class World:
         self.loader = Loader(self.rank)
         self.warnings: list[str] = []
         group = dist.group.WORLD if self.world_size > 1 else None
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointManager(
             folder,
             rank=self.rank,
             world_size=self.world_size,
@@ -121,10 +121,10 @@ def draws() -> tuple[float, float]:
 
 def make(folder: Path, *steps: int, keep_last: int = 9) -> None:
     """Checkpoints of one rank, for tests that look at the folder."""
-    world = World(folder, policy=Policy(keep_last=keep_last))
+    world = World(folder, policy=RetentionPolicy(keep_last=keep_last))
     for number in range(1, max(steps) + 1):
         world.step(number)
         if number in steps:
             world.checkpoints.save(number, wait=True)
-    assert all(saved.complete for saved in world.checkpoints.harvest())
+    assert all(saved.complete for saved in world.checkpoints.poll())
     world.close()

@@ -1,1 +1,1 @@
-"""The format of checkpoints on disk: folder names, the safetensors layout, and the marker that completes one."""
+"""The format of checkpoints on disk: names, the safetensors layout, and the marker that makes one complete."""

@@ -1,10 +1,18 @@
-"""Names of checkpoint folders."""
+"""Names of checkpoint folders and of the files in them."""
 
 from __future__ import annotations
 
 import re
 
 CHECKPOINT_MARKER = "complete.json"  # a checkpoint folder without it is not a checkpoint
+OBJECTS_FILE = "objects.json"  # the state of all replicated objects, with references instead of tensors
+SHARDED_FOLDER = (
+    "sharded"  # tensors sharded over a device mesh, in the format of torch.distributed.checkpoint
+)
+SHARE_SUFFIX = ".safetensors"
+PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
+FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: abandoned, for ranks that wait for it
+REMOVED = ".removed-"  # step-N.removed-<attempt>: being deleted
 
 
 def checkpoint_name(step: int) -> str:
@@ -12,6 +20,20 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_step(name: str) -> int | None:
-    """The step in a checkpoint folder's name; None for a partial or removed one, and for anything else."""
+    """Return the step in a checkpoint folder's name, or None for a partial or removed one and any other name."""
     match = re.fullmatch(r"step-(\d{8,})", name)
     return int(match[1]) if match else None
+
+
+def rank_suffix(rank: int, world_size: int) -> str:
+    return f"{rank + 1:05d}-of-{world_size:05d}"
+
+
+def share_file(rank: int, world_size: int) -> str:
+    """Return the name of the file that holds a rank's share of the tensors."""
+    return f"share-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
+
+
+def state_file(rank: int, world_size: int) -> str:
+    """Return the name of the file that holds a rank's own state."""
+    return f"state-{rank_suffix(rank, world_size)}.json"

@@ -1,23 +1,26 @@
 """The safetensors layout: a length, a JSON header, then the bytes of every tensor without gaps.
 
-Pure text and numbers. A tensor that was cut between ranks stands in each file as a flat piece under its own
-key, and the header's metadata say of which tensor, from which element, and what that tensor's shape is.
+No torch here. A tensor that is split between ranks appears in each file as a flat piece under its own key; the
+header's metadata holds the tensor's name and shape and the piece's first element.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from paceline.errors import CheckpointError
 
-BLOCK = 4096  # direct writes want memory, offsets and lengths in whole blocks
+BLOCK = 4096  # direct writes need memory, offsets and lengths in whole blocks
 LENGTH = struct.Struct("<Q")
-LONGEST_HEADER = 1 << 28
+MAX_HEADER = 1 << 28
 
-# torch's name of a dtype -> the layout's name of it
+# torch's name of a dtype -> the layout's name
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
@@ -29,7 +32,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `start` to `stop` of one tensor, and where they lie behind the header."""
+    """Elements `start` to `stop` of one tensor, and their offset after the header."""
 
     name: str
     dtype: str
@@ -45,8 +48,8 @@ class Piece:
         return self.name if self.is_whole else f"{self.name}[{self.start}:{self.stop}]"
 
 
-def header(pieces: list[Piece]) -> bytes:
-    """The length and the header of a file, padded so that the data begin at a block."""
+def make_header(pieces: list[Piece]) -> bytes:
+    """Return the length and header of a file, padded so that the data starts at a block."""
     table: dict[str, Any] = {}
     cut: dict[str, Any] = {}
     for piece in pieces:
@@ -64,14 +67,16 @@ def header(pieces: list[Piece]) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def parse(head: bytes, *, where: str) -> tuple[list[Piece], int]:
-    """The pieces of a file, and where its data begin. `head` is the file from its first byte on."""
-    (length,) = LENGTH.unpack_from(head)
+def read_header(file: IO[bytes], *, name: str) -> tuple[list[Piece], int]:
+    """Return the pieces of a file and the offset of its data. `name` is the file's name in errors."""
+    (length,) = LENGTH.unpack(file.read(LENGTH.size))
+    if length > MAX_HEADER:
+        raise CheckpointError(f"{name} claims a header of {length} bytes.")
     try:
-        table = json.loads(head[LENGTH.size : LENGTH.size + length])
+        table = json.loads(file.read(length))
         cut = json.loads(table.pop("__metadata__", {}).get("cut", "{}"))
     except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{where} has no readable header: {error}") from None
+        raise CheckpointError(f"The header of {name} can't be read: {error}.") from None
     pieces = []
     for key, entry in table.items():
         begin, end = entry["data_offsets"]
@@ -88,3 +93,19 @@ def parse(head: bytes, *, where: str) -> tuple[list[Piece], int]:
             )
         )  # fmt: skip
     return pieces, LENGTH.size + length
+
+
+def write_file(path: Path, header: bytes, chunks: Iterable[bytes]) -> None:
+    """Write a file that is complete or absent."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(header)
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paceline.contract.jsonl import EventWriter
-from paceline.runtime.checkpoint import Checkpoints, Policy, Restored, Saved, rng
+from paceline.runtime.checkpoint import CheckpointManager, Restored, RetentionPolicy, Saved, rng
 from paceline.runtime.settings import Settings
 
 MAX_SNAPSHOT = 1 << 20  # bytes of tensors; larger states are not copied at the end of a loop
@@ -28,7 +28,7 @@ class CheckpointSchedule:
         self.settings = settings
         self.rank = rank
         self.events = events
-        self.checkpoints: Checkpoints | None = None
+        self.checkpoints: CheckpointManager | None = None
         self.last_step = -1  # the step that was saved last, or restored
         self.failed_step = -1  # the step whose save failed; only rank 0 knows of all failures
         self._objects: dict[str, Any] = {}
@@ -37,18 +37,18 @@ class CheckpointSchedule:
         self._snapshot_rng: dict[str, Any] | None = None
         self._snapshot_norms: list[torch.Tensor] = []
 
-    def policy(self) -> Policy:
+    def policy(self) -> RetentionPolicy:
         """Return which checkpoints to keep."""
         best = self.settings.best
         mode, _, name = best.partition(":") if best and ":" in best else ("max", "", best or "")
-        return Policy(
+        return RetentionPolicy(
             keep_last=self.settings.keep_last,
             keep_every=self.settings.keep_every,
             best=name or None,
             best_mode=mode,
         )
 
-    def resume(self, checkpoints: Checkpoints, objects: dict[str, Any]) -> Restored | None:
+    def resume(self, checkpoints: CheckpointManager, objects: dict[str, Any]) -> Restored | None:
         """Register these objects, and load the newest complete checkpoint into them."""
         self.checkpoints = checkpoints
         self._objects = objects
@@ -91,7 +91,7 @@ class CheckpointSchedule:
     def collect_finished(self) -> None:
         """Record the saves that have finished since the last call."""
         if self.checkpoints is not None:
-            self._write_events(self.checkpoints.harvest())
+            self._write_events(self.checkpoints.poll())
 
     def _write_events(self, finished: list[Saved]) -> None:
         for saved in finished:

@@ -1,10 +1,12 @@
-"""Checkpoints: complete or absent, written beside the training, readable with any number of ranks.
+"""Checkpoints: complete or absent, written in the background, readable with any number of ranks.
 
-A save copies this rank's share of the state into memory that is the file already (`shares`, `image`); a thread
-writes it (`writer`); rank 0 commits it with a marker (`marker`) and removes old ones (`retention`). Reading goes
-the other way (`newest`, `reader`, `restore`). State cut over a device mesh goes through `sharded`.
+`manager` is the entry point. To save, `state_tree` turns the objects' state into JSON and named tensors, `shares`
+decides which bytes each rank writes, `image` holds them in memory as the finished file, and `writer` writes them in a
+thread, commits the checkpoint and lets `retention` remove old ones. To load, `newest` finds the newest intact
+checkpoint, `reader` reads its tensors and `restore` loads them into the objects. `rng` captures the random generators,
+`sharded` handles state on a device mesh, and `gather` exports such state. The format is in `contract.checkpoint`.
 
-The names below are resolved on first use, so that importing the package does not import torch.
+The names below are imported on first use, so that importing the package doesn't import torch.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.runtime.checkpoint.manager import Checkpoints, Restored, Saved
-    from paceline.runtime.checkpoint.retention import Policy
+    from paceline.runtime.checkpoint.manager import CheckpointManager, Restored, Saved
+    from paceline.runtime.checkpoint.retention import RetentionPolicy
 
-__all__ = ["Checkpoints", "Policy", "Restored", "Saved"]
+__all__ = ["CheckpointManager", "Restored", "RetentionPolicy", "Saved"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(name)
-    room = "retention" if name == "Policy" else "manager"
-    return getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    module = "retention" if name == "RetentionPolicy" else "manager"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,6 +1,8 @@
-"""`python -m paceline.runtime.checkpoint.gather FOLDER OBJECT OUTPUT NAMES`: whole weights of a sharded checkpoint.
+"""Export the weights of a sharded checkpoint: `paceline export` continues here if the state is sharded.
 
-What `paceline export` becomes when the state was cut over a device mesh. NAMES is JSON: state key -> name in the file.
+    python -m paceline.runtime.checkpoint.gather FOLDER OBJECT OUTPUT NAMES
+
+NAMES is a JSON object: state key -> name in the output file.
 """
 
 from __future__ import annotations
@@ -13,26 +15,34 @@ from pathlib import Path
 
 import torch
 
-from paceline.contract.checkpoint.safetensors import Piece, header
+from paceline.contract.checkpoint.names import OBJECTS_FILE
+from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint import sharded
-from paceline.runtime.checkpoint.reader import Source
+from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
 
 def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """The tensors of an object, whole, under their plain names."""
-    with Source(folder) as source:
-        refs = {key: each for key, each in source.json("objects.json")[name].items() if key in names}
-        whole = {each["$sharded"]: sharded.target(each, None) for each in refs.values() if "$sharded" in each}
-        sharded.read(folder, whole, group=None)
+    """Return an object's full tensors under their plain names."""
+    with CheckpointReader(folder) as reader:
+        objects = reader.json(OBJECTS_FILE)
+        references = {key: reference for key, reference in objects[name].items() if key in names}
+        full = {
+            reference["$sharded"]: sharded.make_target(reference, None)
+            for reference in references.values()
+            if "$sharded" in reference
+        }
+        sharded.read(folder, full, group=None)
         return {
-            names[key]: whole[each["$sharded"]] if "$sharded" in each else source.tensor(each["$tensor"])
-            for key, each in refs.items()
+            names[key]: full[reference["$sharded"]]
+            if "$sharded" in reference
+            else reader.tensor(reference["$tensor"])
+            for key, reference in references.items()
         }
 
 
-def write(output: Path, tensors: dict[str, torch.Tensor]) -> None:
+def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
     pieces, offset = [], 0
     for name, tensor in tensors.items():
         pieces.append(
@@ -42,28 +52,18 @@ def write(output: Path, tensors: dict[str, torch.Tensor]) -> None:
             )
         )  # fmt: skip
         offset += tensor.nbytes
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(header(pieces))
-            for tensor in tensors.values():
-                file.write(ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, output)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    chunks = (ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes) for tensor in tensors.values())
+    write_file(output, make_header(pieces), chunks)
 
 
-def main(words: list[str]) -> int:
-    folder, name, output, names = words
+def main(argv: list[str]) -> int:
+    folder, name, output, names = argv
     try:
         tensors = gather(Path(folder), name, json.loads(names))
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        print(f"paceline: error: {error}", file=sys.stderr)
         return error.exit_code
-    write(Path(output), tensors)
+    write_tensors(Path(output), tensors)
     size = os.stat(output).st_size
     print(f"paceline: {output}: {len(tensors)} tensors, {size / 1e6:.1f} MB", file=sys.stderr)
     return 0

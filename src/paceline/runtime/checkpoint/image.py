@@ -1,33 +1,34 @@
-"""A share's file as it will be, in memory: header and tensors, block by block. Saving copies tensors into it.
+"""The in-memory image of a share's file: header and tensors, block by block. Saving copies tensors into it.
 
-The memory is mapped once and kept: pages that were touched before cost nothing at the next save. It does not
-follow a fork (data-loader workers would make every page copy itself at the next save). On CUDA it is
-page-locked, and small tensors are gathered on the device first, so that thousands of them cross in few copies.
+The memory is mapped once and reused, because touched pages cost nothing at the next save. It isn't inherited by forked
+processes: with data-loader workers, every page would be copied on write at the next save. On CUDA it is page-locked,
+and small tensors are packed on the device first, so that thousands of them take few copies.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from paceline.contract.checkpoint.safetensors import BLOCK, Piece
-from paceline.runtime.checkpoint.shares import SMALL, Share
-from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, Taken
+from paceline.runtime.checkpoint.shares import SMALL, Share, make_share, signature
+from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, StateTensors
 
-# Without giving up the interpreter: another thread would take it, thousands of times.
+# PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of times.
 _copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
-GATHER = 64 << 20  # device memory through which small tensors cross
+PACK_BYTES = 64 << 20  # device memory in which small tensors are packed
 
 
 @dataclass
-class Gathered:
-    """A run of small neighbours: packed on the device, then copied to the host at once."""
+class PackedRun:
+    """Small neighbouring pieces: packed on the device, then copied to the host at once."""
 
     names: list[str]
     views: list[torch.Tensor]
@@ -36,85 +37,84 @@ class Gathered:
 
 
 class Image:
-    """The buffer of one share and the views of its pieces, made once and filled at every save."""
+    """The buffer of one share and the views of its pieces, created once and filled at every save."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        self.file_size = len(share.head) + share.nbytes
+        self.file_size = len(share.header) + share.nbytes
         self.padded = -(-self.file_size // BLOCK) * BLOCK
         self.map = _map_memory(self.padded + share.local_nbytes + BLOCK)
         self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self.pinned = False
         self._views: dict[str, torch.Tensor] | None = None
         self._locals: dict[str, torch.Tensor] = {}
-        self._gathered: list[Gathered] | None = None
+        self._packed: list[PackedRun] | None = None
 
     def touch(self) -> None:
-        """Make the pages real now, outside of any save, and write the header, which never changes."""
+        """Allocate the pages before a save needs them, and write the header, which never changes."""
         self.bytes.zero_()
-        head = len(self.share.head)
-        self.map[:head] = self.share.head
-        data = self.bytes[head : self.file_size]
-        views: dict[str, torch.Tensor] = {}
-        for piece in self.share.pieces:
-            shape = piece.shape if piece.is_whole else (piece.stop - piece.start,)
-            views[piece.name] = _view(data, piece, shape)
-        self._views = views
+        begin = len(self.share.header)
+        self.map[:begin] = self.share.header
+        data = self.bytes[begin : self.file_size]
+        self._views = {
+            piece.name: _view(data[piece.offset : piece.offset + piece.nbytes], piece)
+            for piece in self.share.pieces
+        }
 
     def pin(self) -> None:
-        """Page-lock the memory, so that copies from a GPU run beside everything else."""
+        """Page-lock the memory, so that copies from a GPU run asynchronously."""
         if not self.pinned:
-            status = _cuda().cudaHostRegister(self.bytes.data_ptr(), len(self.map), 0)
+            status = _cudart().cudaHostRegister(self.bytes.data_ptr(), len(self.map), 0)
             self.pinned = int(status) == 0
 
     def memory(self) -> memoryview:
-        """The file, in whole blocks."""
+        """Return the file's content, padded to whole blocks."""
         return memoryview(self.map)[: self.padded]
 
-    def fill(self, taken: Taken) -> torch.cuda.Event | None:
+    def fill(self, state: StateTensors) -> torch.cuda.Event | None:
         """Copy the tensors in. On CUDA the copies are only queued: wait for the event before reading."""
         if self._views is None:
             self.touch()
         assert self._views is not None
-        sources = {piece.name: _part(taken.tensors[piece.name], piece) for piece in self.share.pieces}
+        sources = {piece.name: _part(state.tensors[piece.name], piece) for piece in self.share.pieces}
         on_cuda = next((tensor.device for tensor in sources.values() if tensor.is_cuda), None)
-        places = {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
+        devices = {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
         with torch.no_grad():
             if on_cuda is not None:
                 self.pin()
-                self._fill_gathered(sources, on_cuda)
+                self._fill_packed(sources, on_cuda)
             self._fill_small(sources)
             if sources:
                 names = list(sources)
                 targets = [self._views[name] for name in names]
                 torch._foreach_copy_(targets, [sources[name] for name in names], non_blocking=self.pinned)
-            on_cuda = self._fill_local(taken) or on_cuda
+            on_cuda = self._fill_local(state) or on_cuda
         if on_cuda is None:
             return None
         stream = torch.cuda.current_stream(on_cuda)
-        for place in places - {-1, on_cuda.index}:  # a model that lies on several GPUs
-            stream.wait_stream(torch.cuda.current_stream(place))
+        for device in devices - {-1, on_cuda.index}:  # a model on several GPUs
+            stream.wait_stream(torch.cuda.current_stream(device))
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
 
     def _fill_small(self, sources: dict[str, torch.Tensor]) -> None:
-        """Small tensors of the processor: torch would wake all its threads for each of thousands of them."""
-        begin = self.bytes.data_ptr() + len(self.share.head)
+        """Copy small CPU tensors: torch would wake all its threads for each of thousands of them."""
+        begin = self.bytes.data_ptr() + len(self.share.header)
         for piece in self.share.pieces:
             source = sources.get(piece.name) if 0 < piece.nbytes < SMALL else None
             if source is not None and source.is_cpu and source.is_contiguous() and not source.is_complex():
                 _copy(begin + piece.offset, source.data_ptr(), piece.nbytes)
                 del sources[piece.name]
 
-    def _fill_gathered(self, sources: dict[str, torch.Tensor], device: torch.device) -> None:
-        if self._gathered is None:
-            self._gathered = self._plan_gathering(sources, device)
-        for run in self._gathered:
+    def _fill_packed(self, sources: dict[str, torch.Tensor], device: torch.device) -> None:
+        if self._packed is None:
+            self._packed = self._plan_packing(sources, device)
+        for run in self._packed:
             torch._foreach_copy_(run.views, [sources.pop(name) for name in run.names])
             run.host.copy_(run.device, non_blocking=True)
 
-    def _plan_gathering(self, sources: dict[str, torch.Tensor], device: torch.device) -> list[Gathered]:
+    def _plan_packing(self, sources: dict[str, torch.Tensor], device: torch.device) -> list[PackedRun]:
         small = [
             piece for piece in self.share.pieces
             if 0 < piece.nbytes < SMALL and sources[piece.name].device == device
@@ -123,7 +123,7 @@ class Image:
         for piece in small:
             last = runs[-1] if runs else None
             follows = last is not None and last[-1].offset + last[-1].nbytes == piece.offset
-            if last is not None and follows and piece.offset + piece.nbytes - last[0].offset <= GATHER:
+            if last is not None and follows and piece.offset + piece.nbytes - last[0].offset <= PACK_BYTES:
                 last.append(piece)
             else:
                 runs.append([piece])
@@ -131,24 +131,22 @@ class Image:
             return []
         longest = max(run[-1].offset + run[-1].nbytes - run[0].offset for run in runs)
         buffer = torch.empty(longest, dtype=torch.uint8, device=device)
-        return [self._gather(run, buffer) for run in runs]
+        return [self._packed_run(run, buffer) for run in runs]
 
-    def _gather(self, run: list[Piece], buffer: torch.Tensor) -> Gathered:
+    def _packed_run(self, run: list[Piece], buffer: torch.Tensor) -> PackedRun:
         first, last = run[0].offset, run[-1].offset + run[-1].nbytes
-        views = []
-        for piece in run:
-            shape = piece.shape if piece.is_whole else (piece.stop - piece.start,)
-            flat = buffer[piece.offset - first : piece.offset - first + piece.nbytes]
-            views.append(flat.view(TORCH_DTYPES[piece.dtype]).view(shape))
-        head = len(self.share.head)
-        host = self.bytes[head + first : head + last]
-        return Gathered([piece.name for piece in run], views, buffer[: last - first], host)
+        views = [
+            _view(buffer[piece.offset - first : piece.offset - first + piece.nbytes], piece) for piece in run
+        ]
+        begin = len(self.share.header)
+        host = self.bytes[begin + first : begin + last]
+        return PackedRun([piece.name for piece in run], views, buffer[: last - first], host)
 
-    def _fill_local(self, taken: Taken) -> torch.device | None:
-        """Local parts of sharded tensors: staged behind the file, for another writer."""
+    def _fill_local(self, state: StateTensors) -> torch.device | None:
+        """Copy the local parts of sharded tensors after the file; `sharded` writes them."""
         targets, sources = [], []
         for name, offset, nbytes in self.share.local:
-            source = taken.sharded[name].to_local()
+            source = state.sharded[name].to_local()
             begin = self.padded + offset
             target = self.bytes[begin : begin + nbytes].view(source.dtype).view(source.shape)
             self._locals[name] = target
@@ -166,16 +164,80 @@ class Image:
 
     def close(self) -> None:
         if self.pinned:
-            _cuda().cudaHostUnregister(self.bytes.data_ptr())
+            _cudart().cudaHostUnregister(self.bytes.data_ptr())
             self.pinned = False
 
 
-def _cuda() -> Any:
+class ImageCache:
+    """Holds the image for the next save until the state's layout changes."""
+
+    def __init__(self, *, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._image: Image | None = None
+        self._layout: Any = None
+        self._preparation: threading.Thread | None = None
+
+    @property
+    def is_preparing(self) -> bool:
+        return self._preparation is not None and self._preparation.is_alive()
+
+    def prepare(self, state: StateTensors) -> None:
+        """Map, touch and page-lock the image for this state in a thread, so that the first save is fast too."""
+        self._join()
+        layout = _layout(state)
+        if self._image is not None and self._layout == layout:
+            return
+        self.release()
+        device = next((tensor.device for tensor in state.tensors.values() if tensor.is_cuda), None)
+
+        def make() -> None:
+            image = self._make(state)
+            image.touch()
+            if device is not None:
+                torch.cuda.set_device(device)  # otherwise this thread opens a context on the first GPU
+                image.pin()
+            self._image, self._layout = image, layout
+
+        self._preparation = threading.Thread(target=make, name="paceline-checkpoint-memory", daemon=True)
+        self._preparation.start()
+
+    def get(self, state: StateTensors) -> Image:
+        """Return an image that fits this state."""
+        self._join()
+        layout = _layout(state)
+        if self._image is None or self._layout != layout:
+            self.release()
+            state.check()
+            self._image, self._layout = self._make(state), layout
+        return self._image
+
+    def release(self) -> None:
+        self._join()
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+
+    def _make(self, state: StateTensors) -> Image:
+        return Image(make_share(state.tensors, state.sharded, rank=self.rank, world_size=self.world_size))
+
+    def _join(self) -> None:
+        if self._preparation is not None:
+            self._preparation.join()
+            self._preparation = None
+
+
+def _layout(state: StateTensors) -> Any:
+    """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's shards."""
+    local = [(name, tensor.to_local().shape) for name, tensor in state.sharded.items()]
+    return signature(state.tensors), signature(state.sharded), local
+
+
+def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _map_memory(size: int) -> mmap.mmap:
-    if not hasattr(mmap, "MAP_PRIVATE"):  # not a Unix
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
@@ -183,14 +245,16 @@ def _map_memory(size: int) -> mmap.mmap:
             try:
                 memory.madvise(getattr(mmap, advice))
             except OSError:
-                pass  # a kernel without it: slower, not wrong
+                pass  # a kernel without it: slower, but correct
     return memory
 
 
-def _view(data: torch.Tensor, piece: Piece, shape: tuple[int, ...]) -> torch.Tensor:
-    flat: Any = data[piece.offset : piece.offset + piece.nbytes]
-    viewed: torch.Tensor = flat.view(TORCH_DTYPES[piece.dtype]).view(shape)
-    return viewed
+def _view(data: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return a piece's bytes as a tensor of its dtype and shape."""
+    flat: Any = data
+    shape = piece.shape if piece.is_whole else (piece.stop - piece.start,)
+    view: torch.Tensor = flat.view(TORCH_DTYPES[piece.dtype]).view(shape)
+    return view
 
 
 def _part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which checkpoint to resume from: verified by all ranks together, and the same one for all."""
+"""Find the checkpoint to resume from. All ranks verify it together and use the same one."""
 
 from __future__ import annotations
 
@@ -7,58 +7,79 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint import marker
+from paceline.contract.checkpoint.marker import find_checkpoints, find_damage, list_checkpoints, read_marker
 from paceline.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Peers:
-    """The ranks of this run, and what they tell each other while they look for a checkpoint."""
+class RankGroup:
+    """The ranks that look for a checkpoint together."""
 
     rank: int
     world_size: int
     group: Any
 
-    def from_first(self, ask: Callable[[], list[Path]]) -> list[Path]:
-        """What rank 0 finds; the others may see an older state of a network file system."""
-        found = ask() if self.rank == 0 else []
+    def broadcast(self, find: Callable[[], list[Path]]) -> list[Path]:
+        """Return what rank 0 finds: other ranks may see an older state of a network file system."""
+        found = find() if self.rank == 0 else []
         if self.world_size == 1:
             return found
         import torch.distributed as dist
 
-        box: list[Any] = [found]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return list(box[0])
+        objects: list[Any] = [found]
+        dist.broadcast_object_list(objects, src=0, group=self.group)
+        return list(objects[0])
 
-    def from_all(self, word: str | None) -> list[str | None]:
+    def all_gather(self, problem: str | None) -> list[str | None]:
         if self.world_size == 1:
-            return [word]
+            return [problem]
         import torch.distributed as dist
 
-        box: list[str | None] = [None] * self.world_size
-        dist.all_gather_object(box, word, group=self.group)
-        return box
+        problems: list[str | None] = [None] * self.world_size
+        dist.all_gather_object(problems, problem, group=self.group)
+        return problems
 
 
-def damage_of(folder: Path, peers: Peers, *, warn: Callable[[str], None]) -> str | None:
-    """By sizes and checksums, each rank looking at its part of the files; all hear of any damage."""
-    try:
-        files = sorted(marker.read(folder).files.items(), key=lambda item: (-item[1].size, item[0]))
-        problem = marker.damage(folder, files[peers.rank :: peers.world_size])
-    except CheckpointError as error:
-        problem = str(error)
-    problems = [each for each in peers.from_all(problem) if each]
-    if problems and peers.rank == 0:
-        warn(f"checkpoint {folder.name} is skipped: {problems[0]}")
-    return problems[0] if problems else None
+def find_newest(
+    folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]
+) -> tuple[Path | None, list[Path]]:
+    """Return a run's newest intact checkpoint, or None if it has no checkpoints, and the damaged ones."""
+    found = ranks.broadcast(lambda: list_checkpoints(folder))
+    damaged: dict[Path, str] = {}
+    for path in found:
+        problem = verify(path, ranks, warn=warn)
+        if problem is None:
+            return path, list(damaged)
+        damaged[path] = problem
+    if found:
+        # A run that has come this far must not silently start over.
+        problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
+        raise CheckpointError(
+            f"None of the {len(found)} checkpoints in {folder} is usable ({problems}).",
+            hint=f"To start over from scratch or from start_from, remove them: rm -r {folder}/step-*",
+        )
+    return None, []
 
 
-def sound_one_at(path: Path, peers: Peers, *, warn: Callable[[str], None]) -> Path:
-    """The newest sound checkpoint of another run: of its folder, of its checkpoints folder, or that very one."""
-    for folder in peers.from_first(lambda: marker.checkpoints_at(path)):
-        if damage_of(folder, peers, warn=warn) is None:
+def find_start(path: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> Path:
+    """Return the newest intact checkpoint of a run folder or checkpoints folder, or `path` if it is one."""
+    for folder in ranks.broadcast(lambda: find_checkpoints(path)):
+        if verify(folder, ranks, warn=warn) is None:
             return folder
     raise CheckpointError(
-        f"there is no complete checkpoint at {path}",
-        hint="give a run folder, its checkpoints folder, or one checkpoint (step-...)",
+        f"There is no complete checkpoint at {path}.",
+        hint="Give a run folder, its checkpoints folder, or one checkpoint (step-...).",
     )
+
+
+def verify(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> str | None:
+    """Check sizes and checksums, each rank a part of the files. Every rank gets the first problem found."""
+    try:
+        files = sorted(read_marker(folder).files.items(), key=lambda item: (-item[1].size, item[0]))
+        problem = find_damage(folder, files[ranks.rank :: ranks.world_size])
+    except CheckpointError as error:
+        problem = error.message.rstrip(".")
+    problems = [problem for problem in ranks.all_gather(problem) if problem]
+    if problems and ranks.rank == 0:
+        warn(f"skipping checkpoint {folder.name}: {problems[0]}")
+    return problems[0] if problems else None

@@ -1,21 +1,23 @@
-"""From a checkpoint into the objects of this run, whatever number of ranks wrote it."""
+"""Load a checkpoint into the objects of this run, whatever number of ranks wrote it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from paceline.contract.checkpoint.names import OBJECTS_FILE, state_file
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import rng, sharded, state_tree
-from paceline.runtime.checkpoint.reader import Source
+from paceline.runtime.checkpoint.reader import CheckpointReader
 
-SHOWN = 3  # keys that an error names
+MAX_KEYS_SHOWN = 3  # in an error
 
 
 def load(
-    source: Source,
+    reader: CheckpointReader,
     objects: Mapping[str, Any],
     *,
     rank: int,
@@ -23,169 +25,157 @@ def load(
     seed: int,
     new_group: Callable[[], Any],
 ) -> None:
-    """Put the checkpoint's state into the objects and the random generators."""
-    kinds = source.marker.objects
+    """Load the checkpoint's state into the objects and the random generators."""
+    kinds = reader.marker.objects
     missing = [name for name in objects if name not in kinds]
     if missing:
         raise CheckpointError(
-            f"{source.folder.name} holds nothing for {', '.join(map(repr, missing))}; it has {', '.join(kinds)}",
-            hint="resume the same objects under the same names, or start a new run from exported weights",
+            f"{reader.folder.name} has no state for {', '.join(map(repr, missing))}; it has {', '.join(kinds)}.",
+            hint="Resume the same objects under the same names, or start a new run from exported weights.",
         )
-    trees = source.json("objects.json")
-    states = _rank_states(source, rank=rank, world_size=world_size)
-    # A sharded tensor may be filled only together with all others: it is a collective.
-    loader = _Sharded(source, new_group)
+    trees = reader.json(OBJECTS_FILE)
+    states = _read_rank_states(reader, rank=rank, world_size=world_size)
+    # Loading sharded tensors is a collective, so they are all loaded together.
+    targets = _Targets(reader, new_group)
     for name, thing in objects.items():
         if kinds[name] != "rank":
-            loader.want(name, trees[name], thing)
-    loader.load()
+            targets.add(name, trees[name], thing)
+    targets.load()
     for name, thing in objects.items():
         if kinds[name] == "rank":
             _load_rank_state(name, thing, states, rank=rank)
         else:
-            _load_object(name, thing, trees[name], source, loader)
-    if world_size == source.marker.world_size:
-        rng.restore(state_tree.decode(states[rank]["rng"], state_tree.outline))
+            _load_object(name, thing, trees[name], reader, targets)
+    if world_size == reader.marker.world_size:
+        rng.restore(state_tree.decode(states[rank]["rng"], state_tree.fetch_inline))
     else:
-        rng.derive(seed=seed, step=source.marker.step, rank=rank)
+        rng.reseed(seed=seed, step=reader.marker.step, rank=rank)
 
 
-def _rank_states(source: Source, *, rank: int, world_size: int) -> dict[int, Any]:
-    """What each saved rank kept for itself: only our own when we are as many as it was, else all of it."""
-    saved = source.marker.world_size
-    wanted = [rank] if saved == world_size else range(saved)
-    return {each: source.json(f"state-{each + 1:05d}-of-{saved:05d}.json") for each in wanted}
+def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int) -> dict[int, Any]:
+    """Return the saved states by rank: this rank's own if the world size is the same, otherwise all."""
+    saved = reader.marker.world_size
+    ranks = [rank] if saved == world_size else range(saved)
+    return {number: reader.json(state_file(number, saved)) for number in ranks}
 
 
 def _load_rank_state(name: str, thing: Any, states: Mapping[int, Any], *, rank: int) -> None:
     decoded = {
-        each: state_tree.decode(state["objects"][name], state_tree.outline) for each, state in states.items()
+        number: state_tree.decode(state["objects"][name], state_tree.fetch_inline)
+        for number, state in states.items()
     }
-    with _Explained(name):
+    with _explain_errors(name):
         if len(decoded) > 1 and hasattr(thing, "load_rank_states"):
-            thing.load_rank_states([decoded[each] for each in sorted(decoded)])
+            thing.load_rank_states([decoded[number] for number in sorted(decoded)])
         else:
             thing.load_state_dict(decoded.get(rank, decoded.get(0)))
 
 
-def _load_object(name: str, thing: Any, saved: Any, source: Source, loader: _Sharded) -> None:
-    now = loader.now(name)
+def _load_object(name: str, thing: Any, tree: Any, reader: CheckpointReader, targets: _Targets) -> None:
     fetched: dict[str, torch.Tensor] = {}
 
-    def fetch(entry: dict[str, Any]) -> Any:
-        if "$sharded" in entry:
-            return loader.filled[entry["$sharded"]]
-        key = entry["$tensor"]
+    def fetch(reference: dict[str, Any]) -> Any:
+        if "$sharded" in reference:
+            return targets.sharded[reference["$sharded"]]
+        key = reference["$tensor"]
         if key not in fetched:
-            fetched[key] = _fit(source.tensor(key), loader.like(key, thing, now))
+            fetched[key] = _shard_like(reader.tensor(key), targets.counterpart(name, key, thing))
         return fetched[key]
 
-    state = state_tree.decode(saved, fetch)
+    state = state_tree.decode(tree, fetch)
     if isinstance(thing, torch.nn.Module) or _is_flat(state):
-        _compare(name, state, loader.current(name))
-    with _Explained(name):
+        _check_keys(name, state, targets.states[name])
+    with _explain_errors(name):
         thing.load_state_dict(state)
 
 
-def _fit(whole: torch.Tensor, like: torch.Tensor | None) -> Any:
+def _shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
     dtensor = state_tree.dtensor_class()
-    if dtensor is not None and isinstance(like, dtensor) and like.shape == whole.shape:
-        return sharded.spread(whole, like)
-    return whole
+    if dtensor is not None and isinstance(like, dtensor) and like.shape == tensor.shape:
+        return sharded.distribute(tensor, like)
+    return tensor
 
 
 def _is_flat(state: Any) -> bool:
     return (
         isinstance(state, dict)
         and bool(state)
-        and all(isinstance(each, torch.Tensor) for each in state.values())
+        and all(isinstance(value, torch.Tensor) for value in state.values())
     )
 
 
-def _compare(name: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Say what does not fit before anything is changed, and say it shortly."""
-    lacks = [key for key in now if key not in saved]
-    extra = [key for key in saved if key not in now]
+def _check_keys(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise a short error about what doesn't fit, before anything is changed."""
+    missing = [key for key in current if key not in saved]
+    unexpected = [key for key in saved if key not in current]
     shapes = [
-        f"{key} {tuple(saved[key].shape)} instead of {tuple(now[key].shape)}"
-        for key in now
-        if isinstance(saved.get(key), torch.Tensor) and saved[key].shape != now[key].shape
+        f"{key} {tuple(saved[key].shape)} instead of {tuple(current[key].shape)}"
+        for key in current
+        if isinstance(saved.get(key), torch.Tensor) and saved[key].shape != current[key].shape
     ]
-    told = [
-        f"{what}: {', '.join(keys[:SHOWN])}{f' and {len(keys) - SHOWN} more' if len(keys) > SHOWN else ''}"
-        for what, keys in (
-            ("missing in the checkpoint", lacks), ("unexpected in the checkpoint", extra), ("of another shape", shapes)
-        )
-        if keys
-    ]  # fmt: skip
-    if told:
+    problems = []
+    for problem, keys in (
+        ("missing in the checkpoint", missing), ("unexpected in the checkpoint", unexpected), ("wrong shape", shapes)
+    ):  # fmt: skip
+        if keys:
+            more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
+            problems.append(f"{problem}: {', '.join(keys[:MAX_KEYS_SHOWN])}{more}")
+    if problems:
         raise CheckpointError(
-            f"the checkpoint does not fit {name!r}; {'; '.join(told)}",
-            hint="resume with the model that was saved, or start a new run",
+            f"The checkpoint doesn't fit {name!r}; {'; '.join(problems)}.",
+            hint="Resume with the model that was saved, or start a new run.",
         )
 
 
-class _Explained:
-    """Whatever load_state_dict objects to, with the object's name before it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
-        if isinstance(error, (KeyError, ValueError, TypeError, RuntimeError)):
-            raise CheckpointError(
-                f"the checkpoint does not fit {self.name!r}: {type(error).__name__}: {error}",
-                hint="resume with the objects that were saved, or start a new run",
-            ) from error
+@contextmanager
+def _explain_errors(name: str) -> Iterator[None]:
+    """Add the object's name to errors of its load_state_dict."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: {str(error).rstrip('.')}.",
+            hint="Resume with the objects that were saved, or start a new run.",
+        ) from error
 
 
-class _Sharded:
-    """The sharded tensors that the objects ask for, loaded by one collective."""
+class _Targets:
+    """The objects' current states, and targets for their sharded tensors, which one collective fills."""
 
-    def __init__(self, source: Source, new_group: Callable[[], Any]) -> None:
-        self.source, self.new_group = source, new_group
-        self.filled: dict[str, Any] = {}
-        self._now: dict[str, dict[str, torch.Tensor]] = {}
-        self._current: dict[str, Any] = {}
+    def __init__(self, reader: CheckpointReader, new_group: Callable[[], Any]) -> None:
+        self.reader, self.new_group = reader, new_group
+        self.sharded: dict[str, Any] = {}
+        self.states: dict[str, Any] = {}
+        self._tensors: dict[str, dict[str, torch.Tensor]] = {}
 
-    def now(self, name: str) -> dict[str, torch.Tensor]:
-        return self._now[name]
+    def add(self, name: str, tree: Any, thing: Any) -> None:
+        """Read an object's current state, and create a target for each sharded tensor it will get."""
+        state = self.states[name] = thing.state_dict()
+        tensors = self._tensors[name] = {}
 
-    def current(self, name: str) -> Any:
-        return self._current[name]
-
-    def want(self, name: str, saved: Any, thing: Any) -> None:
-        """Look at what the object holds now, and prepare a place for each sharded tensor it will get."""
-        state = self._current[name] = thing.state_dict()
-        taken: dict[str, torch.Tensor] = {}
-
-        def take(path: str, tensor: torch.Tensor) -> dict[str, Any]:
-            taken[path] = tensor
+        def store(path: str, tensor: torch.Tensor) -> dict[str, Any]:
+            tensors[path] = tensor
             return {}
 
-        state_tree.encode(state, name, take)
-        self._now[name] = taken
-
-        for entry in state_tree.references(saved):
-            key = entry.get("$sharded")
+        state_tree.encode(state, name, store)
+        for reference in state_tree.tensor_references(tree):
+            key = reference.get("$sharded")
             if key is not None:
-                self.filled[key] = sharded.target(entry, self.like(key, thing, taken))
+                self.sharded[key] = sharded.make_target(reference, self.counterpart(name, key, thing))
 
-    def like(self, key: str, thing: Any, now: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """The tensor that a saved one is cut like: itself, or for an optimizer's state the parameter it is of."""
-        if key in now:
-            return now[key]
-        words = key.split("/")
+    def counterpart(self, name: str, key: str, thing: Any) -> torch.Tensor | None:
+        """Return the current tensor for a saved one, or for optimizer state its parameter."""
+        tensors = self._tensors[name]
+        if key in tensors:
+            return tensors[key]
+        parts = key.split("/")
         groups = getattr(thing, "param_groups", None)
-        if groups is None or len(words) != 4 or words[1] != "state" or not words[2].isdigit():
+        if groups is None or len(parts) != 4 or parts[1] != "state" or not parts[2].isdigit():
             return None
-        parameters = [each for group in groups for each in group["params"]]
-        index = int(words[2])
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        index = int(parts[2])
         return parameters[index].detach() if index < len(parameters) else None
 
     def load(self) -> None:
-        if self.filled:
-            sharded.read(self.source.folder, self.filled, group=self.new_group())
+        if self.sharded:
+            sharded.read(self.reader.folder, self.sharded, group=self.new_group())

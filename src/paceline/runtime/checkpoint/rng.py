@@ -11,7 +11,7 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """All of them, as a tree of plain values and small tensors."""
+    """Return the state of all generators as a tree of plain values and small tensors."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -32,8 +32,8 @@ def restore(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def derive(*, seed: int, step: int, rank: int) -> None:
-    """A state of its own for every rank and step: what a resume with other ranks begins with."""
+def reseed(*, seed: int, step: int, rank: int) -> None:
+    """Seed all generators for this rank and step, as a resume with another number of ranks does."""
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
     random.seed(number)

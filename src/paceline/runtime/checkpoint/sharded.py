@@ -1,7 +1,7 @@
-"""State that is cut over a device mesh (FSDP2, DTensor) goes through torch.distributed.checkpoint.
+"""Save and load state sharded over a device mesh (FSDP2, DTensor) with torch.distributed.checkpoint.
 
-It is staged in the image like everything else, and written from the writer thread over a process group of its
-own, so that its collectives never meet those of the training.
+It is staged in the image like everything else. The writer threads use a separate process group, so that their
+collectives never mix with those of the training.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.marker import Whole, checksum
+from paceline.contract.checkpoint.marker import FileChecksum, compute_checksum
+from paceline.contract.checkpoint.names import SHARDED_FOLDER
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.image import Image
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, dtensor_class
 
-FOLDER = "sharded"
-
 
 def new_group(timeout: float) -> Any:
-    """A gloo group for the writers alone. Every rank calls this, at the same place."""
+    """Create a gloo group for the writers. A collective: every rank must call it."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -31,72 +30,74 @@ def new_group(timeout: float) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 
-def staged(image: Image, sharded: Mapping[str, Any]) -> dict[str, Any]:
-    """The sharded tensors with their local parts replaced by the copies in the image."""
+def stage(image: Image, sharded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sharded tensors with their local parts replaced by the copies in the image."""
     dtensor = dtensor_class()
-    # from_local would move the copy to the mesh's device; the constructor takes it as it is.
+    # from_local would move the copy to the mesh's device; the constructor leaves it on the host.
     return {
         name: dtensor(image.local(name), tensor._spec, requires_grad=False)
         for name, tensor in sharded.items()
     }
 
 
-def write(folder: Path, tensors: Mapping[str, Any], *, group: Any, rank: int) -> dict[str, Whole]:
-    """Write this rank's parts (a collective of all writers); its files, and on rank 0 the index."""
+def write(folder: Path, tensors: Mapping[str, Any], *, group: Any, rank: int) -> dict[str, FileChecksum]:
+    """Write this rank's parts (a collective) and return its files, on rank 0 with the index."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    there = folder / FOLDER
-    save(dict(tensors), storage_writer=FileSystemWriter(there), process_group=group, **_alone(save, group))
-    mine = [*there.glob(f"__{rank}_*"), *([there / ".metadata"] if rank == 0 else [])]
-    return {f"{FOLDER}/{path.name}": checksum(path) for path in mine}
+    path = folder / SHARDED_FOLDER
+    options = _single_process_options(save, group)
+    save(dict(tensors), storage_writer=FileSystemWriter(path), process_group=group, **options)
+    files = [*path.glob(f"__{rank}_*"), *([path / ".metadata"] if rank == 0 else [])]
+    return {f"{SHARDED_FOLDER}/{file.name}": compute_checksum(file) for file in files}
 
 
 def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
-    """Fill the targets in place, each rank its own part, whatever number of ranks wrote them (a collective)."""
+    """Fill the targets in place, each rank its own part (a collective). Any number of ranks may have saved them."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    options = _single_process_options(load, group)
     try:
         load(
             targets,
-            storage_reader=FileSystemReader(folder / FOLDER),
+            storage_reader=FileSystemReader(folder / SHARDED_FOLDER),
             process_group=group,
-            **_alone(load, group),
+            **options,
         )
     except Exception as error:
-        raise CheckpointError(f"the sharded state of {folder.name} cannot be loaded: {error}") from error
+        raise CheckpointError(f"The sharded state of {folder.name} can't be loaded: {error}.") from error
 
 
-def _alone(function: Any, group: Any) -> dict[str, Any]:
-    """Newer versions of torch are told that there are no peers; older ones find out by themselves."""
+def _single_process_options(function: Any, group: Any) -> dict[str, Any]:
+    """Newer versions of torch need an option for a single process; older ones detect it."""
     if group is None and "no_dist" in inspect.signature(function).parameters:
         return {"no_dist": True}
     return {}
 
 
-def target(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Tensor:
-    """An empty tensor for a saved sharded one. `like` is what it belongs to now: itself, or its parameter."""
+def make_target(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Tensor:
+    """Return an empty tensor for a saved sharded one, with the placements of `like` (itself or its parameter)."""
     dtype, shape = TORCH_DTYPES[entry["dtype"]], list(entry["shape"])
     dtensor = dtensor_class()
     if dtensor is None or not isinstance(like, dtensor):
         return torch.empty(shape, dtype=dtype)
     if list(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype)
-    # Optimizer state of another shape than its parameter: on the same mesh, cut as it was if that still fits.
+    # Optimizer state whose shape differs from its parameter: the same mesh, and the saved placements if they fit.
     from torch.distributed.tensor import Replicate, Shard, empty
 
     mesh = like.device_mesh
-    saved = [Shard(int(word[1:])) if word[0] == "S" else Replicate() for word in entry["placements"]]
+    saved = [Shard(int(code[1:])) if code[0] == "S" else Replicate() for code in entry["placements"]]
     placements = saved if len(saved) == mesh.ndim else [Replicate()] * mesh.ndim
     return empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
 
 
-def spread(whole: torch.Tensor, like: Any) -> Any:
-    """A whole tensor, which every rank has, cut as `like` is. No communication: each rank keeps its part."""
+def distribute(tensor: torch.Tensor, like: Any) -> Any:
+    """Shard a tensor that every rank holds in full as `like` is. Each rank takes its part, without communication."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh
-    local = whole.to(mesh.device_type)
-    everywhere = DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=like.placements)
+    local = tensor.to(mesh.device_type)
+    replicated = DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=like.placements)

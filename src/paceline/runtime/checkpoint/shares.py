@@ -1,7 +1,7 @@
-"""Which bytes of the replicated state each rank writes: one stream of all tensors, cut evenly by bytes.
+"""Decide which bytes of the replicated state each rank writes: one stream of all tensors, split evenly by bytes.
 
-Every rank works this out alone from the names, dtypes and shapes that all hold alike; the digest in its report
-proves that they did.
+Every rank computes this alone from names, dtypes and shapes, which are the same on all ranks. Rank 0 compares the
+digests in their reports to make sure.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.safetensors import Piece, header
+from paceline.contract.checkpoint.safetensors import Piece, make_header
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
-SMALL = 1 << 20  # pieces below this are gathered on a GPU before they cross to the host
-SMALLEST_SHARE = 1 << 18  # less than this is not worth a file of its own
+SMALL = 1 << 20  # smaller pieces are packed on a GPU before they are copied to the host
+MIN_SHARE = 1 << 18  # fewer bytes are not worth a file of their own
 
 Signature = list[tuple[str, torch.Size, torch.dtype]]
 
@@ -28,29 +28,29 @@ def signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part: its pieces in file order, the file's header, and what all ranks must agree on."""
+    """One rank's part of the state: its pieces in file order, the file's header, and a digest to compare."""
 
     pieces: list[Piece]
-    head: bytes
+    header: bytes
     nbytes: int  # of the pieces, without the header
     digest: str
-    local: list[tuple[str, int, int]]  # local parts of sharded tensors, behind the file: name, offset, bytes
+    local: list[tuple[str, int, int]]  # local parts of sharded tensors, after the file: name, offset, bytes
     local_nbytes: int
 
 
-def cut(
+def make_share(
     tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], *, rank: int, world_size: int
 ) -> Share:
-    """The share of `rank`. Wider elements come first, so that every piece is aligned wherever the cut falls."""
-    ordered = sorted(tensors.items(), key=_place)
+    """Return the share of `rank`. Wider elements come first, so that every piece is aligned."""
+    ordered = sorted(tensors.items(), key=_sort_key)
     total = sum(tensor.nbytes for _, tensor in ordered)
-    writers = max(1, min(world_size, total // SMALLEST_SHARE))
+    writers = max(1, min(world_size, total // MIN_SHARE))
     low, high = (total * rank // writers, total * (rank + 1) // writers) if rank < writers else (total, total)
     pieces: list[Piece] = []
     position = offset = 0
     for name, tensor in ordered:
         size = tensor.element_size()
-        # Element by element: the one that holds the cut's first byte belongs to the rank before it.
+        # Elements are never split: the one at the boundary belongs to the lower rank.
         start = min(max(-(-(low - position) // size), 0), tensor.numel())
         stop = min(max(-(-(high - position) // size), 0), tensor.numel())
         is_whole = start == 0 and stop == tensor.numel() and (stop > 0 or rank == 0)
@@ -66,12 +66,12 @@ def cut(
         position += tensor.nbytes
     local, local_nbytes = _local_parts(sharded)
     return Share(
-        pieces=pieces, head=header(pieces), nbytes=offset, digest=_digest(ordered, sharded),
+        pieces=pieces, header=make_header(pieces), nbytes=offset, digest=_digest(ordered, sharded),
         local=local, local_nbytes=local_nbytes,
     )  # fmt: skip
 
 
-def _place(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
+def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
     name, tensor = item
     return -tensor.element_size(), tensor.nbytes < SMALL, tensor.device.type, name
 
@@ -86,7 +86,7 @@ def _local_parts(sharded: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]]
 
 
 def _digest(ordered: list[tuple[str, torch.Tensor]], sharded: Mapping[str, Any]) -> str:
-    whole = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for name, tensor in [*ordered, *sorted(sharded.items())]:
-        whole.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-    return whole.hexdigest()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    return digest.hexdigest()

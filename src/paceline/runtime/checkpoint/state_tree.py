@@ -1,6 +1,6 @@
-"""State as a tree: tensors are taken out by name, the rest becomes plain JSON. No pickle, either way.
+"""State as a tree: tensors are stored by name, everything else becomes plain JSON. Nothing is pickled.
 
-What JSON has no word for is a one-key object whose key begins with `$`: {"$tensor": name}, {"$tuple": [...]}.
+A value that JSON can't express is an object whose first key starts with `$`: {"$tensor": name}, {"$tuple": [...]}.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import collections
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,55 +23,51 @@ PLAIN = (type(None), bool, int, float, str)
 TORCH_DTYPES = {short: getattr(torch, long) for long, short in DTYPES.items() if hasattr(torch, long)}
 DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
 
+Store = Callable[
+    [str, torch.Tensor], dict[str, Any]
+]  # takes a tensor and its path, returns a reference to it
+
 
 def dtensor_class() -> Any:
-    """The DTensor class, if anybody has imported it: else there are none, and its import costs half a second."""
+    """Return the DTensor class if it has been imported. Otherwise no DTensor exists, and importing is slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
 
 
-def _is_same(known: torch.Tensor | None, value: torch.Tensor) -> bool:
-    """Two tensors that begin at the same address: are they one?"""
-    return known is not None and (known.shape, known.stride(), known.dtype) == (
-        value.shape,
-        value.stride(),
-        value.dtype,
-    )
-
-
 @dataclass
-class Taken:
-    """The tensors of a tree, by name: what every rank holds alike, and what is cut over a device mesh."""
+class StateTensors:
+    """The tensors of a tree by name: replicated ones, and those sharded over a device mesh."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, Any] = field(default_factory=dict)
-    _at: dict[int, str] = field(default_factory=dict)  # where a tensor begins in memory -> its first name
+    _names: dict[int, str] = field(default_factory=dict)  # a tensor's address -> the first name stored for it
     _dtensor: Any = field(default_factory=dtensor_class)
 
-    def take(self, path: str, value: torch.Tensor) -> dict[str, Any]:
-        # This runs for every tensor at every save: what can be checked when the layout changes is checked then.
+    def store(self, path: str, value: torch.Tensor) -> dict[str, Any]:
+        """Add a tensor and return the reference that replaces it in the tree."""
+        # This runs for every tensor at every save; `check` only runs when the layout changes.
         if self._dtensor is not None and isinstance(value, self._dtensor):
-            return self._take_sharded(path, value)
-        # Tied parameters are one tensor under two names: saved once. Views that differ in shape are not tied.
+            return self._store_sharded(path, value)
+        # Tied parameters are one tensor with two names, saved once. Views of different shapes are not tied.
         pointer = value.data_ptr() if value.layout is torch.strided else 0
-        first = self._at.setdefault(pointer, path) if pointer else path
+        first = self._names.setdefault(pointer, path) if pointer else path
         if first is not path and _is_same(self.tensors.get(first), value):
             return {"$tensor": first}
-        name = path if path not in self.tensors else self._free(path)
+        name = path if path not in self.tensors else self._unused_name(path)
         self.tensors[name] = value
         return {"$tensor": name}
 
     def check(self) -> None:
-        """Every tensor is one that a file can hold, or an error names the one that is not."""
+        """Raise an error that names the first tensor that can't be saved."""
         for path, value in {**self.tensors, **self.sharded}.items():
             if value.layout != torch.strided or value.dtype not in DTYPE_NAMES or value.device.type == "meta":
                 raise CheckpointError(
-                    f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}: no checkpoint holds that",
-                    hint="return a plain dense tensor from state_dict()",
+                    f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}, which can't be saved.",
+                    hint="Return a plain dense tensor from state_dict().",
                 )
 
-    def _take_sharded(self, path: str, value: Any) -> dict[str, Any]:
-        name = self._free(path)
+    def _store_sharded(self, path: str, value: Any) -> dict[str, Any]:
+        name = self._unused_name(path)
         self.sharded[name] = value
         placements = [f"S{each.dim}" if each.is_shard() else "R" for each in value.placements]
         return {
@@ -81,34 +77,88 @@ class Taken:
             "placements": placements,
         }
 
-    def _free(self, path: str) -> str:
-        """Keys 0 and "0" of one dictionary read alike in a path."""
+    def _unused_name(self, path: str) -> str:
+        """Return the path, or a variant of it: keys 0 and "0" of a dictionary have the same path."""
         while path in self.tensors or path in self.sharded:
             path += "'"
         return path
 
 
-def encode(value: Any, path: str, take: Callable[[str, torch.Tensor], dict[str, Any]]) -> Any:
-    """A tree as JSON, its tensors handed to `take`, which says what stands in their place."""
+def _is_same(known: torch.Tensor | None, value: torch.Tensor) -> bool:
+    """Return whether two tensors that start at the same address are the same."""
+    return known is not None and (known.shape, known.stride(), known.dtype) == (
+        value.shape,
+        value.stride(),
+        value.dtype,
+    )
+
+
+@dataclass
+class ObjectStates:
+    """The state of all registered objects: trees in JSON, and the tensors they refer to."""
+
+    tensors: StateTensors = field(default_factory=StateTensors)
+    replicated: dict[str, Any] = field(default_factory=dict)  # trees of objects that all ranks share
+    per_rank: dict[str, Any] = field(default_factory=dict)  # trees of this rank's own objects
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+def collect(objects: Mapping[str, Any]) -> ObjectStates:
+    """Return the state of the objects."""
+    states = ObjectStates()
+    tensors = states.tensors
+    for name, thing in objects.items():
+        kind = _kind(thing)
+        before = len(tensors.tensors) + len(tensors.sharded)
+        tree = encode(thing.state_dict(), name, store_inline if kind == "rank" else tensors.store)
+        # State without tensors is small, so every rank saves its own copy.
+        if kind == "state" and len(tensors.tensors) + len(tensors.sharded) == before:
+            kind = "rank"
+        states.kinds[name] = kind
+        (states.per_rank if kind == "rank" else states.replicated)[name] = tree
+    return states
+
+
+def _kind(thing: Any) -> str:
+    if getattr(thing, "per_rank_state", hasattr(thing, "micro_batches")):
+        return "rank"
+    if isinstance(thing, torch.nn.Module):
+        return "module"
+    return "optimizer" if hasattr(thing, "param_groups") else "state"
+
+
+def unwrap(thing: Any) -> Any:
+    """Return the user's own module: wrappers prefix every key, and differ between world sizes."""
+    while True:
+        if isinstance(thing, torch.nn.parallel.DistributedDataParallel):
+            thing = thing.module
+        elif isinstance(thing, torch.nn.Module) and "_orig_mod" in thing._modules:
+            thing = thing._modules["_orig_mod"]
+        else:
+            return thing
+
+
+def encode(value: Any, path: str, store: Store) -> Any:
+    """Return a tree as JSON, with the references that `store` returns instead of tensors."""
     kind = type(value)
     if kind is torch.Tensor:
-        return take(path, value.detach() if value.requires_grad else value)
+        return store(path, value.detach() if value.requires_grad else value)
     if kind in PLAIN:
         return value
     if isinstance(value, torch.Tensor):
-        return take(path, value.detach())
+        return store(path, value.detach())
     if isinstance(value, collections.Counter):
-        return {"$counter": [[encode(key, path, take), count] for key, count in value.items()]}
+        return {"$counter": [[encode(key, path, store), count] for key, count in value.items()]}
     if isinstance(value, dict):
-        return _encode_dict(value, path, take)
+        return _encode_dict(value, path, store)
     if kind is list:
-        return [encode(each, f"{path}/{index}", take) for index, each in enumerate(value)]
+        return [encode(item, f"{path}/{index}", store) for index, item in enumerate(value)]
     if isinstance(value, torch.Size):
         return {"$size": list(value)}
     if isinstance(value, tuple):
-        return {"$tuple": [encode(each, f"{path}/{index}", take) for index, each in enumerate(value)]}
+        return {"$tuple": [encode(item, f"{path}/{index}", store) for index, item in enumerate(value)]}
     if kind in (set, frozenset):
-        return {"$set": [encode(each, path, take) for each in value]}
+        return {"$set": [encode(item, path, store) for item in value]}
     if kind in (bytes, bytearray):
         return {"$bytes": base64.b64encode(value).decode()}
     if kind is complex:
@@ -117,75 +167,73 @@ def encode(value: Any, path: str, take: Callable[[str, torch.Tensor], dict[str, 
         return {"$dtype": str(value).removeprefix("torch.")}
     if kind is torch.device:
         return {"$device": str(value)}
-    if isinstance(value, PLAIN):  # an IntEnum, a str subclass: its value is what counts
+    if isinstance(value, PLAIN):  # a subclass such as an IntEnum: its value is what matters
         return next(base(value) for base in (bool, int, float, str) if isinstance(value, base))
-    return _encode_numpy(value, path, take)
+    return _encode_numpy(value, path, store)
 
 
-def _encode_dict(
-    value: dict[Any, Any], path: str, take: Callable[[str, torch.Tensor], dict[str, Any]]
-) -> Any:
+def _encode_dict(value: dict[Any, Any], path: str, store: Store) -> Any:
     for key in value:
         if type(key) is not str or key[:1] == "$":
             break
     else:
-        return {key: encode(each, f"{path}/{key}", take) for key, each in value.items()}
+        return {key: encode(item, f"{path}/{key}", store) for key, item in value.items()}
     return {
         "$dict": [
-            [encode(key, path, take), encode(each, f"{path}/{key}", take)] for key, each in value.items()
+            [encode(key, path, store), encode(item, f"{path}/{key}", store)] for key, item in value.items()
         ]
     }
 
 
-def _encode_numpy(value: Any, path: str, take: Callable[[str, torch.Tensor], dict[str, Any]]) -> Any:
+def _encode_numpy(value: Any, path: str, store: Store) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-        return {"$ndarray": take(path, torch.from_numpy(value.copy()))}
+        return {"$ndarray": store(path, torch.from_numpy(value.copy()))}
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
-        return {"$number": [value.dtype.str, encode(value.item(), path, take)]}
+        return {"$number": [value.dtype.str, encode(value.item(), path, store)]}
     raise CheckpointError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not hold",
-        hint="return tensors, numbers, strings, lists, tuples, sets and dicts from state_dict(), nothing else",
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved.",
+        hint="Return only tensors, numbers, strings, lists, tuples, sets and dicts from state_dict().",
     )
 
 
 def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
-    """The tree again; `fetch` gives a tensor for what stood in its place."""
+    """Return the tree that was encoded; `fetch` returns the tensor for a reference."""
     if type(value) is list:
-        return [decode(each, fetch) for each in value]
+        return [decode(item, fetch) for item in value]
     if type(value) is not dict:
         return value
     tag = next(iter(value), "")
     if not tag.startswith("$"):
-        return {key: decode(each, fetch) for key, each in value.items()}
+        return {key: decode(item, fetch) for key, item in value.items()}
     if tag in ("$tensor", "$sharded", "$inline"):
         return fetch(value)
     body = value[tag]
-    return DECODERS[tag](body, lambda each: decode(each, fetch))
+    return DECODERS[tag](body, lambda item: decode(item, fetch))
 
 
-def references(value: Any) -> Iterator[dict[str, Any]]:
-    """What stands in the place of tensors, in the order of the tree."""
+def tensor_references(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the references to tensors, in the order of the tree."""
     if type(value) is list:
-        for each in value:
-            yield from references(each)
+        for item in value:
+            yield from tensor_references(item)
     elif type(value) is dict:
         if "$tensor" in value or "$sharded" in value:
             yield value
         else:
-            yield from references(list(value.values()))
+            yield from tensor_references(list(value.values()))
 
 
-def _number(body: Any, _: Callable[[Any], Any]) -> Any:
+def _decode_number(body: Any, _: Callable[[Any], Any]) -> Any:
     import numpy
 
     return numpy.dtype(body[0]).type(body[1] if type(body[1]) is not dict else complex(*body[1]["$complex"]))
 
 
 DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
-    "$dict": lambda body, inner: {inner(key): inner(each) for key, each in body},
-    "$tuple": lambda body, inner: tuple(inner(each) for each in body),
-    "$set": lambda body, inner: {inner(each) for each in body},
+    "$dict": lambda body, inner: {inner(key): inner(item) for key, item in body},
+    "$tuple": lambda body, inner: tuple(inner(item) for item in body),
+    "$set": lambda body, inner: {inner(item) for item in body},
     "$counter": lambda body, inner: collections.Counter({inner(key): count for key, count in body}),
     "$size": lambda body, _: torch.Size(body),
     "$bytes": lambda body, _: base64.b64decode(body),
@@ -193,12 +241,12 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$dtype": lambda body, _: getattr(torch, body),
     "$device": lambda body, _: torch.device(body),
     "$ndarray": lambda body, inner: inner(body).numpy(),
-    "$number": _number,
+    "$number": _decode_number,
 }
 
 
-def inline(path: str, value: torch.Tensor) -> dict[str, Any]:
-    """For the state of one rank (a generator's state, a loader's): small tensors stand in the text itself."""
+def store_inline(path: str, value: torch.Tensor) -> dict[str, Any]:
+    """Encode a tensor in the JSON itself: for small tensors of one rank, such as a generator's state."""
     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return {
         "$inline": base64.b64encode(ctypes.string_at(flat.data_ptr(), flat.numel())).decode(),
@@ -207,8 +255,8 @@ def inline(path: str, value: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def outline(entry: dict[str, Any]) -> torch.Tensor:
-    """The tensor that `inline` put into the text."""
+def fetch_inline(entry: dict[str, Any]) -> torch.Tensor:
+    """Return a tensor that `store_inline` encoded."""
     raw = bytearray(base64.b64decode(entry["$inline"]))
     dtype = TORCH_DTYPES[entry["dtype"]]
     if not raw:

@@ -179,12 +179,12 @@ def _saved_id(folder: Path | None) -> str:
     """Return the W&B id in the newest checkpoint of a run folder, or an empty string."""
     if folder is None:
         return ""
-    from paceline.contract.checkpoint import marker
+    from paceline.contract.checkpoint.marker import list_checkpoints, read_marker
     from paceline.errors import CheckpointError
 
-    for path in marker.checkpoints(RunFolder(folder).checkpoints):
+    for path in list_checkpoints(RunFolder(folder).checkpoints):
         try:
-            meta = marker.read(path).meta
+            meta = read_marker(path).meta
         except CheckpointError:
             continue
         ids = meta.get("trackers") if isinstance(meta, dict) else None
