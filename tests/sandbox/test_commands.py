@@ -1,4 +1,4 @@
-"""The verbs of `paceline sandbox`, typed."""
+"""The commands of `paceline sandbox`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import pytest
 from paceline.sandbox import NAMESPACES, PLAIN, Settings, missing_packages
 
 pytestmark = pytest.mark.slurm
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
-def test_a_session(paceline: Callable[..., Typed], tmp_path: Path) -> None:
-    if lacking := missing_packages(Settings(network=NAMESPACES if os.geteuid() == 0 else PLAIN)):
-        pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
+def test_a_session(paceline: Callable[..., Completed], tmp_path: Path) -> None:
+    if packages := missing_packages(Settings(network=NAMESPACES if os.geteuid() == 0 else PLAIN)):
+        pytest.skip(f"no Slurm to test on: install {' '.join(packages)}")
     box = tmp_path / "box"
 
-    def sandbox(verb: str, *words: str, code: int = 0) -> str:
-        done = paceline("sandbox", verb, *words, PACELINE_SANDBOX=str(box))
-        assert done.returncode == code, f"{verb}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    def sandbox(command: str, *args: str, code: int = 0) -> str:
+        done = paceline("sandbox", command, *args, PACELINE_SANDBOX=str(box))
+        assert done.returncode == code, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    assert "no sandbox is up" in sandbox("status", code=2)
-    assert "nothing is up" in sandbox("down")
+    assert "No sandbox is running" in sandbox("status", code=2)
+    assert "no sandbox is running" in sandbox("down")
     try:
-        told = sandbox("up", "--nodes", "2", "--gpus", "1", "--slurm-option", "MaxJobCount=321")
-        assert 'eval "$(paceline sandbox env)"' in told
+        output = sandbox("up", "--nodes", "2", "--gpus", "1", "--slurm-option", "MaxJobCount=321")
+        assert 'eval "$(paceline sandbox env)"' in output
         export = sandbox("env")
         shell = f"{export}\nscontrol show config | grep MaxJobCount; srun -N2 true"
         shown = subprocess.run(["bash", "-ec", shell], text=True, capture_output=True, timeout=60)
@@ -45,27 +45,27 @@ def test_a_session(paceline: Callable[..., Typed], tmp_path: Path) -> None:
         sandbox("start-node", "node2")
         if os.geteuid() == 0:
             sandbox("cut", "1")
-            assert "cut off" in sandbox("status")
+            assert "disconnected" in sandbox("status")
             sandbox("heal", "1")
         sandbox("restart-controller", "--kill")
         status = sandbox("status")
         assert "powered off" not in status
-        assert "cut off" not in status
+        assert "disconnected" not in status
         assert "already" in sandbox("up", code=2)
     finally:
-        told = sandbox("down")
-    assert "is down" in told
+        output = sandbox("down")
+    assert "is down" in output
     assert not (box / "sandbox.json").exists()
 
 
-def test_wrong_words(paceline: Callable[..., Typed], tmp_path: Path) -> None:
-    for words, named in (
+def test_invalid_options(paceline: Callable[..., Completed], tmp_path: Path) -> None:
+    for args, flag in (
         (["--nodes", "0"], "--nodes"),
         (["--network", "ring"], "--network"),
         (["--slurm-option", "x"], "--slurm-option"),
     ):
-        done = paceline("sandbox", "up", "--dir", str(tmp_path / "box"), *words)
+        done = paceline("sandbox", "up", "--dir", str(tmp_path / "box"), *args)
         assert done.returncode == 2
-        assert named in done.stderr
+        assert flag in done.stderr
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "box").exists()

@@ -1,4 +1,4 @@
-"""A sandbox is a real cluster: jobs, arrays, GPUs, faults, two at once; and nothing is left of it after `down`."""
+"""A sandbox is a real cluster with jobs, arrays, GPUs and faults, and `down` leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ NETWORKS = [
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    if lacking := missing_packages(Settings(network=BEST)):
-        pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
+    if missing := missing_packages(Settings(network=BEST)):
+        pytest.skip(f"no Slurm to test on: install {' '.join(missing)}")
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Whatever still runs for a sandbox: its folder stands in the command line or the environment of each."""
+    """Return the processes of a sandbox: its folder is in the command line or the environment of each."""
     found = []
     for process in psutil.process_iter():
         try:
-            told = [*process.cmdline(), *process.environ().values()]
+            texts = [*process.cmdline(), *process.environ().values()]
         except (psutil.Error, OSError):
             continue
-        if process.pid != os.getpid() and any(str(folder) in each for each in told):
+        if process.pid != os.getpid() and any(str(folder) in text for text in texts):
             found.append(f"{process.pid} {' '.join(process.cmdline())}")
     return found
 
 
 def interfaces_of(folder: Path) -> set[str]:
-    """The bridge and the cables of one sandbox: others may come and go on this machine meanwhile."""
+    """Return the bridge and the cables of one sandbox; this machine may run others."""
     return {path.name for path in Path("/sys/class/net").glob(f"{addresses.bridge_name(folder)}*")}
 
 
 @pytest.fixture(params=NETWORKS)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Two nodes with two GPUs; afterwards nothing of them may be left."""
+    """Two nodes with two GPUs; nothing of them may be left afterwards."""
     made = Cluster.up(tmp_path / "box", nodes=2, gpus=2, network=request.param, owner=os.getpid())
     try:
         assert len(interfaces_of(made.folder)) == (3 if request.param == NAMESPACES else 0)
@@ -85,34 +85,34 @@ def test_jobs_arrays_and_gpus(cluster: Cluster, tmp_path: Path) -> None:
     for task in range(4):
         assert cluster.wait(f"{array}_{task}") == "COMPLETED"
         assert (tmp_path / f"task-{task}").read_text().strip() == str(task)
-    refused = cluster.run(["sbatch", "--gres=gpu:3", "--wrap", "true"], check=False)
-    assert refused.returncode != 0
+    rejected = cluster.run(["sbatch", "--gres=gpu:3", "--wrap", "true"], check=False)
+    assert rejected.returncode != 0
 
 
 def test_node_dies_with_its_tasks_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
-    # The task has a child that leaves its process group: a power cut spares nobody.
+    # The task has a child that leaves its process group: a power cut ends that, too.
     mark = tmp_path / "mark"
     script = f"srun sh -c 'setsid sleep 3611 & touch {mark}; wait'"
     job = cluster.submit(script, "-w", "node2", "--requeue")
     cluster.wait(job, "RUNNING")
-    _until(mark.exists)
+    wait_until(mark.exists)
     cluster.kill_node(2, mark_down=True)
     assert not cluster.is_running("node2")
-    assert not [told for told in processes_of(tmp_path / "box") if "sleep 3611" in told]
+    assert not [line for line in processes_of(tmp_path / "box") if "sleep 3611" in line]
     assert "down" in cluster.states()["node2"].state
     mark.unlink()
     cluster.start_node("node2")
-    _until(lambda: cluster.state(job) == "RUNNING" and cluster.restarts(job) == 1)
-    _until(mark.exists)
+    wait_until(lambda: cluster.state(job) == "RUNNING" and cluster.restarts(job) == 1)
+    wait_until(mark.exists)
     cluster.clear()
 
 
 @pytest.mark.parametrize("cluster", [BEST], indirect=True)
-def test_controller_restarts_and_crashes_beneath_a_job(cluster: Cluster, tmp_path: Path) -> None:
+def test_jobs_survive_a_controller_restart_and_crash(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done")
     cluster.wait(job, "RUNNING")
     for kill in (False, True):
-        # A graceful end writes the state down, so that the crash after it loses nothing.
+        # A graceful exit saves the state, so that the crash after it loses nothing.
         old = cluster.record.processes["slurmctld"]
         cluster.restart_controller(kill=kill)
         assert not old.alive()
@@ -123,7 +123,7 @@ def test_controller_restarts_and_crashes_beneath_a_job(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.skipif(not ROOT, reason="namespaces need root")
-def test_nodes_talk_until_the_cable_is_cut(tmp_path: Path) -> None:
+def test_nodes_communicate_until_they_are_disconnected(tmp_path: Path) -> None:
     cluster = Cluster.up(tmp_path / "box", nodes=2, gpus=0, network=NAMESPACES)
     try:
         assert cluster.exec(1, ["hostname"]).stdout.strip() == "node1"
@@ -133,22 +133,22 @@ def test_nodes_talk_until_the_cable_is_cut(tmp_path: Path) -> None:
         assert cluster.states()["node2"].cut
         assert cluster.exec(1, ["timeout", "2", *reach]).returncode != 0
         cluster.heal(2)
-        _until(lambda: cluster.exec(1, reach, timeout=60).returncode == 0)
+        wait_until(lambda: cluster.exec(1, reach, timeout=60).returncode == 0)
         cluster.wait_ready()
-        # Nodes see no processes but their own.
+        # Nodes see only their own processes.
         assert len(cluster.exec(2, ["ps", "ax"]).stdout.splitlines()) < 12
     finally:
         cluster.down()
 
 
-def test_two_at_once(tmp_path: Path) -> None:
+def test_two_sandboxes_at_once(tmp_path: Path) -> None:
     first = Cluster.up(tmp_path / "a", nodes=2, network=BEST)
     try:
         second = Cluster.up(tmp_path / "b", nodes=2, network=BEST)
         try:
             assert not set(first.record.ports.values()) & set(second.record.ports.values())
-            for each in (first, second):
-                assert len(each.run(["srun", "-N2", "hostname"]).stdout.split()) == 2
+            for cluster in (first, second):
+                assert len(cluster.run(["srun", "-N2", "hostname"]).stdout.split()) == 2
         finally:
             second.down()
         assert len(first.run(["srun", "-N2", "hostname"]).stdout.split()) == 2
@@ -158,18 +158,18 @@ def test_two_at_once(tmp_path: Path) -> None:
         first.down()
 
 
-def test_failed_start_leaves_nothing_and_says_why(tmp_path: Path) -> None:
+def test_failed_start_leaves_nothing_and_reports_why(tmp_path: Path) -> None:
     box = tmp_path / "box"
     with pytest.raises(PacelineError, match="NoSuchKey"):
         Sandbox.up(box, nodes=2, network=BEST, options={"NoSuchKey": "1"})
     assert not processes_of(box)
     assert not interfaces_of(box)
     assert not (box / "sandbox.json").exists()
-    with pytest.raises(UsageError, match="no sandbox is up"):
+    with pytest.raises(UsageError, match="No sandbox is running"):
         Sandbox(box)
 
 
-def test_orphan_is_recognised(tmp_path: Path) -> None:
+def test_orphaned_sandbox_is_recognised(tmp_path: Path) -> None:
     box = tmp_path / "box"
     owner = subprocess.Popen(["sleep", "3600"])
     try:
@@ -185,10 +185,10 @@ def test_orphan_is_recognised(tmp_path: Path) -> None:
         owner.wait()
 
 
-@pytest.mark.skipif(not ROOT, reason="only root can become somebody else")
+@pytest.mark.skipif(not ROOT, reason="only root can become another user")
 def test_ordinary_user(tmp_path: Path) -> None:
     nobody = 65534
-    # Its own temporary folder: those of the tests are closed to others.
+    # A temporary folder of its own: other users cannot enter those of the tests.
     box = Path(subprocess.check_output(["mktemp", "-d", "/tmp/paceline-nobody-XXXXXX"], text=True).strip())
     os.chown(box, nobody, nobody)
     child = os.fork()
@@ -203,10 +203,10 @@ def test_ordinary_user(tmp_path: Path) -> None:
                 Sandbox.up(box, network=NAMESPACES)
             sandbox = Sandbox.up(box, nodes=2, network=PLAIN)
             try:
-                told = sandbox.run(
+                done = sandbox.run(
                     ["srun", "-N2", "--gpus-per-task=1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"]
                 )
-                code = 0 if sorted(told.stdout.split()) == ["0", "0", "65534", "65534"] else 3
+                code = 0 if sorted(done.stdout.split()) == ["0", "0", "65534", "65534"] else 3
             finally:
                 sandbox.down()
         except BaseException:
@@ -224,14 +224,14 @@ def test_ordinary_user(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_accounting(tmp_path: Path, network: str) -> None:
-    if lacking := missing_packages(Settings(network=network, accounting=True)):
-        pytest.skip(f"no accounting to test: install {' '.join(lacking)}")
+    if missing := missing_packages(Settings(network=network, accounting=True)):
+        pytest.skip(f"no accounting to test: install {' '.join(missing)}")
     cluster = Cluster.up(tmp_path / "box", nodes=1, network=network, accounting=True)
     try:
         job = cluster.submit("exit 3", "--job-name=three")
         assert cluster.wait(job) == "FAILED"
-        asked = ["sacct", "-nXP", "-j", job, "-o", "jobname,state,exitcode"]
-        _until(lambda: cluster.run(asked).stdout.strip() == "three|FAILED|3:0")
+        command = ["sacct", "-nXP", "-j", job, "-o", "jobname,state,exitcode"]
+        wait_until(lambda: cluster.run(command).stdout.strip() == "three|FAILED|3:0")
     finally:
         cluster.down()
     assert not processes_of(tmp_path / "box")
@@ -249,16 +249,18 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         packages.require(Settings())
 
 
-def test_install_asks_for_exactly_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = tmp_path / "asked"
+def test_install_installs_exactly_the_missing_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls"
     apt = tmp_path / "apt-get"
-    apt.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n')
+    apt.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n')
     apt.chmod(0o755)
     monkeypatch.setattr(packages, "missing_packages", lambda _: ["munge", "slurmd"])
     monkeypatch.setattr(packages, "find", lambda name: str(apt) if name == "apt-get" else None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert packages.install(Settings()) == ["munge", "slurmd"]
-    assert asked.read_text().splitlines() == [
+    assert calls.read_text().splitlines() == [
         "update -q",
         "install -y -q --no-install-recommends munge slurmd",
     ]
@@ -271,7 +273,7 @@ def test_install_asks_for_exactly_what_is_missing(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
+    ("settings", "flag"),
     [
         ({"nodes": 0}, "--nodes"),
         ({"gpus": -1}, "--gpus"),
@@ -280,19 +282,19 @@ def test_install_asks_for_exactly_what_is_missing(tmp_path: Path, monkeypatch: p
         ({"gpu_type": "a 100"}, "--gpu-type"),
     ],
 )
-def test_impossible_wishes(wrong: dict[str, object], named: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=named):
-        Sandbox.up(tmp_path, **wrong)  # type: ignore[arg-type]
+def test_invalid_settings(settings: dict[str, object], flag: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=flag):
+        Sandbox.up(tmp_path, **settings)  # type: ignore[arg-type]
 
 
-def test_folders_that_slurm_cannot_take(tmp_path: Path) -> None:
-    for folder, why in ((tmp_path / "a b", "cannot name"), (tmp_path / ("x" * 120), "too long")):
-        with pytest.raises(EnvironmentProblem, match=why):
+def test_folders_that_slurm_cannot_use(tmp_path: Path) -> None:
+    for folder, reason in ((tmp_path / "a b", "cannot contain"), (tmp_path / ("x" * 120), "too long")):
+        with pytest.raises(EnvironmentProblem, match=reason):
             Sandbox.up(folder, network=PLAIN)
 
 
-def _until(condition: Callable[[], bool], timeout: float = 90) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"not within {timeout} s"
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A real Slurm on one machine, to rehearse on and to test with."""
+"""A real Slurm cluster on one machine, for trying things out and for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports, a subnet and names that no other sandbox has: where to look first comes from the folder's own hash."""
+"""Ports, subnets and interface names that no other sandbox uses. The search starts at a hash of the folder's path."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fingerprint(folder: Path) -> str:
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Two sandboxes that come up together must not find the same port free: one chooses, then the other."""
+def allocation_lock() -> Iterator[None]:
+    """Hold a lock, so that two sandboxes that start at the same time do not choose the same port."""
     path = Path(tempfile.gettempdir()) / f"paceline-sandbox-{os.geteuid()}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -34,20 +34,23 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def free_ports(folder: Path, count: int) -> list[int]:
-    """Ports below those that the kernel lends to outgoing connections, so that they stay free while unused."""
-    lent = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
-    first, end = 10_000, int(lent[0])
+    """Return free ports below the kernel's ephemeral range, so that outgoing connections do not take them."""
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    first, end = 10_000, int(ephemeral[0])
     if end - first < 2_000:
         first, end = 1_100, 32_768
     start = int(fingerprint(folder)[:8], 16)
     candidates = (first + (start + step) % (end - first) for step in range(end - first))
-    found = list(islice(filter(_free, candidates), count))
+    found = list(islice(filter(_is_free, candidates), count))
     if len(found) < count:
-        raise EnvironmentProblem(f"{count} free ports were not found between {first} and {end}")
+        raise EnvironmentProblem(
+            f"There are no {count} free ports between {first} and {end}.",
+            hint="Stop other servers on this machine, or start fewer nodes.",
+        )
     return found
 
 
-def _free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind(("0.0.0.0", port))
@@ -57,23 +60,25 @@ def _free(port: int) -> bool:
 
 
 def free_subnet(folder: Path) -> str:
-    """A 10.x.y that no interface and no route of this machine touches."""
+    """Return a subnet 10.x.y that no interface or route of this machine uses."""
     ip = program("ip")
-    told = subprocess.run([ip, "-4", "-o", "route", "show", "table", "all"], text=True, capture_output=True)
-    told_too = subprocess.run([ip, "-4", "-o", "address"], text=True, capture_output=True)
-    taken = {
-        ".".join(word.split("/")[0].split(".")[:3]) for word in (told.stdout + told_too.stdout).split()
+    routes = subprocess.run([ip, "-4", "-o", "route", "show", "table", "all"], text=True, capture_output=True)
+    addresses = subprocess.run([ip, "-4", "-o", "address"], text=True, capture_output=True)
+    used = {
+        ".".join(item.split("/")[0].split(".")[:3]) for item in (routes.stdout + addresses.stdout).split()
     }  # fmt: skip
-    # The wide networks of an office or a VPN lie low in 10/8: stay in its upper half.
+    # Office networks and VPNs tend to use the lower half of 10/8, so stay in the upper half.
     start = int(fingerprint(folder)[8:16], 16)
     for step in range(127 * 256):
-        place = (start + step) % (127 * 256)
-        subnet = f"10.{128 + place // 256}.{place % 256}"
-        if subnet not in taken:
+        index = (start + step) % (127 * 256)
+        subnet = f"10.{128 + index // 256}.{index % 256}"
+        if subnet not in used:
             return subnet
-    raise EnvironmentProblem("no subnet of 10.128.0.0/9 is free on this machine")
+    raise EnvironmentProblem(
+        "No subnet in 10.128.0.0/9 is free on this machine.", hint="Use --network plain."
+    )
 
 
 def bridge_name(folder: Path) -> str:
-    """Up to 15 characters with the node's number behind it, which is all that the kernel takes."""
+    """Return a name that stays within the kernel's 15 characters after a node number is appended."""
     return f"pl{fingerprint(folder)[:7]}"

@@ -1,12 +1,12 @@
-"""The text of every configuration file of a sandbox. Pure: settings in, text out."""
+"""Generate the text of a sandbox's configuration files."""
 
 from __future__ import annotations
 
-from paceline.sandbox.settings import NAMESPACES, Record, SandboxPaths
+from paceline.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
 
 
-def slurm_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
-    """slurm.conf: a small cluster whose clocks run fast, but not so fast that a busy machine trips over them."""
+def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
+    """Return slurm.conf: a small cluster with short intervals that a busy machine can still meet."""
     settings = record.settings
     lines = {
         "ClusterName": "sandbox",
@@ -15,7 +15,7 @@ def slurm_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
         "SlurmUser": user,
         "SlurmdUser": user,
         "AuthType": "auth/munge",
-        # A requeued job may start again only when its old credential has expired: 120 s unless said, 5 at least.
+        # A requeued job can restart only after its old credential has expired (default 120 s, minimum 5 s).
         "AuthInfo": f"socket={paths.munge_socket},cred_expire=6",
         "StateSaveLocation": str(paths.folder / "state"),
         "SlurmdSpoolDir": str(paths.folder / "spool" / "%n"),
@@ -25,11 +25,11 @@ def slurm_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
         "SlurmdLogFile": str(paths.log("slurmd-%n")),
         "SlurmctldDebug": "info",
         "SlurmdDebug": "info",
-        # Nodes may claim more than this machine has, and no cgroup is needed to hold them to it.
+        # Nodes may have more resources than this machine, and no cgroup limits them.
         "SlurmdParameters": "config_overrides",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
-        "TmpFS": str(paths.folder / "tmp" / "%n"),  # nodes share /tmp, and PMIx makes equal names in it
+        "TmpFS": str(paths.folder / "tmp" / "%n"),  # nodes share /tmp, where PMIx would create equal names
         "PlugStackConfig": "/dev/null",
         "MailProg": "/bin/true",
         "JobAcctGatherType": "jobacct_gather/linux",
@@ -43,7 +43,7 @@ def slurm_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
         "PreemptMode": "REQUEUE",
         "JobRequeue": "1",
         "MaxArraySize": str(settings.max_array_size),
-        "ReturnToService": "2",  # a node that comes back is used again, whatever it had been down for
+        "ReturnToService": "2",  # a node that comes back is used again, whatever the reason it was down
         "SlurmctldTimeout": "60",
         "SlurmdTimeout": "40",
         "MessageTimeout": "15",
@@ -64,14 +64,13 @@ def slurm_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
     return "\n".join([*text, *_nodes(record), *_partitions(), ""])
 
 
-def _accounting(paths: SandboxPaths, record: Record) -> dict[str, str]:
+def _accounting(paths: SandboxPaths, record: SandboxRecord) -> dict[str, str]:
     lines = {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": record.controller_address,
         "AccountingStoragePort": str(record.ports["slurmdbd"]),
-        "AccountingStoragePass": str(
-            paths.munge_socket
-        ),  # for this daemon the socket goes here, not in AuthInfo
+        # slurmdbd reads the munge socket from here, not from AuthInfo.
+        "AccountingStoragePass": str(paths.munge_socket),
         "AccountingStoreFlags": "job_comment",
     }
     if record.settings.gpus:
@@ -80,13 +79,13 @@ def _accounting(paths: SandboxPaths, record: Record) -> dict[str, str]:
 
 
 def _override(lines: dict[str, str], options: dict[str, str]) -> None:
-    """Slurm's keys have no case: `maxarraysize` replaces `MaxArraySize`."""
-    ours = {key.lower(): key for key in lines}
+    """Replace lines by the user's options. Slurm's keys are case-insensitive."""
+    known = {key.lower(): key for key in lines}
     for key, value in options.items():
-        lines[ours.get(key.lower(), key)] = value
+        lines[known.get(key.lower(), key)] = value
 
 
-def _nodes(record: Record) -> list[str]:
+def _nodes(record: SandboxRecord) -> list[str]:
     settings = record.settings
     kind = f"gpu:{settings.gpu_type}:{settings.gpus}" if settings.gpu_type else f"gpu:{settings.gpus}"
     gres = f" Gres={kind}" if settings.gpus else ""
@@ -101,7 +100,7 @@ def _nodes(record: Record) -> list[str]:
 
 
 def _partitions() -> list[str]:
-    """`high` preempts the others: `low` at once, `grace` after ten seconds in which its tasks have a TERM."""
+    """Return the partitions: `high` preempts jobs in `low` at once, and those in `grace` ten seconds after SIGTERM."""
     return [
         "PartitionName=main Nodes=ALL MaxTime=INFINITE State=UP Default=YES PriorityTier=10",
         "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1",
@@ -110,7 +109,7 @@ def _partitions() -> list[str]:
     ]
 
 
-def gres_conf(paths: SandboxPaths, record: Record) -> str:
+def gres_conf(paths: SandboxPaths, record: SandboxRecord) -> str:
     settings = record.settings
     if not settings.gpus:
         return "AutoDetect=off\n"
@@ -122,11 +121,11 @@ def gres_conf(paths: SandboxPaths, record: Record) -> str:
 
 
 def cgroup_conf() -> str:
-    """No cgroup is used, but the plugin is loaded; naming it skips a detection that fails inside namespaces."""
+    """Return cgroup.conf. No cgroup is used, but naming the plugin skips a detection that fails in namespaces."""
     return "CgroupPlugin=cgroup/v1\n"
 
 
-def slurmdbd_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
+def slurmdbd_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
     lines = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={paths.munge_socket}",
@@ -136,7 +135,7 @@ def slurmdbd_conf(paths: SandboxPaths, record: Record, *, user: str) -> str:
         "PidFile": str(paths.run / "slurmdbd.pid"),
         "LogFile": str(paths.log("slurmdbd")),
         "StorageType": "accounting_storage/mysql",
-        "StorageHost": "localhost",  # which for this library means the socket in MYSQL_UNIX_PORT
+        "StorageHost": "localhost",  # the client library then uses the socket in MYSQL_UNIX_PORT
         "StorageUser": "slurm",
         "StoragePass": "slurm",
         "StorageLoc": "slurm_acct_db",
@@ -160,8 +159,8 @@ def database_conf(paths: SandboxPaths, *, user: str) -> str:
     return f"[mariadbd]\n{text}skip-networking\nskip-log-bin\n"
 
 
-def hosts(record: Record, *, machine: str) -> str:
-    """/etc/hosts of the nodes: each knows the others and the machine that submits."""
+def hosts(record: SandboxRecord, *, machine: str) -> str:
+    """Return /etc/hosts of the nodes: all nodes, and the machine that submits."""
     lines = ["127.0.0.1 localhost", "::1 localhost", f"{record.controller_address} {machine} controller"]
     lines += [f"{record.address(name)} {name}" for name in record.settings.names]
     return "\n".join(lines) + "\n"
@@ -169,19 +168,19 @@ def hosts(record: Record, *, machine: str) -> str:
 
 NODE_INIT = """\
 #!/bin/bash
-# Process 1 of a node: NAME ADDRESS HOSTS-FILE MEMORY-MB, then the command of its daemon.
+# Process 1 of a node. Arguments: NAME ADDRESS HOSTS-FILE MEMORY-MB, then its daemon's command.
 set -eu
 hostname "$1"
 mount --bind "$3" /etc/hosts
 mount -t tmpfs -o "size=${4}m,mode=1777" tmpfs /dev/shm
 ip link set lo up
-# The cable is plugged in from outside.
+# The host connects the network interface.
 for _ in {1..600}; do ip link show eth0 >/dev/null 2>&1 && break; sleep 0.05; done
 ip address add "$2/24" dev eth0
 ip link set eth0 up
 shift 4
 "$@" &
-# A node lives on without its daemon, as a machine does; this shell reaps what is left behind.
+# A node stays up without its daemon, as a real machine does. This shell reaps orphaned processes.
 trap 'exit 0' TERM
 while :; do sleep 3600 & wait $! || true; done
 """

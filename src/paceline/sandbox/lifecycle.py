@@ -1,4 +1,4 @@
-"""The beginning and the end of a sandbox: what is started in which order, and how all of it is taken down again."""
+"""Start and stop all processes of a sandbox, in the right order."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import signal
 
 from paceline.errors import PacelineError
 from paceline.sandbox import addresses, daemons, network
-from paceline.sandbox.processes import Process, kill_all, of_node
-from paceline.sandbox.settings import NAMESPACES, Record, SandboxPaths, Settings
+from paceline.sandbox.processes import Process, kill_all, node_processes
+from paceline.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord, Settings
 
 
 def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> None:
-    """Choose a place, write the files, start the daemons; each is written down as soon as it runs."""
-    with addresses.one_at_a_time():
-        named = ["slurmctld", "slurmdbd", *settings.names]
-        apart = settings.network == NAMESPACES
-        record = Record(
+    """Allocate addresses, write the files and start the daemons, recording each one as soon as it runs."""
+    with addresses.allocation_lock():
+        names = ["slurmctld", "slurmdbd", *settings.names]
+        isolated = settings.network == NAMESPACES
+        record = SandboxRecord(
             settings=settings,
-            ports=dict(zip(named, addresses.free_ports(paths.folder, len(named)), strict=True)),
-            subnet=addresses.free_subnet(paths.folder) if apart else "",
-            bridge=addresses.bridge_name(paths.folder) if apart else "",
+            ports=dict(zip(names, addresses.free_ports(paths.folder, len(names)), strict=True)),
+            subnet=addresses.free_subnet(paths.folder) if isolated else "",
+            bridge=addresses.bridge_name(paths.folder) if isolated else "",
             owner=Process.of(owner) if owner else None,
         )
         record.save(paths)
         daemons.write_files(paths, record)
-        if apart:
-            network.make_bridge(record)
+        if isolated:
+            network.create_bridge(record)
         daemons.start_munged(paths, record)
         if settings.accounting:
             daemons.start_accounting(paths, record)
@@ -35,9 +35,9 @@ def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> 
             daemons.start_node(paths, record, node)
 
 
-def take_down(paths: SandboxPaths) -> bool:
-    """End all that is written down; whether there was anything. What cannot be ended stays written down."""
-    record = Record.load(paths)
+def stop_all(paths: SandboxPaths) -> bool:
+    """Stop everything in the record, and return whether there was one. It remains if something cannot be stopped."""
+    record = SandboxRecord.load(paths)
     if record is None:
         return False
     for node in record.settings.names:
@@ -52,22 +52,24 @@ def take_down(paths: SandboxPaths) -> bool:
     return True
 
 
-def power_off(paths: SandboxPaths, record: Record, name: str) -> None:
+def power_off(paths: SandboxPaths, record: SandboxRecord, name: str) -> None:
     process = record.processes.pop(name, None)
     if record.settings.network == NAMESPACES:
         if process is not None:
-            # The kernel ends all that lives in a process namespace together with its first process.
+            # The kernel kills all processes of a namespace together with its first one.
             kill_all([*process.children(), process])
         return
     if process is not None:
-        process.signal(signal.SIGKILL)  # first, so that it starts nothing more
+        process.signal(signal.SIGKILL)  # first, so that it starts no more processes
     log = paths.log(f"slurmd-{name}")
-    for _ in range(10):  # what is ended may just have started another
-        found = of_node(node=name, log=log, slurm_conf=paths.slurm_conf)
+    for _ in range(10):  # a process may have started another just before it was killed
+        found = node_processes(node=name, log=log, slurm_conf=paths.slurm_conf)
         if not found:
             break
         kill_all(found)
     else:
-        raise PacelineError(f"{name} cannot be ended: processes {[each.pid for each in found]}")
+        raise PacelineError(
+            f"Cannot stop {name}: processes {[each.pid for each in found]} are still running."
+        )
     if process is not None:
-        process.gone_within(30.0)
+        process.wait(30.0)

@@ -1,4 +1,4 @@
-"""Nodes with namespaces of their own: a bridge on this machine, and a virtual cable to each node."""
+"""The network of nodes in namespaces: a bridge on this machine, and a virtual cable (veth pair) to each node."""
 
 from __future__ import annotations
 
@@ -8,54 +8,55 @@ import time
 from paceline.errors import EnvironmentProblem
 from paceline.sandbox.packages import program
 from paceline.sandbox.processes import Process
-from paceline.sandbox.settings import Record
+from paceline.sandbox.settings import SandboxRecord
 
 
-def ip(*words: str, check: bool = True) -> str:
-    done = subprocess.run([program("ip"), *words], text=True, capture_output=True)
+def ip(*args: str, check: bool = True) -> str:
+    """Run the `ip` command and return its output."""
+    done = subprocess.run([program("ip"), *args], text=True, capture_output=True)
     if check and done.returncode:
         raise EnvironmentProblem(
-            f"ip {' '.join(words)}: {done.stderr.strip()}",
-            hint="namespaces need root with CAP_NET_ADMIN; without it: --network plain",
+            f"`ip {' '.join(args)}` failed: {done.stderr.strip()}.",
+            hint="Namespaces need root with CAP_NET_ADMIN. Without it, use --network plain.",
         )
     return done.stdout
 
 
-def make_bridge(record: Record) -> None:
+def create_bridge(record: SandboxRecord) -> None:
     ip("link", "add", record.bridge, "type", "bridge")
     ip("address", "add", f"{record.controller_address}/24", "dev", record.bridge)
     ip("link", "set", record.bridge, "up")
 
 
-def remove(record: Record) -> None:
-    """Cables go with their nodes; what a broken start left is removed here."""
+def remove(record: SandboxRecord) -> None:
+    """Remove the bridge, and the cables that a failed start left behind."""
     if record.bridge:
         for node in record.settings.names:
             ip("link", "delete", record.cable(node), check=False)
         ip("link", "delete", record.bridge, check=False)
 
 
-def plug_in(record: Record, node: str, init: Process) -> None:
-    """A new cable from the bridge to a node. It vanishes together with the node's namespace."""
+def connect(record: SandboxRecord, node: str, init: Process) -> None:
+    """Connect a node to the bridge with a new cable, which disappears with the node's namespace."""
     cable = record.cable(node)
-    ip("link", "delete", cable, check=False)  # the kernel takes a dead node's cable away with a delay
+    ip("link", "delete", cable, check=False)  # the kernel removes a dead node's cable with a delay
     ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid))
     ip("link", "set", cable, "master", record.bridge, "up")
 
 
-def set_cable(record: Record, node: str, *, connected: bool) -> None:
+def set_cable(record: SandboxRecord, node: str, *, connected: bool) -> None:
     ip("link", "set", record.cable(node), "up" if connected else "down")
 
 
-def is_cut(record: Record, node: str) -> bool:
-    """Whether the cable is there but switched off."""
-    told = ip("-o", "link", "show", record.cable(node), check=False)
-    flags = told.partition("<")[2].partition(">")[0].split(",")
-    return bool(told) and "UP" not in flags
+def is_cut(record: SandboxRecord, node: str) -> bool:
+    """Return whether the cable exists but is switched off."""
+    link = ip("-o", "link", "show", record.cable(node), check=False)
+    flags = link.partition("<")[2].partition(">")[0].split(",")
+    return bool(link) and "UP" not in flags
 
 
-def namespaces_of(outer: Process, *, timeout: float = 30.0) -> Process | None:
-    """Process 1 of a node, as this machine sees it: the child of `unshare`, born inside the new namespaces."""
+def find_init(outer: Process, *, timeout: float = 30.0) -> Process | None:
+    """Return a node's process 1 as this machine sees it: the child of `unshare` inside the new namespaces."""
     deadline = time.monotonic() + timeout
     while outer.alive() and time.monotonic() < deadline:
         if children := outer.children():

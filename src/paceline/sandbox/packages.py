@@ -1,4 +1,4 @@
-"""The programs that a sandbox is made of, and the Debian packages that bring them."""
+"""The programs that a sandbox needs, and the Debian packages that provide them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glob import glob
 from paceline.errors import EnvironmentProblem
 from paceline.sandbox.settings import NAMESPACES, Settings
 
-# Daemons live where an ordinary user's PATH does not look.
+# Daemons are installed in folders that a user's PATH does not include.
 SEARCH = "/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/sbin:/opt/slurm/bin"
 
 ALWAYS = {
@@ -28,7 +28,7 @@ WITH_ACCOUNTING = {
     "mariadb": "mariadb-client",
 }
 
-# Plugins that Debian and Ubuntu cut off into packages of their own.
+# Plugins that Debian and Ubuntu ship in separate packages.
 PLUGINS = "/usr/lib/*/slurm-wlm"
 BASIC_PLUGIN = ("select_cons_tres.so", "slurm-wlm-basic-plugins")
 DATABASE_PLUGIN = ("accounting_storage_mysql.so", "slurm-wlm-mysql-plugin")
@@ -43,15 +43,17 @@ def find(program: str) -> str | None:
 
 
 def program(name: str) -> str:
-    """Where a program is; `require` has seen to it that it is there."""
+    """Return the path of a program that `require` has checked for."""
     found = find(name)
     if not found:
-        raise EnvironmentProblem(f"{name} is not installed", hint="paceline sandbox up --install")
+        raise EnvironmentProblem(
+            f"{name} is not installed.", hint="Install it with `paceline sandbox up --install`."
+        )
     return found
 
 
 def missing_packages(settings: Settings, *, find: Callable[[str], str | None] = find) -> list[str]:
-    """The packages to install before such a sandbox can be made, sorted."""
+    """Return the packages that a sandbox with these settings still needs, sorted."""
     wanted = dict(ALWAYS)
     plugins = [BASIC_PLUGIN]
     if settings.network == NAMESPACES:
@@ -59,44 +61,46 @@ def missing_packages(settings: Settings, *, find: Callable[[str], str | None] = 
     if settings.accounting:
         wanted |= WITH_ACCOUNTING
         plugins.append(DATABASE_PLUGIN)
-    lacking = {package for name, package in wanted.items() if not find(name)}
+    missing = {package for name, package in wanted.items() if not find(name)}
     if find("dpkg"):
-        lacking |= {package for plugin, package in plugins if not glob(f"{PLUGINS}/{plugin}")}
-    return sorted(lacking)
+        missing |= {package for plugin, package in plugins if not glob(f"{PLUGINS}/{plugin}")}
+    return sorted(missing)
 
 
 def require(settings: Settings) -> None:
-    """Raise unless everything is installed; the error names what is not."""
-    lacking = missing_packages(settings)
-    if lacking:
-        names = " ".join(lacking)
-        how = f"apt-get install --no-install-recommends {names}"
+    """Raise an error that names the missing packages, if any."""
+    missing = missing_packages(settings)
+    if missing:
+        command = f"apt-get install --no-install-recommends {' '.join(missing)}"
         if not find("apt-get"):
-            how = "your distribution may call them otherwise"
+            hint = "Install them; your distribution may use other names."
         elif os.geteuid() == 0:
-            how = f"paceline sandbox up --install (or: {how})"
+            hint = f"Run `paceline sandbox up --install`, or `{command}`."
         else:
-            how = f"sudo {how}"
-        raise EnvironmentProblem(f"these packages are missing for a sandbox: {names}", hint=how)
+            hint = f"Run: sudo {command}"
+        raise _missing_error(missing, hint)
+
+
+def _missing_error(missing: list[str], hint: str) -> EnvironmentProblem:
+    return EnvironmentProblem(f"The sandbox needs these packages: {' '.join(missing)}.", hint=hint)
 
 
 def install(settings: Settings) -> list[str]:
-    """Install what is missing; what it was. Only as root, only on Debian and its kin."""
-    lacking = missing_packages(settings)
-    if not lacking:
+    """Install the missing packages and return their names. Works only as root, on Debian and its relatives."""
+    missing = missing_packages(settings)
+    if not missing:
         return []
     apt = find("apt-get")
     if os.geteuid() != 0 or not apt:
-        raise EnvironmentProblem(
-            f"these packages are missing for a sandbox: {' '.join(lacking)}",
-            hint="--install works as root on Debian and Ubuntu; otherwise install them yourself",
+        raise _missing_error(
+            missing, "--install works as root on Debian and Ubuntu. Otherwise, install them yourself."
         )
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *lacking]):
-        done = subprocess.run([apt, *words], env=quiet, text=True, capture_output=True)
+    for args in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *missing]):
+        done = subprocess.run([apt, *args], env=quiet, text=True, capture_output=True)
         if done.returncode:
-            told = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+            output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
             raise EnvironmentProblem(
-                f"apt-get {words[0]} failed:\n{told}", hint=f"wanted: {' '.join(lacking)}"
+                f"apt-get {args[0]} failed:\n{output}", hint=f"Install {' '.join(missing)} yourself."
             )
-    return lacking
+    return missing

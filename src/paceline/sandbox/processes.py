@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them, known by pid and start time, never by name."""
+"""Processes that outlive the command that started them, identified by pid and start time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import psutil
 
 @dataclass(frozen=True)
 class Process:
-    """A pid alone may have passed to a stranger; together with the start time it is one process for ever."""
+    """One process. A pid may be reused by another process, but not together with the start time."""
 
     pid: int
     started: int  # in clock ticks since the machine booted
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has this pid now; None when nobody has it, or only a zombie."""
+        """Return the process that has this pid now, or None if there is none or it is a zombie."""
         try:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
-        # The second field is the name in parentheses, and may itself hold any character.
+        # The second field is the name in parentheses, which may contain any character.
         fields = text[text.rindex(")") + 2 :].split()
         return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
 
@@ -42,17 +42,18 @@ class Process:
                 pass
 
     def end(self, *, grace: float = 10.0) -> None:
-        """Ask it to end, then make it; returns when it is gone."""
+        """Terminate the process, kill it after the grace period, and wait until it is gone."""
         self.signal(signal.SIGTERM)
-        if not self.gone_within(grace):
+        if not self.wait(grace):
             self.kill()
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.gone_within(30.0)
+        self.wait(30.0)
 
-    def gone_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+    def wait(self, timeout: float) -> bool:
+        """Wait until the process is gone, and return whether it is."""
+        deadline = time.monotonic() + timeout
         while self.alive():
             if time.monotonic() > deadline:
                 return False
@@ -60,7 +61,7 @@ class Process:
         return True
 
     def children(self) -> list[Process]:
-        """Its own children, if it is there."""
+        """Return the process's children; none if it is gone."""
         try:
             found = psutil.Process(self.pid).children() if self.alive() else []
         except psutil.Error:
@@ -69,50 +70,47 @@ class Process:
 
 
 def start(argv: list[str], *, log: Path, environment: dict[str, str]) -> Process | None:
-    """Start a program that outlives us; None when it ended at once (its log tells why).
+    """Start a program that outlives us; return None if it exited at once (its log says why).
 
-    A shell in between leaves it without a parent that would have to reap it, and `env` gives it default
-    signals: a background job ignores SIGINT, and so would every task of the cluster.
+    The shell in between detaches it, so that we need not reap it. `env` restores the default signals: a background
+    job ignores SIGINT, and so would every task of the cluster.
     """
     shell = 'log=$1; shift; env --default-signal "$@" </dev/null >>"$log" 2>&1 & echo $!'
-    told = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", shell, "sh", str(log), *argv],
         env=environment, start_new_session=True, cwd="/", text=True, stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
-    return Process.of(int(told.stdout))
+    return Process.of(int(done.stdout))
 
 
 def kill_all(processes: Iterable[Process]) -> None:
-    """End them all at once: each is signalled before any is waited for."""
-    found = list(processes)
-    for process in found:
+    """Kill all of them, signalling each one before waiting for any."""
+    killed = list(processes)
+    for process in killed:
         process.signal(signal.SIGKILL)
-    for process in found:
-        process.gone_within(30.0)
+    for process in killed:
+        process.wait(30.0)
 
 
-def of_node(*, node: str, log: Path, slurm_conf: Path) -> list[Process]:
-    """All processes of a node that shares this machine's process table with others.
+def node_processes(*, node: str, log: Path, slurm_conf: Path) -> list[Process]:
+    """Return all processes of a node that shares this machine's process table with others.
 
-    The daemon and its step daemons detach from each other and wipe their environments: the log file that
-    they hold open tells whose they are. Tasks, however they detach, carry the node's name in their environment.
+    The daemon and its step daemons detach from each other and clear their environments, so we find them by the log
+    file that they hold open. Tasks, even detached ones, have the node's name in their environment.
     """
-    wanted = str(log)
-    mine: dict[int, psutil.Process] = {}
+    pids: set[int] = set()
     for process in psutil.process_iter():
         try:
             if process.name() in ("slurmd", "slurmstepd"):
-                if any(_target(link) == wanted for link in Path(f"/proc/{process.pid}/fd").iterdir()):
-                    mine |= {each.pid: each for each in (process, *process.children(recursive=True))}
+                if any(_target(link) == str(log) for link in Path(f"/proc/{process.pid}/fd").iterdir()):
+                    pids |= {each.pid for each in (process, *process.children(recursive=True))}
             else:
                 variables = process.environ()
-                if variables.get("SLURMD_NODENAME") == node and variables.get("SLURM_CONF") == str(
-                    slurm_conf
-                ):
-                    mine[process.pid] = process
+                if (variables.get("SLURMD_NODENAME"), variables.get("SLURM_CONF")) == (node, str(slurm_conf)):
+                    pids.add(process.pid)
         except (psutil.Error, OSError):
             continue
-    return [each for pid in mine if (each := Process.of(pid))]
+    return [found for pid in sorted(pids) if (found := Process.of(pid))]
 
 
 def _target(link: Path) -> str:

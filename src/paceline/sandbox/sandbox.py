@@ -1,4 +1,4 @@
-"""A real Slurm on one machine: brought up, looked at, hurt, mended and taken down."""
+"""A real Slurm cluster on one machine: start it, inspect it, break it, repair it and stop it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TypeVar
 
 from paceline.errors import ClusterError, UsageError
 from paceline.sandbox import daemons, network
-from paceline.sandbox.lifecycle import power_off, start_all, take_down
+from paceline.sandbox.lifecycle import power_off, start_all, stop_all
 from paceline.sandbox.packages import program, require, search_path
 from paceline.sandbox.processes import Process
-from paceline.sandbox.settings import NAMESPACES, PLAIN, Record, SandboxPaths, Settings
+from paceline.sandbox.settings import NAMESPACES, PLAIN, SandboxPaths, SandboxRecord, Settings
 
 READY = ("idle", "mixed", "allocated")
 S = TypeVar("S", bound="Sandbox")
-Done = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the controller sees it, and whether it is there at all."""
+    """A node as the controller reports it, and whether it is running and connected."""
 
     name: str
     state: str
@@ -37,13 +37,15 @@ class Node:
 
 
 class Sandbox:
-    """A living sandbox in a folder. `Sandbox.up(folder, ...)` makes one; `Sandbox(folder)` finds it again."""
+    """A running sandbox. `Sandbox.up(folder, ...)` starts one, `Sandbox(folder)` opens one that is running."""
 
     def __init__(self, folder: Path | str) -> None:
         self.paths = SandboxPaths(Path(folder).absolute())
-        record = Record.load(self.paths)
+        record = SandboxRecord.load(self.paths)
         if record is None:
-            raise UsageError(f"no sandbox is up in {self.folder}", hint="paceline sandbox up")
+            raise UsageError(
+                f"No sandbox is running in {self.folder}.", hint="Start one with `paceline sandbox up`."
+            )
         self.record = record
 
     @classmethod
@@ -63,9 +65,9 @@ class Sandbox:
         owner: int | None = None,
         timeout: float = 90.0,
     ) -> S:
-        """Bring a cluster up and wait until every node is idle; on any failure nothing stays behind but logs.
+        """Start a cluster and wait until every node is idle. After a failure only the logs remain.
 
-        `owner` is the pid of a process whose end makes the sandbox useless: see `is_orphaned`.
+        `owner` is the pid of the process that needs the sandbox; see `is_orphaned`.
         """
         settings = Settings(
             nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, gpu_type=gpu_type, network=network,
@@ -75,16 +77,19 @@ class Sandbox:
         paths.check()
         require(settings)
         if network == NAMESPACES and os.geteuid() != 0:
-            raise UsageError("only root can give nodes namespaces of their own", hint=f"--network {PLAIN}")
-        if Record.load(paths) is not None:
-            raise UsageError(f"a sandbox is up in {paths.folder} already", hint="paceline sandbox down")
+            raise UsageError(f"--network {NAMESPACES} needs root.", hint=f"Use --network {PLAIN}.")
+        if SandboxRecord.load(paths) is not None:
+            raise UsageError(
+                f"A sandbox is already running in {paths.folder}.",
+                hint="Stop it with `paceline sandbox down`.",
+            )
         paths.folder.mkdir(parents=True, exist_ok=True)
         try:
             start_all(paths, settings, owner=owner)
             sandbox = cls(paths.folder)
             sandbox.wait_ready(timeout=timeout)
         except BaseException:
-            take_down(paths)
+            stop_all(paths)
             raise
         return sandbox
 
@@ -94,26 +99,30 @@ class Sandbox:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a command needs in its environment to speak to this cluster."""
+        """The environment variables that a command needs to use this cluster."""
         return {"SLURM_CONF": str(self.paths.slurm_conf)}
 
     @property
     def nodes(self) -> list[str]:
         return self.record.settings.names
 
-    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 120, input: str = "") -> Done:
-        """Run a command on this machine, as a login node of the cluster."""
+    def run(
+        self, argv: Sequence[str], *, check: bool = True, timeout: float = 120, input: str = ""
+    ) -> Completed:
+        """Run a command on this machine as if it were the cluster's login node."""
         done = subprocess.run(
             list(argv), env=self._variables(), timeout=timeout, text=True, capture_output=True, input=input
         )
         if check and done.returncode:
-            raise ClusterError(f"{' '.join(argv)} exited with {done.returncode}: {done.stderr.strip()}")
+            raise ClusterError(
+                f"`{' '.join(argv)}` failed with code {done.returncode}: {done.stderr.strip()}."
+            )
         return done
 
     def exec(
         self, node: str | int, argv: Sequence[str], *, capture: bool = True, timeout: float | None = None
-    ) -> Done:
-        """Run a command on a node, in the folder where this process is."""
+    ) -> Completed:
+        """Run a command on a node, in the current folder."""
         inside = list(argv)
         if self.record.settings.network == NAMESPACES:
             init = self._init(self.name(node))
@@ -124,27 +133,29 @@ class Sandbox:
         )
 
     def _variables(self) -> dict[str, str]:
-        """Ours, less what an outer Slurm may have put into it."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        return {**kept, "PATH": search_path(), **self.environment}
+        """Return our environment without the variables of an outer Slurm job."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        return {**ours, "PATH": search_path(), **self.environment}
 
     def name(self, node: str | int) -> str:
-        """`2`, `"2"` and `"node2"` are one node."""
+        """Return a node's name: `2`, `"2"` and `"node2"` mean the same node."""
         name = f"node{node}" if str(node).isdigit() else str(node)
         if name not in self.nodes:
-            raise UsageError(f"there is no node {node!r}", hint=f"nodes: {self.nodes[0]} to {self.nodes[-1]}")
+            raise UsageError(
+                f"There is no node {node!r}.", hint=f"The nodes are {self.nodes[0]} to {self.nodes[-1]}."
+            )
         return name
 
-    # -- looking ----------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------
 
-    def controller_answers(self) -> bool:
+    def controller_responds(self) -> bool:
         return self.run(["scontrol", "ping"], check=False).returncode == 0
 
     def states(self) -> dict[str, Node]:
-        """Every node, asked of the controller."""
-        told = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N|%T|%C|%G|%E"]).stdout
+        """Return the state of every node, as the controller reports it."""
+        output = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N|%T|%C|%G|%E"]).stdout
         found = {}
-        for line in told.splitlines():
+        for line in output.splitlines():
             name, state, cpus, gres, reason = line.split("|", 4)
             reason = "" if reason == "none" else reason
             found[name] = Node(
@@ -154,7 +165,7 @@ class Sandbox:
         return found
 
     def is_running(self, name: str) -> bool:
-        """Whether a daemon or a node is there."""
+        """Return whether a daemon or a node is running."""
         process = self.record.processes.get(name)
         return process is not None and process.alive()
 
@@ -162,39 +173,41 @@ class Sandbox:
         return self.record.settings.network == NAMESPACES and network.is_cut(self.record, node)
 
     def wait_ready(self, *, timeout: float = 90.0, names: Sequence[str] = ()) -> None:
-        """Return when the nodes can take jobs; nodes that came back but are held are resumed."""
+        """Wait until the nodes accept jobs, and resume those that are back but down or drained."""
         wanted = list(names) or self.nodes
-        silent = set(wanted)  # a node that was marked down may look ready before its daemon listens
+        starting = set(wanted)  # a node that was marked down may look ready before its daemon is
         deadline = time.monotonic() + timeout
         while True:
             for name in ("slurmctld", *wanted):
                 if not self.is_running(name):
-                    raise ClusterError(f"{name} has ended; it says:\n{daemons.log_tail(name, self.paths)}")
-            silent = {name for name in silent if not daemons.listens(self.record, name)}
-            states = self.states() if not silent and self.controller_answers() else {}
-            late = [name for name in wanted if name not in states or states[name].state not in READY]
-            if not late:
+                    tail = daemons.log_tail(name, self.paths)
+                    raise ClusterError(f"{name} has exited. Its log ends with:\n{tail}")
+            starting = {name for name in starting if not daemons.accepts_connections(self.record, name)}
+            states = self.states() if not starting and self.controller_responds() else {}
+            waiting = [name for name in wanted if name not in states or states[name].state not in READY]
+            if not waiting:
                 return
             if time.monotonic() > deadline:
-                told = "; ".join(
-                    f"{name}: {states[name].state if name in states else 'unknown'}" for name in late
+                listed = ", ".join(
+                    f"{name} is {states[name].state if name in states else 'unknown'}" for name in waiting
                 )
+                tail = daemons.log_tail(waiting[0], self.paths)
                 raise ClusterError(
-                    f"not ready after {timeout:.0f} s: {told}\n{daemons.log_tail(late[0], self.paths)}",
-                    hint=f"the controller says:\n{daemons.log_tail('slurmctld', self.paths)}",
+                    f"Not ready after {timeout:.0f} s: {listed}. The log of {waiting[0]} ends with:\n{tail}",
+                    hint=f"The controller's log ends with:\n{daemons.log_tail('slurmctld', self.paths)}",
                 )
-            # A star means "does not answer": only a node that answers can be resumed.
-            held = [name for name in late if states and states[name].state in ("down", "drained", "draining")]
-            for name in held:
-                self.run(["scontrol", "update", f"nodename={name}", "state=resume"], check=False)
+            # A state with a star means that the node does not respond, and then it cannot be resumed.
+            for name in waiting:
+                if states and states[name].state in ("down", "drained", "draining"):
+                    self.run(["scontrol", "update", f"nodename={name}", "state=resume"], check=False)
             time.sleep(0.1)
 
     # -- faults -----------------------------------------------------------------------------------------
 
     def kill_node(self, node: str | int, *, mark_down: bool = False) -> None:
-        """A power cut: the daemon and everything that the node runs is gone at once.
+        """Cut a node's power: its daemon and everything it runs are gone at once.
 
-        Slurm notices by itself after `SlurmdTimeout`; with `tell` it is told now.
+        Slurm notices after `SlurmdTimeout`, or at once with `mark_down`.
         """
         name = self.name(node)
         power_off(self.paths, self.record, name)
@@ -203,34 +216,35 @@ class Sandbox:
             self.run(["scontrol", "update", f"nodename={name}", "state=down", "reason=power cut"])
 
     def start_node(self, node: str | int, *, timeout: float = 90.0) -> None:
-        """Power on; returns when the node can take jobs."""
+        """Switch a node on, and wait until it accepts jobs."""
         name = self.name(node)
         if not self.is_running(name):
             daemons.start_node(self.paths, self.record, name)
         self.wait_ready(timeout=timeout, names=[name])
 
     def cut(self, node: str | int) -> None:
-        """Pull the network cable: the node lives on, alone."""
-        network.set_cable(self.record, self._with_cable(node), connected=False)
+        """Disconnect a node from the network; it keeps running."""
+        network.set_cable(self.record, self._isolated_node(node), connected=False)
 
     def heal(self, node: str | int) -> None:
-        """Plug the cable in again."""
-        network.set_cable(self.record, self._with_cable(node), connected=True)
+        """Reconnect a node to the network."""
+        network.set_cable(self.record, self._isolated_node(node), connected=True)
 
     def restart_controller(self, *, kill: bool = False, timeout: float = 90.0) -> None:
-        """Stop the controller, gracefully or by a crash, and start it again; running jobs go on meanwhile."""
+        """Stop the controller, gracefully or with SIGKILL, and start it again. Jobs keep running meanwhile."""
         controller = self.record.processes.get("slurmctld")
         if controller is not None:
             controller.kill() if kill else controller.end(grace=30.0)
         daemons.start_controller(self.paths, self.record)
         deadline = time.monotonic() + timeout
-        while not self.controller_answers():
+        while not self.controller_responds():
             if time.monotonic() > deadline:
-                raise ClusterError(f"no answer:\n{daemons.log_tail('slurmctld', self.paths)}")
+                tail = daemons.log_tail("slurmctld", self.paths)
+                raise ClusterError(f"The controller does not respond. Its log ends with:\n{tail}")
             time.sleep(0.1)
 
     def repair(self, *, timeout: float = 90.0) -> None:
-        """Undo every fault: the controller runs, all nodes run, are plugged in and can take jobs."""
+        """Undo every fault: start the controller and all nodes, reconnect them and wait until they accept jobs."""
         if not self.is_running("slurmctld"):
             self.restart_controller(timeout=timeout)
         for name in self.nodes:
@@ -241,26 +255,28 @@ class Sandbox:
         self.wait_ready(timeout=timeout)
 
     def down(self) -> None:
-        """End every process, remove every interface. Logs stay in the folder. Safe to repeat."""
-        take_down(self.paths)
+        """Stop every process and remove every interface. The logs stay. Safe to repeat."""
+        stop_all(self.paths)
 
-    def _with_cable(self, node: str | int) -> str:
+    def _isolated_node(self, node: str | int) -> str:
         if self.record.settings.network != NAMESPACES:
             raise UsageError(
-                "the nodes of a plain sandbox share one network: there is no cable to pull",
-                hint=f"paceline sandbox up --network {NAMESPACES}",
+                "Nodes of a plain sandbox share this machine's network, so they cannot be disconnected.",
+                hint=f"Start the sandbox with `paceline sandbox up --network {NAMESPACES}`.",
             )
         return self.name(node)
 
     def _init(self, name: str) -> Process:
         outer = self.record.processes.get(name)
-        init = network.namespaces_of(outer) if outer else None
+        init = network.find_init(outer) if outer else None
         if init is None:
-            raise ClusterError(f"{name} is not running", hint=f"paceline sandbox start-node {name}")
+            raise ClusterError(
+                f"{name} is not running.", hint=f"Start it with `paceline sandbox start-node {name}`."
+            )
         return init
 
 
 def is_orphaned(folder: Path) -> bool:
-    """Whether a sandbox is up there for a process that has ended."""
-    record = Record.load(SandboxPaths(folder))
+    """Return whether a sandbox is running in this folder for a process that has ended."""
+    record = SandboxRecord.load(SandboxPaths(folder))
     return record is not None and record.owner is not None and not record.owner.alive()

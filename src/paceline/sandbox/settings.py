@@ -1,4 +1,4 @@
-"""What a sandbox is asked to be, where its files are, and what is written down about a living one."""
+"""A sandbox's settings, its paths, and the record of one that is running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sandbox.processes import Process
 
 PLAIN, NAMESPACES = "plain", "namespaces"
-MAX_NODES = 200  # one /24 for all nodes, and room in it
+MAX_NODES = 200  # all nodes share one /24
 
 
 @dataclass(frozen=True)
@@ -21,29 +21,33 @@ class Settings:
     """The shape of the cluster."""
 
     nodes: int = 4
-    cpus: int = 8  # per node; may exceed what this machine has
-    memory: int = 4000  # MB per node, as Slurm counts it
-    gpus: int = 4  # fake ones, per node
+    cpus: int = 8  # per node; may exceed this machine's
+    memory: int = 4000  # MB per node
+    gpus: int = 4  # fake GPUs per node
     gpu_type: str = ""
     network: str = PLAIN
     accounting: bool = False
     max_array_size: int = 1001
-    options: dict[str, str] = field(default_factory=dict)  # lines of slurm.conf that replace ours
+    options: dict[str, str] = field(default_factory=dict)  # override lines of slurm.conf
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
-            raise UsageError(f"--nodes is {self.nodes}", hint=f"a sandbox has 1 to {MAX_NODES} nodes")
-        for name, least in (("cpus", 1), ("memory", 1), ("gpus", 0), ("max_array_size", 2)):
-            if getattr(self, name) < least:
+            raise UsageError(f"Invalid --nodes {self.nodes}.", hint=f"Use 1 to {MAX_NODES} nodes.")
+        for name, minimum in (("cpus", 1), ("memory", 1), ("gpus", 0), ("max_array_size", 2)):
+            if getattr(self, name) < minimum:
                 flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {getattr(self, name)}", hint=f"it is at least {least}")
+                raise UsageError(f"Invalid --{flag} {getattr(self, name)}.", hint=f"Use at least {minimum}.")
         if self.network not in (PLAIN, NAMESPACES):
-            raise UsageError(f"--network is {self.network!r}", hint=f"it is {PLAIN!r} or {NAMESPACES!r}")
+            raise UsageError(f"Invalid --network {self.network!r}.", hint=f"Use {PLAIN} or {NAMESPACES}.")
         if self.gpu_type and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.gpu_type):
-            raise UsageError(f"--gpu-type is {self.gpu_type!r}", hint="letters, digits, '_', '.' and '-'")
+            raise UsageError(
+                f"Invalid --gpu-type {self.gpu_type!r}.", hint="Use letters, digits, '_', '.' and '-'."
+            )
         for key, value in self.options.items():
             if not re.fullmatch(r"[A-Za-z]+", key) or "\n" in value:
-                raise UsageError(f"--slurm-option is {key!r}={value!r}", hint="one KEY=VALUE of slurm.conf")
+                raise UsageError(
+                    f"Invalid --slurm-option {f'{key}={value}'!r}.", hint="Use KEY=VALUE, as in slurm.conf."
+                )
 
     @property
     def names(self) -> list[str]:
@@ -52,13 +56,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class SandboxPaths:
-    """Everything of a sandbox lies in its folder; nothing in /etc, /var or the home folder is touched."""
+    """The paths of a sandbox. All its files are in its folder; nothing else on the machine is touched."""
 
     folder: Path
 
     @property
     def record(self) -> Path:
-        """What is known about the living sandbox. Absent when it is down."""
+        """The record of a running sandbox; absent when it is down."""
         return self.folder / "sandbox.json"
 
     @property
@@ -75,7 +79,7 @@ class SandboxPaths:
 
     @property
     def init(self) -> Path:
-        """Process 1 of a node that has namespaces of its own."""
+        """The script that runs as process 1 of a node with its own namespaces."""
         return self.etc / "node-init.sh"
 
     @property
@@ -100,7 +104,7 @@ class SandboxPaths:
 
     @property
     def devices(self) -> Path:
-        """Where the fake GPUs are."""
+        """The folder of the fake GPUs."""
         return self.folder / "dev"
 
     def log(self, name: str) -> Path:
@@ -111,37 +115,37 @@ class SandboxPaths:
 
     @property
     def created(self) -> list[Path]:
-        """The folders that `up` makes and `down` removes. Logs stay."""
+        """The folders that `up` creates and `down` removes. Logs stay."""
         names = ("etc", "run", "state", "spool", "tmp", "dev", "database")
         return [self.folder / name for name in names]
 
     def check(self) -> None:
-        """What Slurm and the kernel cannot take as a folder."""
+        """Raise if Slurm or the kernel cannot use the folder."""
         longest = max(len(str(self.munge_socket)), len(str(self.database_socket))) + 12
-        if longest > 107:  # munged adds a suffix, and a socket's address holds 107 bytes
+        if longest > 107:  # munged adds a suffix, and a socket's address has at most 107 bytes
             raise EnvironmentProblem(
-                f"the path is too long for a socket: {self.folder}", hint="choose a shorter one by --dir"
+                f"The path {self.folder} is too long for a socket.", hint="Choose a shorter one with --dir."
             )
         if re.search(r"[\s#%,\[\]\"'\\=]", str(self.folder)):
             raise EnvironmentProblem(
-                f"slurm.conf cannot name this folder: {str(self.folder)!r}",
-                hint="choose one without spaces, quotes and any of # % , = [ ] by --dir",
+                f"slurm.conf cannot contain the path {str(self.folder)!r}.",
+                hint="Choose one with --dir that has no spaces, quotes or any of # % , = [ ].",
             )
 
 
 @dataclass
-class Record:
-    """A living sandbox: what was chosen for it, and its processes."""
+class SandboxRecord:
+    """A running sandbox: its settings, addresses and processes."""
 
     settings: Settings
     ports: dict[str, int]
     subnet: str = ""  # "10.x.y", with namespaces
     bridge: str = ""
-    processes: dict[str, Process] = field(default_factory=dict)  # daemons and nodes by name
-    owner: Process | None = None  # the process that this sandbox was made for: its end ends the need for it
+    processes: dict[str, Process] = field(default_factory=dict)  # daemons and nodes, by name
+    owner: Process | None = None  # the process that needs this sandbox; without it the sandbox is orphaned
 
     def address(self, node: str) -> str:
-        return f"{self.subnet}.{number_of(node)}" if self.subnet else "127.0.0.1"
+        return f"{self.subnet}.{node_number(node)}" if self.subnet else "127.0.0.1"
 
     @property
     def controller_address(self) -> str:
@@ -149,13 +153,13 @@ class Record:
 
     def cable(self, node: str) -> str:
         """The host's end of a node's virtual cable."""
-        return f"{self.bridge}n{number_of(node)}"
+        return f"{self.bridge}n{node_number(node)}"
 
     def save(self, paths: SandboxPaths) -> None:
         write_atomically(paths.record, json.dumps(asdict(self), indent=1) + "\n", mode=0o600)
 
     @classmethod
-    def load(cls, paths: SandboxPaths) -> Record | None:
+    def load(cls, paths: SandboxPaths) -> SandboxRecord | None:
         try:
             data: dict[str, Any] = json.loads(paths.record.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -163,11 +167,11 @@ class Record:
         owner = data.pop("owner")
         return cls(
             settings=Settings(**data.pop("settings")),
-            processes={name: Process(**each) for name, each in data.pop("processes").items()},
+            processes={name: Process(**fields) for name, fields in data.pop("processes").items()},
             owner=Process(**owner) if owner else None,
             **data,
         )
 
 
-def number_of(node: str) -> int:
+def node_number(node: str) -> int:
     return int(node.removeprefix("node"))
