@@ -1,15 +1,16 @@
-# Two commands are enough: `make demo` shows it, `make test` proves it. Both set up what they need.
+# `make demo` shows what Paceline does, `make test` checks it. Both set up what they need.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: help demo test test-all check bench clean
-help:  ## what can be typed here
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-# torch first: whatever depends on it then finds the build that is pinned
+# Install torch first, so that everything that depends on it finds the pinned build.
 .make/venv: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (torch, paceline)"
 	@mkdir -p .make
@@ -19,26 +20,29 @@ help:  ## what can be typed here
 	@touch $@
 
 .make/dev: .make/venv
-	@echo "setting up what the tests need"
+	@echo "setting up the test tools"
 	@$(PIP) $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
 	@touch $@
 
-demo: .make/venv  ## train the bundled digits on two local ranks, and show the result
+demo: .make/venv  ## train on the bundled digits with two local ranks, and show the result
 	@$(BIN)/paceline run --nproc 2 --cpu --experiment demo examples/mnist/train.py --epochs 4
 
-check: .make/dev  ## style, types
+check: .make/dev  ## check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-test: check  ## all tests but the slowest cases of each kind
-	@tests/system.sh
-	@$(BIN)/python -m pytest -q -m "not slow" --reruns 2 --reruns-delay 2 -rsR
+# Most tests wait for something: more workers than cores. A file stays on one worker, so that its fixtures are shared.
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 2 -rsR
 
-test-all: check  ## every test
+test: check  ## run all tests except the slowest of each kind
 	@tests/system.sh
-	@$(BIN)/python -m pytest -q --reruns 2 --reruns-delay 2 -rsR
+	@$(PYTEST) -m "not slow"
 
-bench: .make/dev  ## every benchmark beside its peer
+test-all: check  ## run every test
+	@tests/system.sh
+	@$(PYTEST)
+
+bench: .make/dev  ## run every benchmark next to its peer
 	@for each in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$each || exit 1; done
 
-clean:  ## remove what make made
+clean:  ## remove what make created
 	rm -rf .make $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -27,6 +27,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 resource_tracker.ensure_running()
 
 
+# Long files first, so that no worker starts one of them when the others have nothing left to do.
+LONGEST = (
+    "slurm",
+    "docs",
+    "fault_tolerance",
+    "examples",
+    "sandbox",
+    "agent",
+    "cluster",
+    "runtime",
+    "sweep",
+    "cli",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    last = len(order)
+    items.sort(key=lambda item: min((order.get(parent, last) for parent in item.path.parents), default=last))
+
+
 def marked(token: str) -> list[psutil.Process]:
     """All living processes that carry a test's token in their environment."""
     found = []

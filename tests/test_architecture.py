@@ -1,9 +1,10 @@
-"""Imports point one way, the launch half starts without torch, and the public surface is what it was."""
+"""The shape of the code: who imports whom, how large things are, what is public."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -31,28 +32,43 @@ MAY_IMPORT = {
     "wandb": {"runtime"},  # the public module of that name
 }
 
-# Single modules that may be imported across the halves, each free of torch.
-BRIDGES = {
-    (
-        "__main__",
-        "paceline.agent.workers.zygote.prestart",
-    ),  # the zygote that `paceline run` starts ahead of itself
+# The only imports that cross from one half to the other. None of these modules imports torch.
+EXCEPTIONS = {
     ("__main__", "paceline.cli"),
-    ("sweep", "paceline.agent.trial"),  # trials on this machine are opened as jobs open theirs
+    ("__main__", "paceline.agent.workers.zygote.prestart"),  # torch loads while the command line is parsed
+    ("sweep", "paceline.agent.trial"),  # local trials are opened and closed exactly as jobs do it
     ("cli", "paceline.agent.staging"),
-    ("cluster", "paceline.agent.staging"),  # `data stage`, `clean` and checks do here what agents do on nodes
+    ("cluster", "paceline.agent.staging"),  # `data stage` and `clean` do here what agents do on nodes
 }
 
 CALLS_SUBPROCESS = {"cluster", "sandbox", "agent"}
+MOST_MODULES = 12  # per folder; `cli` has one file per command
+LONGEST_FUNCTION = 60
+NOUNS = {"staging", "training", "string", "timing"}  # words in -ing that name a thing
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in files()}
 
 
 def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> set[str]:
-    """Full names of what a file imports, also inside functions; not what only type checkers see."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in files()]
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Everything that a file imports, also inside functions, except what only type checkers see."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = []
@@ -61,47 +77,86 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: a relative import"
+            assert node.level == 0, "imports are absolute"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-def files() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
-@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_imports_point_one_way(path: Path) -> None:
-    room = room_of(path)
-    for name in imported(path):
+def imported_modules(tree: ast.Module) -> set[str]:
+    """The modules of ours that a file imports."""
+    found = set()
+    for name in imported(tree):
         parts = name.split(".")
-        if parts[0] != "paceline" or (
-            not (SOURCE / parts[-1]).with_suffix(".py").exists() and len(parts) < 2
-        ):
-            continue
-        target = parts[1] if len(parts) > 1 else ""
-        if not target or not ((SOURCE / target).is_dir() or (SOURCE / f"{target}.py").is_file()):
-            continue  # somebody else's, or a name of the package itself, such as __version__
+        while parts and ".".join(parts) not in MODULES:
+            parts.pop()
+        found.add(".".join(parts))
+    return found - {"", "paceline"}
+
+
+def test_imports_point_one_way() -> None:
+    for path, tree in trees():
+        room = room_of(path)
         allowed = {room, *FOUNDATION, *MAY_IMPORT.get(room, set())}
-        bridged = any(room == who and f"{name}.".startswith(f"{module}.") for who, module in BRIDGES)
-        assert target in allowed or bridged, f"{room} imports {name}"
+        for name in imported_modules(tree):
+            excepted = any(room == who and f"{name}.".startswith(f"{what}.") for who, what in EXCEPTIONS)
+            assert name.split(".")[1] in allowed or excepted, f"{path.relative_to(SOURCE)} imports {name}"
+
+
+def test_every_exception_is_used() -> None:
+    used = {(room_of(path), name) for path, tree in trees() for name in imported_modules(tree)}
+    for who, what in EXCEPTIONS:
+        assert any(who == room and f"{name}.".startswith(f"{what}.") for room, name in used), (who, what)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Not even inside functions."""
+    imports = {name_of(path): imported_modules(tree) for path, tree in trees()}
+    done: set[str] = set()
+
+    def visit(name: str, on_the_way: tuple[str, ...]) -> None:
+        assert name not in on_the_way, " -> ".join([*on_the_way[on_the_way.index(name) :], name])
+        if name not in done:
+            for other in imports[name]:
+                visit(other, (*on_the_way, name))
+            done.add(name)
+
+    for name in imports:
+        visit(name, ())
+
+
+def test_folders_and_functions_are_small() -> None:
+    for folder in {path.parent for path in files()} - {SOURCE / "cli"}:
+        modules = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
+        assert len(modules) <= MOST_MODULES, f"{folder.relative_to(SOURCE)}: {len(modules)} modules"
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                assert length <= LONGEST_FUNCTION, (
+                    f"{path.relative_to(SOURCE)}: {node.name} has {length} lines"
+                )
+
+
+def test_modules_are_named_by_what_they_hold() -> None:
+    gerunds = [path for path in files() if path.stem.endswith("ing") and path.stem not in NOUNS]
+    assert not gerunds
 
 
 def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> None:
-    for path in files():
-        room, names = room_of(path), {name.split(".")[0] for name in imported(path)}
+    for path, tree in trees():
+        room, names = room_of(path), {name.split(".")[0] for name in imported(tree)}
         if room not in ("runtime", "agent"):
             assert "torch" not in names, path
         if room not in CALLS_SUBPROCESS:
             assert "subprocess" not in names, path
 
 
-def test_node_needs_the_standard_library_only() -> None:
-    for path in files():
+def test_agents_need_the_standard_library_only() -> None:
+    for path, tree in trees():
         if room_of(path) not in ("agent", *FOUNDATION):
             continue
-        roots = {name.split(".")[0] for name in imported(path)}
-        # The zygote and the ranks import torch for the script, where the script's Python has it.
+        roots = {name.split(".")[0] for name in imported(tree)}
+        # The zygote and the ranks import torch for the script, and a trial imports Optuna where its sweep needs it.
         outside = roots - set(sys.stdlib_module_names) - {"paceline", "torch", "numpy", "optuna"}
         assert not outside, f"{path} imports {outside}"
 
