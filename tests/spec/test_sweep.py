@@ -55,7 +55,7 @@ nodes = 2
 
 def test_what_was_typed_wins(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + 'sampler = "random"\n[space]\nx = [1]\n')
-    with pytest.raises(SpecError, match="nothing says how many points") as refusal:
+    with pytest.raises(SpecError, match="needs a number of points") as refusal:
         load_sweep(path)
     assert "--count 20" in refusal.value.hint
     assert load_sweep(path, [Flag("--count", "count", 7)]).table.count == 7
@@ -68,28 +68,28 @@ def test_what_was_typed_wins(tmp_path: Path) -> None:
     [
         (HEAD + 'metrik = "x"\n[space]\nx = [1]\n', r"\[sweep\] has no key 'metrik'", "'metric'"),
         (HEAD + "nodes = 2\n[space]\nx = [1]\n", r"\[sweep\] has no key 'nodes'", "belongs in [job]"),
-        (HEAD + "[spase]\nx = [1]\n", "no key 'spase'", "'space'"),
-        (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "no key 'unifrom'", "'uniform'"),
-        (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "no key 'stap'", "'step'"),
-        (HEAD + "[space]\nx = { log_uniform = [0, 1] }\n", "numbers above 0", "change x"),
-        (HEAD + "[space]\nx = { uniform = [1, 0] }\n", "a smaller and a larger number", "change x"),
-        (HEAD + "[space]\nx = { integer = [0.5, 2] }\n", "two whole numbers", "change x"),
-        (HEAD + "[space]\nx = { uniform = [0, 1], step = 1 }\n", "step beside integer alone", "change x"),
-        (HEAD + "[space]\nx = []\n", "a list of values", "change x"),
+        (HEAD + "[spase]\nx = [1]\n", "unknown key 'spase'", "'space'"),
+        (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "unknown key 'unifrom'", "'uniform'"),
+        (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "unknown key 'stap'", "'step'"),
+        (HEAD + "[space]\nx = { log_uniform = [0, 1] }\n", "numbers above 0", "Change x"),
+        (HEAD + "[space]\nx = { uniform = [1, 0] }\n", "a smaller and a larger number", "Change x"),
+        (HEAD + "[space]\nx = { integer = [0.5, 2] }\n", "two whole numbers", "Change x"),
+        (HEAD + "[space]\nx = { uniform = [0, 1], step = 1 }\n", "step only with integer", "Change x"),
+        (HEAD + "[space]\nx = []\n", "a list of values", "Change x"),
         (HEAD + "[space]\nx = { uniform = [0, 1] }\n", "a grid needs values", "random"),
         (
             HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { z = 1 } }\n",
-            "no key of",
-            "the keys are: x, y",
+            "the unknown key 'z'",
+            "The keys are: x, y",
         ),
         (
             HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n",
-            "which it never is",
+            "never applies",
             "one of [1]",
         ),
-        ("[sweep]\n[space]\nx = [1]\n", "needs a script or a module", "script ="),
+        ("[sweep]\n[space]\nx = [1]\n", "needs either a script or a module", "script ="),
         (HEAD, "there is no .space.", "lr = "),
-        (HEAD + 'args = ["--rate={l}"]\n[space]\nlr = [1]\n', "args names .l.", "did you mean {lr}?"),
+        (HEAD + 'args = ["--rate={l}"]\n[space]\nlr = [1]\n', "args names .l.", "Did you mean {lr}?"),
         (HEAD + 'prune = "median"\n[space]\nx = [1]\n', "needs a metric", "metric ="),
     ],
 )

@@ -67,12 +67,12 @@ def test_how_many_points_it_has(tmp_path: Path, before: str, after: str, points:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("program: train.py", "", "there is no 'program'"),
-        ("method: grid", "", "there is no 'method'"),
-        ("program: train.py", "program: [", "is no YAML"),
+        ("program: train.py", "", "'program' is missing"),
+        ("method: grid", "", "'method' is missing"),
+        ("program: train.py", "program: [", "is not valid YAML"),
         ('"${args}"', '"${args_json}"', r"command has \$\{args_json\}"),
-        ('"${program}", ', "", r"command names no \$\{program\}"),
-        ("{name: loss, goal: maximize}", "loss", "metric is no table"),
+        ('"${program}", ', "", r"command lacks \$\{program\}"),
+        ("{name: loss, goal: maximize}", "loss", "metric must be a table"),
     ],
 )
 def test_what_is_wrong_in_it_is_named(tmp_path: Path, before: str, after: str, message: str) -> None:

@@ -1,6 +1,6 @@
-"""Whether W&B can be used from here, found out within seconds: compute nodes often have no internet.
+"""Check within seconds whether W&B's server is reachable: compute nodes often have no internet.
 
-Standard library only; no wandb is imported. What the user says (`WANDB_MODE`) is never doubted.
+Standard library only; wandb is not imported. An explicit `WANDB_MODE` is taken as it is.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PUBLIC = "https://api.wandb.ai"
-CONNECT, IN_ALL = 2.0, 3.0  # seconds: for one address, and with looking up its name
+CONNECT_TIMEOUT, TIMEOUT = 2.0, 3.0  # seconds: to connect, and in all, with name resolution
 ONLINE, OFFLINE = "online", "offline"
-KEY_HINT = "set WANDB_API_KEY, or type `wandb login`"
+KEY_HINT = "Set WANDB_API_KEY, or run `wandb login`."
 
 
-def choose_mode(environ: Mapping[str, str], asked: str | None) -> tuple[str, str]:
-    """The mode for `wandb.init`, and why it is not the one that people hope for."""
-    said = environ.get("WANDB_MODE") or asked
-    if said:
-        return said, ""
+def choose_mode(environ: Mapping[str, str], requested: str | None) -> tuple[str, str]:
+    """Return the mode for `wandb.init`, and why it is offline."""
+    mode = environ.get("WANDB_MODE") or requested
+    if mode:
+        return mode, ""
     problem = missing_key(environ) or unreachable(environ)
     return (OFFLINE, problem) if problem else (ONLINE, "")
 
 
 def base_url(environ: Mapping[str, str]) -> str:
-    """The service's address: said by the environment, by `wandb login --host`, or the public one."""
+    """Return the server's address: from the environment, from `wandb login --host`, or the public one."""
     if environ.get("WANDB_BASE_URL"):
         return environ["WANDB_BASE_URL"]
     folder = environ.get("WANDB_CONFIG_DIR") or os.path.join(_home(environ), ".config", "wandb")
@@ -43,7 +43,7 @@ def base_url(environ: Mapping[str, str]) -> str:
 
 
 def missing_key(environ: Mapping[str, str]) -> str:
-    """What is wrong with the key, in words; empty when there is one."""
+    """Return why there is no key; empty if there is one."""
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return ""
     host = urlsplit(base_url(environ)).netloc
@@ -58,25 +58,25 @@ def missing_key(environ: Mapping[str, str]) -> str:
 
 
 def unreachable(environ: Mapping[str, str]) -> str:
-    """What is in the way of the service, in words; empty when it (or the proxy before it) takes connections."""
+    """Return why the server (or its proxy) is unreachable; empty if it accepts connections."""
     url = urlsplit(base_url(environ))
     proxy = _proxy(environ, url.scheme, url.hostname or "")
-    there = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else url
-    host, port = there.hostname or "", there.port or (443 if there.scheme == "https" else 80)
+    target = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else url
+    host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
     answer: list[str] = []
 
-    def knock() -> None:
+    def connect() -> None:
         try:
-            socket.create_connection((host, port), timeout=CONNECT).close()
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT).close()
             answer.append("")
         except OSError as error:
             answer.append(f"{host}:{port} cannot be reached ({error.strerror or error})")
 
-    # In a thread: looking up a name has no time limit of its own, and takes minutes where name servers are silent.
-    thread = threading.Thread(target=knock, name="paceline-knock", daemon=True)
+    # In a thread: name resolution has no time limit, and takes minutes if name servers don't answer.
+    thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
     thread.start()
-    thread.join(IN_ALL)
-    return answer[0] if answer else f"{host}:{port} does not answer within {IN_ALL:.0f} s"
+    thread.join(TIMEOUT)
+    return answer[0] if answer else f"{host}:{port} does not answer within {TIMEOUT:.0f} s"
 
 
 def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str:

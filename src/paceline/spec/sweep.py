@@ -1,10 +1,10 @@
-"""A sweep's file: `[sweep]` says how to search, `[space]` where, and every table of paceline.toml may stand beside."""
+"""A sweep's file: `[sweep]` (how to search), `[space]` (what to try), and any table of paceline.toml."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,50 +17,50 @@ from paceline.spec.tables import Count, FolderName, Line, Table, Tables, Words
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
-BESIDE = ("step", "log", "when")  # what may stand beside a range
+MODIFIERS = ("step", "log", "when")  # keys that may accompany a range
 
 
 class SweepTable(Table):
     name: FolderName | None = None
-    """The sweep's name and that of its folder; else the file's."""
+    """The name of the sweep and its folder. Default: the file's name."""
     metric: Line | None = None
-    """The number to look at: as it is logged by `run.log`, or given to `run.report`."""
+    """The metric to optimize, as named in `run.log` or `run.report`."""
     direction: Literal["minimize", "maximize"] = "minimize"
-    """Which way is better."""
+    """Whether smaller or larger is better."""
     sampler: Literal["grid", "random", "tpe"] = "grid"
-    """How points are chosen: all combinations, at random, or by what the trials before found (TPE)."""
+    """How to choose points: all combinations, random, or based on earlier trials (TPE)."""
     wandb_sweep: Line | None = None
-    """Instead: the W&B sweep that chooses them, ENTITY/PROJECT/ID. `parallel` agents ask for `count` points each."""
+    """A W&B sweep that chooses the points instead: ENTITY/PROJECT/ID. `parallel` agents run `count` points each."""
     count: Count | None = None
-    """How many points; a grid has as many as it has, at the most so many."""
+    """The number of points. For a grid, the maximum."""
     parallel: Count | None = None
-    """Trials at the same time; else as many as the cluster gives, 4 for tpe, and what this machine has locally."""
+    """The number of concurrent trials. Default: as many as resources allow; 4 for tpe."""
     seeds: Count = 1
-    """Runs of each point, each with a seed of its own."""
+    """Runs per point, each with its own seed."""
     seed: int = 0
-    """The sampler's own seed."""
+    """The sampler's seed."""
     prune: Literal["none", "halving", "median"] = "none"
-    """Which trials are ended early, by what they report: successive halving, or those worse than the median."""
+    """Which trials to end early, based on their reports: successive halving, or worse than the median."""
     prune_after: Count = 1
-    """Reports that every trial may make before it can be ended early."""
+    """Reports of every trial before it can be pruned."""
     pack: Count = 1
-    """Small trials that share one job, side by side on one node."""
+    """Trials per job, side by side on one node."""
     script: Line | None = None
     """The script, relative to this file."""
     module: Line | None = None
-    """Instead of a script: a module, as in python -m."""
+    """A module instead of a script, as in python -m."""
     args: Words = ()
-    """The script's arguments; {key} stands for a value of the point, {seed} for the seed."""
+    """Arguments for the script; {key} is replaced by the point's value, {seed} by the seed."""
     arguments: Literal["options", "none"] = "options"
-    """Whether keys that args does not name follow as --key value; run.params has them in any case."""
+    """Whether to pass keys that args doesn't name as --key value. run.params always has them."""
 
 
 @dataclass(frozen=True)
 class SweepFile:
     path: Path
     table: SweepTable
-    space: dict[str, dict[str, Any]]  # key -> {"grid": [...]} or another range, and perhaps "when"
-    tables: dict[str, Any] = field(default_factory=dict)  # the rest: as in paceline.toml
+    space: dict[str, dict[str, Any]]  # key -> {"grid": [...]} or another range, and optionally "when"
+    tables: dict[str, Any] = field(default_factory=dict)  # other tables, as in paceline.toml
 
     @property
     def name(self) -> str:
@@ -68,36 +68,39 @@ class SweepFile:
 
 
 def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
-    """Read and check a sweep's file, with what was typed over it. Errors name the file and the key, or the flag."""
+    """Read and check a sweep's file, overridden by flags. Errors name the file and the key, or the flag."""
     values = read_file(path)
-    told = values.pop("sweep", {})
+    sweep = values.pop("sweep", {})
     space = values.pop("space", None)
-    for name, table in (("sweep", told), ("space", space or {})):
+    for name, table in (("sweep", sweep), ("space", space or {})):
         if not isinstance(table, dict):
             raise SpecError(
-                f"{path}: [{name}]: found {show(table)}, expected a table", hint=f"write [{name}]"
+                f"{path}: [{name}]: found {show(table)}, expected a table.", hint=f"Write [{name}]."
             )
     for key in values:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
             close = nearest(key, known)
-            hint = f"the nearest known key is {close!r}" if close else f"it may have: {', '.join(known)}"
-            raise SpecError(f"{path}: the file has no key {key!r}", hint=hint)
-    table = with_flags(_table_of(told, path), flags)
+            raise SpecError(f"{path}: unknown key {key!r}.", hint=_suggest(close, known))
+    table = with_flags(_parse_table(sweep, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
     check_sweep(found)
     return found
 
 
-def _table_of(told: Mapping[str, Any], path: Path) -> SweepTable:
+def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
     try:
-        return SweepTable.model_validate(told)
+        return SweepTable.model_validate(table)
     except ValidationError as problem:
         raise explain(problem, where=str(path), prefix=("sweep",), root=SweepTable) from None
 
 
+def _suggest(close: str | None, known: Sequence[str]) -> str:
+    return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}"
+
+
 def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
-    """What was typed wins; but which sweep of W&B's it is, the file says where it says so."""
+    """Return a table overridden by flags, except that a file's wandb_sweep wins over the flag."""
     values = table.model_dump()
     for flag in flags:
         if flag.value is None or (flag.key == "wandb_sweep" and table.wandb_sweep is not None):
@@ -111,16 +114,16 @@ def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
 
 
 def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Ranges by key; tables within tables are keys with dots."""
+    """Return the range of each key. Nested tables become keys with dots."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in space.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and not any(word in value for word in (*RANGES, *BESIDE)):
+        if isinstance(value, dict) and not any(word in value for word in (*RANGES, *MODIFIERS)):
             close = next((word for each in value for word in RANGES if nearest(each, [word])), None)
             if close is not None and not any(isinstance(each, dict) for each in value.values()):
                 raise SpecError(
-                    f"{path}: [space] {key} has no key {next(iter(value))!r}",
-                    hint=f"the nearest known key is {close!r}",
+                    f"{path}: [space] {key}: unknown key {next(iter(value))!r}.",
+                    hint=_suggest(close, RANGES),
                 )
             found |= _read_space(value, path, f"{key}.")
         else:
@@ -130,17 +133,17 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
 
 @dataclass(frozen=True)
 class _Range:
-    """One key of `[space]`, on its way to a plain dictionary."""
+    """Parses one key of `[space]` into a plain dictionary."""
 
     key: str
     value: Any
     path: Path
 
-    def wrong(self, expected: str, found: Any = None) -> SpecError:
-        told = show(self.value if found is None else found)
+    def error(self, expected: str, found: Any = None) -> SpecError:
+        value = show(self.value if found is None else found)
         return SpecError(
-            f"{self.path}: [space] {self.key}: found {told}, expected {expected}",
-            hint=f"change {self.key} in {self.path}",
+            f"{self.path}: [space] {self.key}: found {value}, expected {expected}.",
+            hint=f"Change {self.key} in {self.path}.",
         )
 
     def read(self) -> dict[str, Any]:
@@ -149,16 +152,17 @@ class _Range:
             value = {"grid": [self.value]}  # one value: the same in every trial
         ranges = [word for word in RANGES if word in value]
         for word in value:
-            if word not in (*RANGES, *BESIDE):
-                close = nearest(word, [*RANGES, *BESIDE])
-                hint = f"the nearest known key is {close!r}" if close else f"it may have: {', '.join(RANGES)}"
-                raise SpecError(f"{self.path}: [space] {self.key} has no key {word!r}", hint=hint)
+            if word not in (*RANGES, *MODIFIERS):
+                close = nearest(word, [*RANGES, *MODIFIERS])
+                raise SpecError(
+                    f"{self.path}: [space] {self.key}: unknown key {word!r}.", hint=_suggest(close, RANGES)
+                )
         if len(ranges) != 1:
-            raise self.wrong(f"one of {', '.join(RANGES)}")
+            raise self.error(f"one of {', '.join(RANGES)}")
         kind = ranges[0]
         for word in ("step", "log"):
             if word in value and kind != "integer":
-                raise self.wrong(f"{word} beside integer alone")
+                raise self.error(f"{word} only with integer")
         made = {"grid": self._grid, "integer": self._integer}.get(kind, self._interval)(kind, value)
         if "when" in value:
             made["when"] = self._when(value["when"])
@@ -167,7 +171,7 @@ class _Range:
     def _grid(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
         listed = value[kind]
         if not isinstance(listed, list) or not listed or any(isinstance(each, dict) for each in listed):
-            raise self.wrong("a list of values such as [0.1, 0.01]")
+            raise self.error("a list of values such as [0.1, 0.01]")
         return {"grid": listed}
 
     def _bounds(self, kind: str, value: Mapping[str, Any], *, whole: bool) -> list[Any]:
@@ -175,78 +179,78 @@ class _Range:
         kinds = (int,) if whole else (int, float)
         fine = isinstance(bounds, list) and len(bounds) == 2
         if not fine or any(isinstance(each, bool) or not isinstance(each, kinds) for each in bounds):
-            raise self.wrong(f"two {'whole ' if whole else ''}numbers, such as {kind} = [1, 8]")
+            raise self.error(f"two {'whole ' if whole else ''}numbers, such as {kind} = [1, 8]")
         if not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
-            raise self.wrong("a smaller and a larger number")
+            raise self.error("a smaller and a larger number")
         return bounds
 
     def _interval(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
         low, high = self._bounds(kind, value, whole=False)
         if kind == "log_uniform" and low <= 0:
-            raise self.wrong("numbers above 0: others have no logarithm")
+            raise self.error("numbers above 0")
         return {kind: [float(low), float(high)]}
 
     def _integer(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
         low, high = self._bounds(kind, value, whole=True)
         step, log = value.get("step", 1), value.get("log", False)
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise self.wrong("step of at least 1", step)
+            raise self.error("step of at least 1", step)
         if not isinstance(log, bool) or (log and (low < 1 or step != 1)):
-            raise self.wrong("log = true with numbers from 1 on and no step")
+            raise self.error("log = true only with numbers from 1 and without step")
         return {"integer": [low, high], "step": step, "log": log}
 
     def _when(self, when: Any) -> dict[str, list[Any]]:
         if not isinstance(when, dict) or not when:
-            raise self.wrong('when = { other_key = "value" }', when)
+            raise self.error('when = { other_key = "value" }', when)
         return {key: each if isinstance(each, list) else [each] for key, each in when.items()}
 
 
 def check_sweep(file: SweepFile) -> None:
-    """Refuse what is fine alone and impossible together."""
+    """Raise for settings that are valid by themselves but not together."""
     table, path = file.table, file.path
     if (table.script is None) == (table.module is None):
         raise SpecError(
-            f"{path}: [sweep] needs a script or a module, and one of them",
-            hint='write script = "train.py", relative to this file',
+            f"{path}: [sweep] needs either a script or a module.",
+            hint='Write script = "train.py", relative to this file.',
         )
     if table.wandb_sweep is not None:
         if file.space:
             raise SpecError(
-                f"{path}: there is a [space], and the points are those of the W&B sweep {table.wandb_sweep}",
-                hint="take [space] out, or leave the W&B sweep out",
+                f"{path}: both [space] and the W&B sweep {table.wandb_sweep} define points.",
+                hint="Remove [space] or the W&B sweep.",
             )
-        check_means(table, path)
+        check_metric(table, path)
         return
     if not file.space and table.seeds == 1:
-        raise SpecError(f"{path}: there is no [space], and seeds is 1", hint="write [space] lr = [0.1, 0.01]")
+        raise SpecError(f"{path}: there is no [space] to search.", hint="Add one: [space] lr = [0.1, 0.01]")
     if table.sampler != "grid" and table.count is None:
         raise SpecError(
-            f'{path}: [sweep] sampler is "{table.sampler}", and nothing says how many points',
-            hint="write count = 20 in [sweep], or give --count 20",
+            f'{path}: [sweep] sampler = "{table.sampler}" needs a number of points.',
+            hint="Write count = 20 in [sweep], or add --count 20.",
         )
-    check_means(table, path)
+    check_metric(table, path)
     if table.sampler == "grid":
         for key, each in file.space.items():
             if "grid" not in each and not ("integer" in each and not each["log"]):
                 raise SpecError(
-                    f"{path}: [space] {key} is a range, and a grid needs values",
-                    hint=f'list them: {key} = [0.1, 0.01], or choose sampler = "random" or "tpe"',
+                    f"{path}: [space] {key} is a range, but a grid needs values.",
+                    hint=f'List them: {key} = [0.1, 0.01], or set sampler = "random" or "tpe".',
                 )
     _check_conditions(file)
-    _check_places(file)
+    _check_placeholders(file)
 
 
-def check_means(table: SweepTable, path: Path) -> None:
-    """What a sampler and a pruner need."""
+def check_metric(table: SweepTable, path: Path) -> None:
+    """Raise if the sampler or the pruner lacks a metric, or if they don't work together."""
     if table.metric is None and (table.sampler == "tpe" or table.prune != "none"):
-        who = 'sampler = "tpe"' if table.sampler == "tpe" else f'prune = "{table.prune}"'
+        setting = 'sampler = "tpe"' if table.sampler == "tpe" else f'prune = "{table.prune}"'
         raise SpecError(
-            f"{path}: [sweep] {who} needs a metric to go by", hint='write metric = "loss" in [sweep]'
+            f"{path}: [sweep] {setting} needs a metric.", hint='Write metric = "loss" in [sweep].'
         )
     if table.sampler == "tpe" and table.prune != "none" and table.seeds > 1:
         raise SpecError(
-            f"{path}: [sweep] seeds is {table.seeds}: tpe goes by the mean of a point's runs, and prune would end some",
-            hint='leave prune at "none", or seeds at 1',
+            f"{path}: [sweep] seeds = {table.seeds} needs the mean of all runs for tpe, but prune ends some early.",
+            hint='Set prune = "none" or seeds = 1.',
         )
 
 
@@ -256,39 +260,39 @@ def _check_conditions(file: SweepFile) -> None:
             if parent not in file.space:
                 close = nearest(parent, list(file.space))
                 raise SpecError(
-                    f"{file.path}: [space] {key}: when names {parent!r}, which is no key of [space]",
-                    hint=f"did you mean {close!r}?" if close else f"the keys are: {', '.join(file.space)}",
+                    f"{file.path}: [space] {key}: when names the unknown key {parent!r}.",
+                    hint=_suggest(close, list(file.space)),
                 )
             known = file.space[parent].get("grid")
             for value in values:
                 if known is not None and value not in known:
                     raise SpecError(
-                        f"{file.path}: [space] {key}: when {parent} is {show(value)}, which it never is",
-                        hint=f"{parent} is one of {show(known)}",
+                        f"{file.path}: [space] {key}: when {parent} = {show(value)} never applies.",
+                        hint=f"{parent} is one of {show(known)}.",
                     )
     in_order(file.space, where=str(file.path))
 
 
-def _check_places(file: SweepFile) -> None:
-    """Braces may stand for themselves; those that look like a key that was misspelt do not."""
-    for name in (name for word in file.table.args for name in re.findall(r"\{([^{}]+)\}", word)):
+def _check_placeholders(file: SweepFile) -> None:
+    """Raise for a placeholder that looks like a misspelt key. Other braces are literal."""
+    for name in (name for arg in file.table.args for name in re.findall(r"\{([^{}]+)\}", arg)):
         close = nearest(name, list(file.space))
         if name not in file.space and name != "seed" and close is not None:
             raise SpecError(
-                f"{file.path}: [sweep] args names {{{name}}}, which is no key of [space]",
-                hint=f"did you mean {{{close}}}?",
+                f"{file.path}: [sweep] args names {{{name}}}, which is not a key of [space].",
+                hint=f"Did you mean {{{close}}}?",
             )
 
 
 def in_order(space: Mapping[str, dict[str, Any]], *, where: str = "[space]") -> list[str]:
-    """The keys, each after those that it depends on; otherwise as they are written."""
+    """Return the keys, each after those that it depends on, otherwise in the order written."""
     done: list[str] = []
     left = list(space)
     while left:
         ready = [key for key in left if all(parent in done for parent in space[key].get("when", {}))]
         if not ready:
             raise SpecError(
-                f"{where}: {', '.join(left)} depend on each other", hint="take one of their `when` away"
+                f"{where}: {', '.join(left)} depend on each other.", hint="Remove one of their `when`."
             )
         done.append(ready[0])
         left.remove(ready[0])

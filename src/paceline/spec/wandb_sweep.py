@@ -1,4 +1,4 @@
-"""W&B's own sweep file (`sweep.yml`), as far as it says what a trial is; the search itself stays W&B's."""
+"""W&B's own sweep file (`sweep.yml`): the parts that describe a trial. The search itself is W&B's."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from paceline.errors import EnvironmentProblem, SpecError
 
 SUFFIXES = (".yml", ".yaml")
-# W&B's words for how values reach the script, that are not `--key value`.
-_OTHER_WORDS = ("${args_no_hyphens}", "${args_json}", "${args_json_file}", "${args_no_boolean_flags}")
+# W&B's ways to pass values to the script other than `--key value`.
+_UNSUPPORTED = ("${args_no_hyphens}", "${args_json}", "${args_json_file}", "${args_no_boolean_flags}")
 
 
 @dataclass(frozen=True)
 class WandbFile:
     path: Path
-    config: dict[str, Any] = field(repr=False)  # as W&B is told it
+    config: dict[str, Any] = field(repr=False)  # the whole file, for W&B
     program: str
-    args: tuple[str, ...] = ()  # that every trial has
-    arguments: str = "options"  # whether the point follows as --key value: options | none
+    args: tuple[str, ...] = ()  # of every trial
+    arguments: str = "options"  # whether to pass the point as --key value: options | none
     metric: str | None = None
     direction: str = "minimize"
 
     @property
     def name(self) -> str:
-        told = self.config.get("name")
-        return told if isinstance(told, str) and told else self.path.stem
+        name = self.config.get("name")
+        return name if isinstance(name, str) and name else self.path.stem
 
     @property
     def points(self) -> int | None:
-        """How many points the search has at the most, where that is known beforehand."""
+        """The largest number of points, if known."""
         cap = self.config.get("run_cap")
         sizes = [_size(each) for each in self.config["parameters"].values()]
         grid = self.config.get("method") == "grid" and None not in sizes
@@ -50,15 +50,15 @@ def load_wandb_file(path: Path) -> WandbFile:
         ("parameters", "{lr: {values: [0.1, 0.01]}}"),
     ):
         if not config.get(key):
-            raise SpecError(f"{path}: there is no {key!r}", hint=f"write {key}: {example}")
+            raise SpecError(f"{path}: {key!r} is missing.", hint=f"Write {key}: {example}")
     if not isinstance(config["parameters"], dict):
         raise SpecError(
-            f"{path}: parameters is no table", hint="write a line for each: lr: {values: [0.1, 0.01]}"
+            f"{path}: parameters must be a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}"
         )
     metric = config.get("metric") or {}
     if not isinstance(metric, dict):
-        raise SpecError(f"{path}: metric is no table", hint="write metric: {name: loss, goal: minimize}")
-    args, arguments = _words(config.get("command"), path)
+        raise SpecError(f"{path}: metric must be a table.", hint="Write metric: {name: loss, goal: minimize}")
+    args, arguments = _parse_command(config.get("command"), path)
     return WandbFile(
         path, config, program=str(config["program"]), args=args, arguments=arguments,
         metric=metric.get("name"), direction=metric.get("goal") or "minimize",
@@ -67,48 +67,46 @@ def load_wandb_file(path: Path) -> WandbFile:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        import yaml  # type: ignore[import-untyped]  # it comes with wandb
+        import yaml  # type: ignore[import-untyped]  # installed with wandb
     except ImportError:
         raise EnvironmentProblem(
-            f"{path} is a sweep of W&B, and wandb is not installed here",
-            hint='install it: pip install "paceline[wandb]"',
+            f"{path} is a W&B sweep, but wandb is not installed here.",
+            hint='Install it: pip install "paceline[wandb]"',
         ) from None
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise SpecError(
-            f"cannot read {path}: {problem.strerror}", hint="give the path of a sweep.yml"
-        ) from None
+        raise SpecError(f"Cannot read {path}: {problem.strerror}.", hint="Check the path.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
         raise SpecError(
-            f"{path} is no YAML: {' '.join(str(problem).split())}", hint="correct the file"
+            f"{path} is not valid YAML: {' '.join(str(problem).split())}", hint="Fix the file."
         ) from None
     if not isinstance(config, dict):
-        raise SpecError(f"{path} is no table", hint="write program:, method: and parameters:")
+        raise SpecError(f"{path} must be a table.", hint="Write program:, method: and parameters:")
     return config
 
 
-def _words(command: Any, path: Path) -> tuple[tuple[str, ...], str]:
-    """What stands behind the program in `command`: words for every trial, and whether the point is among them."""
+def _parse_command(command: Any, path: Path) -> tuple[tuple[str, ...], str]:
+    """Return the arguments after the program in `command`, and whether the point is among them."""
     if command is None:
         return (), "options"
     if not isinstance(command, list) or "${program}" not in command:
         raise SpecError(
-            f"{path}: command names no ${{program}}",
-            hint="write [..., ${program}, ${args}], or leave command out",
+            f"{path}: command lacks ${{program}}.",
+            hint="Write [..., ${program}, ${args}], or remove command.",
         )
-    behind = [str(word) for word in command[command.index("${program}") + 1 :]]
-    for word in behind:
-        if word in _OTHER_WORDS:
+    args = [str(arg) for arg in command[command.index("${program}") + 1 :]]
+    for arg in args:
+        if arg in _UNSUPPORTED:
             raise SpecError(
-                f"{path}: command has {word}, which trials of Paceline do not get",
-                hint="write ${args}: each parameter as --key value; run.params and wandb.config have them too",
+                f"{path}: command has {arg}, which Paceline does not support.",
+                hint="Write ${args} to pass parameters as --key value; run.params and wandb.config have them, too.",
             )
-    return tuple(word for word in behind if word != "${args}"), "options" if "${args}" in behind else "none"
+    return tuple(arg for arg in args if arg != "${args}"), "options" if "${args}" in args else "none"
 
 
 def _size(parameter: Any) -> int | None:
-    """How many values a parameter has; None where it has a range."""
+    """Return the number of a parameter's values; None for a range."""
     if not isinstance(parameter, dict):
         return None
     if isinstance(parameter.get("parameters"), dict):

@@ -12,7 +12,7 @@ from paceline.contract.sweep_folder import Search
 from paceline.errors import SpecError, UsageError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import find_file, repository_root
-from paceline.spec.sweep import SweepFile, SweepTable, check_means, in_order, load_sweep, with_flags
+from paceline.spec.sweep import SweepFile, SweepTable, check_metric, in_order, load_sweep, with_flags
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
 from paceline.sweep.wandb import (
@@ -124,7 +124,7 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointReque
     first = listed[0].program
     if table.script is None:
         table = table.model_copy(update={"script": first})
-    check_means(table, path)
+    check_metric(table, path)
     if table.sampler == "tpe":
         raise SpecError(f"{path}: a list has fixed points, but sampler is tpe.", hint="Write a sweep.toml.")
     return SweepFile(path, table, {}), listed

@@ -223,7 +223,7 @@ def test_a_silent_name_server_costs_seconds_only(monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr(wandb_server.socket, "create_connection", never)
-        patch.setattr(wandb_server, "IN_ALL", 0.2)
+        patch.setattr(wandb_server, "TIMEOUT", 0.2)
         mode, problem = wandb_server.choose_mode({"WANDB_API_KEY": "k", "HOME": "/nowhere"}, None)
     assert (mode, waited) == ("offline", [(("api.wandb.ai", 443),)])
     assert "does not answer" in problem
