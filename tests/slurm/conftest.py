@@ -1,4 +1,4 @@
-"""One real Slurm for all tests of this folder, the same after each test as before it."""
+"""One real Slurm for all tests in this folder, cleaned up after each test."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slurm)
 
 
-def sweep() -> None:
-    """Take down what a killed test run left behind: its sandboxes say whose they were."""
+def remove_orphans() -> None:
+    """Stop sandboxes left behind by a killed test run; each records the process that owns it."""
     for record in Path(tempfile.gettempdir()).glob("paceline-slurm-*/sandbox.json"):
         if os.access(record, os.W_OK) and is_orphaned(record.parent):
             Sandbox(record.parent).down()
@@ -37,14 +37,14 @@ def sweep() -> None:
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Cluster]:
-    """Four nodes with four fake GPUs each; in namespaces of their own where we are root."""
+    """Four nodes with four fake GPUs each, in their own namespaces if we are root."""
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
-    if lacking := missing_packages(Settings(network=network)):
-        pytest.skip(f"no Slurm to test on: install {' '.join(lacking)}")
-    sweep()
-    # A folder that all nodes see, with a name short enough for sockets, and nobody else's.
+    if missing := missing_packages(Settings(network=network)):
+        pytest.skip(f"no Slurm to test on: install {' '.join(missing)}")
+    remove_orphans()
+    # A private folder that all nodes see, with a name short enough for sockets.
     with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
-        # A terminated test run is to take its cluster down, as an interrupted one does.
+        # A terminated test run should stop its cluster, as an interrupted one does.
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
             made = Cluster.up(
@@ -60,16 +60,16 @@ def sandbox() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(sandbox: Cluster, guard: None) -> Iterator[Cluster]:
-    """The cluster, whole and idle; jobs that the test leaves are gone before the guard looks for processes."""
+    """The cluster, repaired and idle. Jobs left by the test are gone before the guard looks for processes."""
     yield sandbox
     sandbox.clear()
 
 
 @pytest.fixture
 def slurm_paceline(cluster: Cluster, paceline: Callable[..., Typed]) -> Callable[..., Typed]:
-    """Type a `paceline` command on a login node of the cluster."""
+    """Run a `paceline` command as on a login node of the cluster."""
 
-    def type_it(*words: str, **options: Any) -> Typed:
-        return paceline(*words, **{**cluster.environment, **options})
+    def run(*args: str, **options: Any) -> Typed:
+        return paceline(*args, **{**cluster.environment, **options})
 
-    return type_it
+    return run

@@ -1,4 +1,4 @@
-"""A sandbox as the tests of this folder use it: jobs are submitted, waited for, and gone after each test."""
+"""A sandbox for tests: submit jobs, wait for them, and clean up after each test."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ENDED = {
 
 class Cluster(Sandbox):
     def submit(self, script: str, *options: str, output: Path | str = "/dev/null") -> str:
-        """Submit a batch script, given as text; its job id. `#!/bin/bash` is put ahead where it is missing."""
+        """Submit the text of a batch script and return its job id. `#!/bin/bash` is added if missing."""
         text = script if script.startswith("#!") else f"#!/bin/bash\n{script}"
         done = self.run(["sbatch", "--parsable", f"--output={output}", *options], input=text)
         return done.stdout.strip().partition(";")[0]
 
     def show(self, job: str) -> dict[str, str]:
-        """The fields of `scontrol show job`: of an array give one task (`7_2`). Empty when it is not known."""
+        """Return the fields of `scontrol show job`, for an array of one task (`7_2`); empty if the job is unknown."""
         done = self.run(["scontrol", "show", "job", "--oneliner", job], check=False)
         return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
 
     def state(self, job: str) -> str:
-        """`PENDING`, `RUNNING`, `COMPLETED`, ...; empty when the job is not known."""
+        """Return `PENDING`, `RUNNING`, `COMPLETED`, ..., or an empty string if the job is unknown."""
         return self.show(job).get("JobState", "")
 
     def restarts(self, job: str) -> int:
         return int(self.show(job).get("Restarts", "0"))
 
     def wait(self, job: str, states: Collection[str] | str = ENDED, timeout: float = 120) -> str:
-        """Wait until a job is in one of these states; which one it was."""
+        """Wait until a job is in one of these states, and return it."""
         wanted = {states} if isinstance(states, str) else set(states)
         deadline = time.monotonic() + timeout
         while (state := self.state(job)) not in wanted:
@@ -45,11 +45,11 @@ class Cluster(Sandbox):
         return state
 
     def queue(self) -> list[str]:
-        """The ids of all jobs that wait, run or are about to be gone."""
+        """Return the ids of all jobs that are pending, running or completing."""
         return self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
 
     def clear(self, timeout: float = 90) -> None:
-        """Cancel what is left, undo every fault, and wait until all nodes are free."""
+        """Cancel all jobs, undo every fault and wait until all nodes are idle."""
         self.repair(timeout=timeout)
         deadline = time.monotonic() + timeout
         while left := self.queue():

@@ -1,4 +1,4 @@
-"""Runs that tests submit: a project folder to submit from, and what became of the run."""
+"""Runs that tests submit: create a project folder, find the run and read what its ranks reported."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.contract.run_folder import RunFolder
 Typed = subprocess.CompletedProcess[str]
 Type = Callable[..., Typed]
 
-# Says who it is, as JSON, in its rank's log. No torch: as quick to start as Python itself.
+# Prints its rank and environment as JSON. Without torch, it starts quickly.
 PLAIN = """\
 import json, os, socket, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-told = {name: os.environ.get(name) for name in names}
-told |= {"host": socket.gethostname(), "args": sys.argv[1:], "file": __file__, "cwd": os.getcwd()}
-told |= {"environ": dict(os.environ), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
-print("told " + json.dumps(told), flush=True)
+report = {name: os.environ.get(name) for name in names}
+report |= {"host": socket.gethostname(), "args": sys.argv[1:], "file": __file__, "cwd": os.getcwd()}
+report |= {"environ": dict(os.environ), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+print("report " + json.dumps(report), flush=True)
 """
 
 SPAWNING = """\
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
 
 def project(folder: Path, script: str = PLAIN, *, name: str = "train.py", config: str = "") -> Path:
-    """A folder to submit from."""
+    """Create a project folder to submit from."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(script, encoding="utf-8")
     if config:
@@ -45,26 +45,26 @@ def project(folder: Path, script: str = PLAIN, *, name: str = "train.py", config
 
 
 def run_of(typed: Typed) -> RunFolder:
-    """The run that a `submit` told of."""
+    """Return the run that `paceline submit` printed."""
     paths = [line.split(None, 1)[1] for line in typed.stdout.splitlines() if line.startswith("  folder  ")]
     assert len(paths) == 1, f"{typed.stdout}\n{typed.stderr}"
     return RunFolder(Path(paths[0]))
 
 
-def told(folder: RunFolder, *, attempt: int = 1) -> dict[int, dict[str, Any]]:
-    """What each rank said of itself."""
+def rank_reports(folder: RunFolder, *, attempt: int = 1) -> dict[int, dict[str, Any]]:
+    """Return what each rank of an attempt reported."""
     found = {}
     for path in (folder.path / f"attempt-{attempt}").glob("rank-*.log"):
         for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("told "):
-                answer = json.loads(line.removeprefix("told "))
-                assert int(answer["RANK"]) not in found, "a rank ran twice"
-                found[int(answer["RANK"])] = answer
+            if line.startswith("report "):
+                report = json.loads(line.removeprefix("report "))
+                assert int(report["RANK"]) not in found, "a rank ran twice"
+                found[int(report["RANK"])] = report
     return found
 
 
-def everything(folder: RunFolder, typed: Typed | None = None) -> str:
-    """All that could explain a failure."""
+def diagnostics(folder: RunFolder, typed: Typed | None = None) -> str:
+    """Return all logs that may explain a failure."""
     texts = [f"{typed.stdout}\n{typed.stderr}"] if typed else []
     for path in [folder.slurm_log, *sorted(folder.path.glob("attempt-*/*"))]:
         if path.is_file():

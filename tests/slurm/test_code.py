@@ -1,4 +1,4 @@
-"""Which code a queued job runs: the project's as it was at submission, or, where that is asked for, as it is."""
+"""Which code a queued job runs: the snapshot from submission, or with --no-snapshot the current code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
+from tests.slurm.runs import PLAIN, Type, diagnostics, project, rank_reports, run_of
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = ("--style", "srun", "--nproc", "1", "--cpu", "--time", "10m", "--sbatch-arg=--hold")
 
 
-def test_code_that_changes_while_a_job_waits(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_code_changes_while_a_job_is_queued(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project", "import part\n" + PLAIN + "print('part', part.VALUE)\n")
     (home / "part.py").write_text("VALUE = 'then'\n")
     kept = slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True)
@@ -25,9 +25,9 @@ def test_code_that_changes_while_a_job_waits(tmp_path: Path, cluster: Cluster, s
     for folder, job, where, value in zip(
         folders, jobs, (folders[0].code, home), ("then", "now"), strict=True
     ):
-        assert cluster.wait(job, timeout=300) == "COMPLETED", everything(folder)
-        assert told(folder)[0]["file"] == str(where / "train.py")
-        assert told(folder)[0]["environ"]["PACELINE_SOURCE_DIR"] == str(where)
+        assert cluster.wait(job, timeout=300) == "COMPLETED", diagnostics(folder)
+        assert rank_reports(folder)[0]["file"] == str(where / "train.py")
+        assert rank_reports(folder)[0]["environ"]["PACELINE_SOURCE_DIR"] == str(where)
         assert f"part {value}\n" in folder.attempt(1).log(0).read_text()
     assert not folders[1].code.exists()
     changed = slurm_paceline("show", str(folders[0].path), "--stat", cwd=home, check=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.environment.places import bare, lmod, write_modules
 from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, Typed, everything, project, run_of
+from tests.slurm.runs import Type, Typed, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(900)
 PATIENCE = 600
@@ -83,7 +83,7 @@ def test_built_by_a_job_and_used_by_the_next(
 
     run = slurm_paceline("submit", *SMALL, "--nodes", "2", "--wait", "train.py", cwd=home, timeout=PATIENCE)
     made = run_of(run)
-    assert run.returncode == 0, everything(made, run)
+    assert run.returncode == 0, diagnostics(made, run)
     for rank in (0, 1):
         assert f"seen 1.0 hello two {folder}\n" in made.attempt(1).log(rank).read_text()
     assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name])
@@ -136,7 +136,7 @@ def test_conda_and_what_its_packages_set_up(tmp_path: Path, cluster: Cluster, sl
         "submit", *SMALL, "--wait", "train.py", cwd=home, timeout=PATIENCE, https_proxy="http://ann:hush@proxy:3128"
     )  # fmt: skip
     made = run_of(run)
-    assert run.returncode == 0, everything(made, run)
+    assert run.returncode == 0, diagnostics(made, run)
     assert f"seen {prefix} {prefix}/share {prefix}\n" in made.attempt(1).log(0).read_text()
     holding = [path.name for path in made.path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
     assert holding == ["environment.sh"]

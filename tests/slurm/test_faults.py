@@ -1,6 +1,6 @@
-"""Whatever happens to a job on a real cluster, the run ends with the weights and the curve of an undisturbed one.
+"""Whatever happens to a job on a real cluster, the run ends with the same weights and loss curve as without faults.
 
-Two nodes with two ranks each. The training waits at gates, so that each fault strikes at a known moment.
+Two nodes with two ranks each. The training waits at gates, so that each fault happens at a known step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from paceline.contract.verdict import read_verdict
 from paceline.watch.goodput import compute_goodput
 from tests.fault_tolerance.runs import SCRIPT, Training, assert_same, until
 from tests.slurm.harness import ENDED, Cluster
-from tests.slurm.runs import Type, everything, run_of
+from tests.slurm.runs import Type, diagnostics, run_of
 
 pytestmark = pytest.mark.timeout(900)
-WITHIN = 300.0
+TIMEOUT = 300.0
 SHAPE = ("--nodes", "2", "--gpus", "2", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
 
 
 @pytest.fixture(scope="session")
 def four_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """The measure: as many ranks, on this machine."""
+    """The reference: the same number of ranks on this machine."""
     training = Training(tmp_path_factory.mktemp("four-undisturbed"), "--nproc", "4")
     training.start()
     try:
@@ -56,27 +56,27 @@ class Submitted(Training):
         self.job = self.folder.job.read_text().strip()
 
     def logs(self) -> str:
-        return f"{self.cluster.show(self.job)}\n{everything(self.folder)}"
+        return f"{self.cluster.show(self.job)}\n{diagnostics(self.folder)}"
 
     def _has_ended(self) -> bool:
         return self.cluster.state(self.job) in ENDED
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        until(condition, what, details=self.logs, within=WITHIN)
+        until(condition, what, details=self.logs, within=TIMEOUT)
 
     def restarted(self, times: int) -> None:
-        """Wait until the job has gone back into the queue so many times."""
+        """Wait until the job has been requeued this many times."""
         self.until(
-            lambda: self.cluster.restarts(self.job) >= times, f"it is not requeued for the {times}th time"
+            lambda: self.cluster.restarts(self.job) >= times, f"the job was not requeued {times} times"
         )
 
     def interrupt(self) -> None:
-        """USR1 to the batch shell, as Slurm sends it ahead of the time limit; returns when the agent has seen it."""
+        """Send USR1 to the batch shell, as Slurm does before the time limit, and wait until the agent has seen it."""
         before = len(self.events_named("stop_requested"))
         self.cluster.run(["scancel", "--batch", "--signal=USR1", self.job])
-        self.heard(before)
+        self.wait_for_stop_request(before)
 
-    def heard(self, before: int) -> None:
+    def wait_for_stop_request(self, before: int) -> None:
         self.until(lambda: len(self.events_named("stop_requested")) > before, "the stop request is ignored")
 
     def completes(self) -> None:
@@ -98,7 +98,7 @@ Make = Callable[..., Submitted]
 def test_time_limit_killed_rank_dead_controller_dead_node(
     four_undisturbed: Training, submitted: Make, cluster: Cluster
 ) -> None:
-    """One run through four faults, over three starts of its job."""
+    """One run survives four faults over three job starts."""
     ours = submitted(gates="step-17,step-33,step-41", faults="27:3:kill")
     ours.submit()
     ours.at("step-17", ranks=4)
@@ -123,14 +123,14 @@ def test_time_limit_killed_rank_dead_controller_dead_node(
     assert ours.verdicts()[-1] == "done"
     assert_same(ours, four_undisturbed)
     shares = compute_goodput(ours.events())
-    assert shares.seconds["queued"] > 5, shares  # Slurm holds a requeued job back for as long
+    assert shares.seconds["queued"] > 5, shares  # Slurm delays requeued jobs
     assert shares.seconds["training"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["srun", "torchrun", "spawn", "mpirun"])
 def test_styles(style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
-    """Stopped and killed under every style: what starts the ranks makes no difference."""
+    """Stops and kills have the same effect in every launch style."""
     ours = submitted(gates="step-17", faults="27:3:kill")
     if style == "spawn":
         ours.script_args.append("--spawn")
@@ -146,13 +146,13 @@ def test_styles(style: str, four_undisturbed: Training, submitted: Make, cluster
 
 
 @pytest.mark.slow
-def test_end_of_the_time_limit(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
-    """Slurm itself sends the signal, on its own clock."""
+def test_time_limit(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+    """Slurm itself sends the signal."""
     ours = submitted(gates="step-23")
     ours.submit("--grace", "100s")
     ours.at("step-23", ranks=4)
     cluster.run(["scontrol", "update", f"jobid={ours.job}", "endtime=now+105"])
-    ours.heard(0)
+    ours.wait_for_stop_request(0)
     ours.open("step-23")
     ours.completes()
     assert cluster.restarts(ours.job) == 1
@@ -161,7 +161,7 @@ def test_end_of_the_time_limit(four_undisturbed: Training, submitted: Make, clus
 
 
 @pytest.mark.slow
-def test_a_cancelled_run_stays_so_and_its_checkpoint_is_good(
+def test_a_cancelled_run_stays_cancelled_and_can_be_resumed(
     four_undisturbed: Training, submitted: Make, cluster: Cluster
 ) -> None:
     ours = submitted(gates="step-23")
@@ -188,7 +188,7 @@ def test_preempted(partition: str, four_undisturbed: Training, submitted: Make, 
     ours.at("step-23", ranks=4)
     urgent = cluster.submit("sleep 600", "--partition=high", "--exclusive", "--nodes=4")
     if partition == "grace":
-        ours.heard(0)
+        ours.wait_for_stop_request(0)
         ours.open("step-23")
     ours.until(lambda: cluster.state(urgent) == "RUNNING", "the urgent job does not start")
     ours.restarted(1)
@@ -215,7 +215,7 @@ def test_requeued_by_hand(four_undisturbed: Training, submitted: Make, cluster: 
 def test_last_task_of_an_array(
     four_undisturbed: Training, submitted: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Its plain job id is the array's: it must go back into the queue alone."""
+    """Its numeric job id is the array's, but only this task may be requeued."""
     ours = submitted(gates="step-23")
     script = tmp_path / "array.sbatch"
     done = ours.paceline(
@@ -227,7 +227,7 @@ def test_last_task_of_an_array(
     for task in "01":
         shutil.copytree(whole.path, tmp_path / "array" / task, symlinks=True)
     text = script.read_text().replace(f"run={whole.path} ", f"run={tmp_path}/array/$SLURM_ARRAY_TASK_ID ")
-    # The first task is another training: it must not notice.
+    # The first task is another training, which must not be affected.
     first_out = tmp_path / "first"
     first_out.mkdir()
     launch_spec = tmp_path / "array" / "0" / "launch.json"
@@ -235,14 +235,16 @@ def test_last_task_of_an_array(
     array = cluster.submit(text, "--array=0-1", output=tmp_path / "array.log")
     ours.job, ours.folder = f"{array}_1", RunFolder(tmp_path / "array" / "1")
     ours.at("step-23", ranks=4)
-    ours.until(lambda: len(list(first_out.glob("at-step-23-*"))) == 4, "the first task does not come so far")
+    ours.until(
+        lambda: len(list(first_out.glob("at-step-23-*"))) == 4, "the first task does not reach the gate"
+    )
     ours.interrupt()
     ours.open("step-23")
     ours.restarted(1)
     assert (cluster.state(f"{array}_0"), cluster.restarts(f"{array}_0")) == ("RUNNING", 0)
     (first_out / "go-step-23").touch()
     ours.completes()
-    cluster.wait(f"{array}_0", "COMPLETED", timeout=WITHIN)
+    cluster.wait(f"{array}_0", "COMPLETED", timeout=TIMEOUT)
     assert cluster.restarts(f"{array}_0") == 0
     job_starts = sorted((ours.folder.path / "job-starts").iterdir())
     assert [read_verdict(job_start / "verdict") for job_start in job_starts] == ["stopped", "done"]

@@ -1,4 +1,4 @@
-"""Lightning and Accelerate themselves, in the styles that are named after them: their own loops, our ranks."""
+"""Lightning and Accelerate train with their own loops on our ranks, in the styles named after them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, everything, project, run_of
+from tests.slurm.runs import Type, diagnostics, project, run_of
 
 LIGHTNING = """\
 import json
@@ -25,9 +25,9 @@ loss = model(torch.randn(8, 4)).square().mean()
 fabric.backward(loss)
 opt.step()
 total = fabric.all_reduce(torch.tensor(float(fabric.global_rank + 1)), reduce_op="sum")
-told = {"rank": fabric.global_rank, "world": fabric.world_size, "sum": float(total)}
-told["weight"] = plain.weight[0, 0].item()
-print("told " + json.dumps(told), flush=True)
+report = {"rank": fabric.global_rank, "world": fabric.world_size, "sum": float(total)}
+report["weight"] = plain.weight[0, 0].item()
+print("report " + json.dumps(report), flush=True)
 """
 
 ACCELERATE = """\
@@ -44,16 +44,16 @@ loss = model(torch.randn(8, 4)).square().mean()
 helper.backward(loss)
 opt.step()
 total = helper.reduce(torch.tensor(float(helper.process_index + 1)), reduction="sum")
-told = {"rank": helper.process_index, "world": helper.num_processes, "sum": float(total)}
-told["weight"] = plain.weight[0, 0].item()
-print("told " + json.dumps(told), flush=True)
+report = {"rank": helper.process_index, "world": helper.num_processes, "sum": float(total)}
+report["weight"] = plain.weight[0, 0].item()
+print("report " + json.dumps(report), flush=True)
 helper.end_training()
 """
 
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("style", "script"), [("lightning", LIGHTNING), ("accelerate", ACCELERATE)])
-def test_a_framework_trains_on_two_nodes(
+def test_framework_on_two_nodes(
     style: str, script: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     home = project(tmp_path / "project", script)
@@ -62,12 +62,14 @@ def test_a_framework_trains_on_two_nodes(
         cwd=home, timeout=400,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
-    told = []
+    assert done.returncode == 0, diagnostics(folder, done)
+    reports = []
     for rank in (0, 1):
         log = folder.attempt(1).log(rank).read_text(encoding="utf-8")
-        told += [
-            json.loads(line.removeprefix("told ")) for line in log.splitlines() if line.startswith("told ")
+        reports += [
+            json.loads(line.removeprefix("report "))
+            for line in log.splitlines()
+            if line.startswith("report ")
         ]
-    assert [(each["rank"], each["world"], each["sum"]) for each in told] == [(0, 2, 3.0), (1, 2, 3.0)]
-    assert told[0]["weight"] == told[1]["weight"], "the gradients were averaged over the nodes"
+    assert [(each["rank"], each["world"], each["sum"]) for each in reports] == [(0, 2, 3.0), (1, 2, 3.0)]
+    assert reports[0]["weight"] == reports[1]["weight"], "the gradients were averaged over the nodes"

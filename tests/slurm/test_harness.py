@@ -1,4 +1,4 @@
-"""The cluster that the other tests stand on: a job runs across nodes, and a fault does not outlive its test."""
+"""The cluster that other tests use: jobs span nodes, and cleanup removes jobs and faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_job_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     assert sorted(output.read_text().split()) == ["node1", "node2"]
 
 
-def test_leftovers_and_faults_end_with_the_test(cluster: Cluster) -> None:
+def test_cleanup_removes_jobs_and_faults(cluster: Cluster) -> None:
     running = cluster.submit("srun sleep 600", "-N2")
     waiting = cluster.submit("sleep 600", "--hold")
     cluster.wait(running, "RUNNING")

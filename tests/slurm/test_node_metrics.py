@@ -1,4 +1,4 @@
-"""Each node of a job is looked at once, however many agents stand on it."""
+"""Each node of a job is sampled once, however many agents run on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, everything, project, run_of
+from tests.slurm.runs import Type, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
 HELD = 60_000_000
@@ -32,7 +32,7 @@ def test_one_file_per_node(style: str, tmp_path: Path, cluster: Cluster, slurm_p
         cwd=home, timeout=400,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
+    assert done.returncode == 0, diagnostics(folder, done)
     assert sorted(path.name for path in folder.system.iterdir()) == ["node-0.jsonl", "node-1.jsonl"]
     hosts = set()
     for node in (0, 1):
@@ -40,7 +40,7 @@ def test_one_file_per_node(style: str, tmp_path: Path, cluster: Cluster, slurm_p
         hosts.add(lines[0]["host"])
         assert all("cpu" in line for line in lines[1:])
         assert max(line["own_memory"] for line in lines[1:]) > 2 * HELD, (
-            "both ranks, also that of another agent"
+            "counts both ranks, including the other agent's"
         )
     assert len(hosts) == 2
     shown = slurm_paceline("show", str(folder.path), check=True).stdout

@@ -1,4 +1,4 @@
-"""Secrets of a job on a real Slurm: the ranks have them, and nothing that there is to read shows them."""
+"""Secrets of a job on a real Slurm: ranks get them, and no file, log or command shows them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from tests.leaks import in_files, in_text, plant, watching_processes
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, everything, run_of
+from tests.slurm.runs import Type, diagnostics, run_of
 
 pytestmark = pytest.mark.timeout(600)
-PATIENCE = 300
+TIMEOUT = 300
 
 
 @pytest.mark.parametrize("style", ["mpirun", pytest.param("fork", marks=pytest.mark.slow)])
-def test_ranks_have_them_and_nobody_else(
+def test_only_ranks_get_secrets(
     style: str, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     if style == "mpirun" and shutil.which("mpirun") is None:
@@ -40,14 +40,14 @@ def test_ranks_have_them_and_nobody_else(
     )
     with watching_processes() as lines:
         done = slurm_paceline(
-            "submit", *shape, *planted.words, cwd=planted.project, timeout=PATIENCE, **planted.variables
+            "submit", *shape, *planted.words, cwd=planted.project, timeout=TIMEOUT, **planted.variables
         )
         folder = run_of(done)
         job = folder.job.read_text().strip()
-        told = [planted.project / f"told-{rank}.json" for rank in (0, 1)]
-        deadline = time.monotonic() + PATIENCE
-        while not all(path.exists() and path.read_text() for path in told):
-            assert time.monotonic() < deadline, everything(folder, done)
+        reports = [planted.project / f"told-{rank}.json" for rank in (0, 1)]
+        deadline = time.monotonic() + TIMEOUT
+        while not all(path.exists() and path.read_text() for path in reports):
+            assert time.monotonic() < deadline, diagnostics(folder, done)
             time.sleep(0.1)
         lines.look()
         shown = [
@@ -56,29 +56,29 @@ def test_ranks_have_them_and_nobody_else(
             cluster.run(["squeue", "--long", "--jobs", job]).stdout,
         ]
         (planted.project / "go").touch()
-        cluster.wait(job, timeout=PATIENCE)
-    for path in told:
-        assert json.loads(path.read_text()) == planted.digests(), everything(folder, done)
+        cluster.wait(job, timeout=TIMEOUT)
+    for path in reports:
+        assert json.loads(path.read_text()) == planted.digests(), diagnostics(folder, done)
     for words in (("ps",), ("show", "last"), ("logs", "last"), ("doctor",)):
         typed = slurm_paceline(*words, cwd=planted.project, **planted.variables)
         shown += [typed.stdout, typed.stderr]
-    assert "rank 1 fails" in "".join(shown), "the failure is told, and looked at here"
+    assert "rank 1 fails" in "".join(shown), "the failure is shown, and checked here"
     for text in (done.stdout, done.stderr, *shown):
         assert not in_text(text, planted.values), text
-    # The whole scratch (script, order, run.json, logs, events, snapshot), and what Slurm itself keeps of the job.
+    # All of scratch (script, launch spec, run.json, logs, events, snapshot), and Slurm's own files.
     assert in_text(folder.environment.read_text(), planted.values)
     assert stat.S_IMODE(folder.environment.stat().st_mode) == 0o600
     assert not in_files(scratch, planted.values)
     assert not in_files(cluster.folder, planted.values)
-    # The submitter's own command line shows what was typed there; none of the job's processes does.
-    of_the_job = [line for line in lines.seen if " -m paceline submit " not in line]
-    assert any("paceline.zip" in line for line in of_the_job)
+    # The submit command shows what the user typed; no process of the job does.
+    job_lines = [line for line in lines.seen if " -m paceline submit " not in line]
+    assert any("paceline.zip" in line for line in job_lines)
     if style == "mpirun":
-        assert any("-x FROM_DOTENV" in line for line in of_the_job)
-    assert not [line for line in of_the_job if in_text(line, planted.values)]
+        assert any("-x FROM_DOTENV" in line for line in job_lines)
+    assert not [line for line in job_lines if in_text(line, planted.values)]
 
 
-def test_a_dry_run_names_them(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     planted = plant(tmp_path)
     done = slurm_paceline(
         "submit", "--dry-run", *planted.words, cwd=planted.project, check=True, **planted.variables

@@ -19,7 +19,7 @@ from paceline.contract.verdict import read_verdict
 from paceline.plan.slurm.shell import INTERACTIVE, SETUP
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
+from tests.slurm.runs import PLAIN, Type, diagnostics, project, rank_reports, run_of
 
 WITHIN = 120.0
 SMALL = ("--gpus", "1", "--cpus-per-gpu", "1", "--time", "10m")
@@ -74,10 +74,13 @@ def test_inside_a_run_everything_is_as_its_ranks_have_it(
     around = {"MODULESHOME": str(tmp_path / "modules")}
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **around))
     (rank,) = until(
-        lambda: told(folder).values(), "no rank starts", details=lambda: everything(folder), within=WITHIN
+        lambda: rank_reports(folder).values(),
+        "no rank starts",
+        details=lambda: diagnostics(folder),
+        within=WITHIN,
     )
     commands = """\
-python -c 'import json, os; print("told " + json.dumps(dict(os.environ)))'
+python -c 'import json, os; print("report " + json.dumps(dict(os.environ)))'
 python -c 'import paceline, sys; print("half", paceline.__file__); print("python", sys.executable)'
 echo "host $HOSTNAME, in $PWD"
 exit 7
@@ -92,7 +95,7 @@ exit 7
     )
     assert done.returncode == 7, done.stderr
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    found = shared(json.loads(lines["told"]))
+    found = shared(json.loads(lines["report"]))
     # By name `python` is the job's own: its folder is ahead of what the ranks have as PATH.
     found["PATH"] = found["PATH"].removeprefix(f"{Path(sys.executable).parent}:")
     assert found == shared(rank["environ"])
@@ -114,7 +117,7 @@ def test_inside_a_trial_of_a_sweep(
 
     def trial() -> RunFolder | None:
         found = [RunFolder(path.parent) for path in scratch.glob("*/*/sweep/trials/0/run.json")]
-        return found[0] if found and told(found[0]) else None
+        return found[0] if found and rank_reports(found[0]) else None
 
     folder = until(trial, "no trial starts", within=WITHIN)
     commands = """\
@@ -190,12 +193,12 @@ def test_cancel_with_a_checkpoint_first(
     rank_events = folder.events / "rank-0.jsonl"
     until(
         lambda: rank_events.exists() and '"training"' in rank_events.read_text(), "it does not train",
-        details=lambda: everything(folder), within=300,
+        details=lambda: diagnostics(folder), within=300,
     )  # fmt: skip
     said = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
     assert "once it has saved" in said
     cluster.wait(job, timeout=WITHIN)
-    assert read_verdict(folder.job_start(f"{job}-0").verdict) == "stopped", everything(folder)
+    assert read_verdict(folder.job_start(f"{job}-0").verdict) == "stopped", diagnostics(folder)
     assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], "nothing was saved"
     time.sleep(2)
     assert cluster.restarts(job) == 0

@@ -15,7 +15,7 @@ import pytest
 from paceline.agent.staging.folders import Owner, make_run_folder, private_folder
 from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import ENDED, Cluster
-from tests.slurm.runs import Type, everything, project, run_of
+from tests.slurm.runs import Type, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
 PATIENCE = 400
@@ -69,8 +69,8 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
     deadline = time.monotonic() + PATIENCE
     logs = [first.attempt(1).log(rank) for rank in (0, 1)]
     while not all(log.exists() and "ready" in log.read_text() for log in logs):
-        assert time.monotonic() < deadline, everything(first)
-        assert cluster.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), everything(first)
+        assert time.monotonic() < deadline, diagnostics(first)
+        assert cluster.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), diagnostics(first)
         time.sleep(0.2)
     assert [event["files"] for event in staged(first)] == [100, 100]
     nodes = sorted(path.name for path in (tmp_path / "disks").iterdir())
@@ -82,12 +82,12 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
         "submit", *SMALL, "--nodelist", ",".join(nodes), "--wait", "train.py", cwd=home, timeout=PATIENCE
     )
     second = run_of(again)
-    assert again.returncode == 0, everything(second, again)
+    assert again.returncode == 0, diagnostics(second, again)
     assert [(event["files"], event["reused"]) for event in staged(second)] == [(0, 4950), (0, 4950)]
     expected = {"node-0/out/result.txt": "0", "node-1/out/result.txt": "1"}
-    assert results(second) == expected, everything(second, again)
+    assert results(second) == expected, diagnostics(second, again)
     # Collected within the grace of the cancel; where the machine was too slow for that, by the next run's sweep.
-    assert results(first) == expected, everything(first)
+    assert results(first) == expected, diagnostics(first)
     for node in nodes:
         assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["kept"]
 
@@ -155,7 +155,7 @@ class Job:
         deadline = time.monotonic() + PATIENCE
         while not holds():
             assert time.monotonic() < deadline, (
-                f"{what}\n{self.cluster.show(self.id)}\n{everything(self.run)}"
+                f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
             )
             time.sleep(0.2)
 
@@ -201,11 +201,11 @@ def test_killed_jobs_leave_nothing_to_the_next_and_the_living_keep_theirs(
     assert f"far {home.parent}\n" in log
     killed.kill()
     killed.ended()
-    assert killed.left(), everything(killed.run)  # nobody was there to clean up
+    assert killed.left(), diagnostics(killed.run)  # nobody was there to clean up
     assert not results(killed.run)
     # The next one: its script is killed, which is no reason to lose a result, either.
     after = Job(home, cluster, slurm_paceline, *here, "train.py", "die")
-    assert after.ended() == "FAILED", everything(after.run)
+    assert after.ended() == "FAILED", diagnostics(after.run)
     after.came_back()
     killed.came_back()
     assert len(living.left()) == 1
@@ -224,7 +224,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_copied(
         file.truncate(15 << 40)  # a hole: takes no room, and no disk here has so much
     job = Job(home, cluster, slurm_paceline, "train.py", "wait")
     assert job.ended() == "FAILED"
-    told = everything(job.run)
+    told = diagnostics(job.run)
     node = cluster.show(job.id)["NodeList"]
     assert f"node {node}: the data needs 16.5 TB, and {job.disks}" in told
     assert "stage less, choose a larger disk by folder in [data]" in told

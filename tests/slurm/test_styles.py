@@ -1,4 +1,4 @@
-"""Every launch style on real nodes with a network between them: the right ranks in the right places."""
+"""Every launch style on real nodes with a network: each rank has the right placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, SPAWNING, Type, everything, project, run_of, told
+from tests.slurm.runs import PLAIN, SPAWNING, Type, diagnostics, project, rank_reports, run_of
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "mnist"
 STYLES = {
@@ -31,7 +31,7 @@ gpu_binding = "one"
 """
 
 
-# The example, for one step and one test, once the rank has told who it is.
+# Runs the example for one step and one test, after the rank's report.
 MNIST = f"""\
 import runpy, sys
 sys.path.insert(0, {str(EXAMPLE)!r})
@@ -53,10 +53,10 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> No
         cwd=home, timeout=500,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
+    assert done.returncode == 0, diagnostics(folder, done)
     assert "final test accuracy" in folder.attempt(1).log(0).read_text(encoding="utf-8")
-    ranks = told(folder)
-    assert sorted(ranks) == list(range(2 * nodes)), everything(folder, done)
+    ranks = rank_reports(folder)
+    assert sorted(ranks) == list(range(2 * nodes)), diagnostics(folder, done)
     hosts = {node: ranks[2 * node]["host"] for node in range(nodes)}
     assert len(set(hosts.values())) == nodes
     for rank, each in ranks.items():
@@ -82,7 +82,7 @@ def test_one_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: 
 
 
 def curve(scratch: Path) -> dict[str, list[float]]:
-    """What rank 0 of the one run there logged, by name, in order."""
+    """Return the metrics that rank 0 of the only run logged, by name."""
     (metrics,) = scratch.glob("*/*/*/metrics.jsonl")
     found: dict[str, list[float]] = {"loss": [], "accuracy": [], "step": []}
     for line in map(json.loads, metrics.read_text(encoding="utf-8").splitlines()):
@@ -95,18 +95,17 @@ def curve(scratch: Path) -> dict[str, list[float]]:
 
 
 def check_curve(*words: str, steps: int, epochs: int, tmp_path: Path, paceline: Type) -> None:
-    """The example on two nodes and on this machine, with two ranks of one thread each: the same numbers.
+    """Check that the example gives the same numbers on two nodes and on this machine, with two single-threaded ranks.
 
-    Both use the same kernels with as many threads, and a sum of two gradients has one order only: the runs agree to
-    the last bit. The tolerance is what a single rounding may make of a loss at once; over the steps of a whole run
-    it would grow far beyond it, and so would one sample that is another.
+    Both use the same kernels and thread counts, and a sum of two gradients has only one order, so the runs agree to
+    the last bit. The tolerance covers one rounding; a difference in a gradient or a sample would grow far beyond it.
     """
     words = (*words, "--env", "OMP_NUM_THREADS=1", str(EXAMPLE / "train.py"), "--epochs", str(epochs))
     many = paceline(
         "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "30m", "--wait", *words, timeout=1200,
         PACELINE_SCRATCH=str(tmp_path / "cluster"),
     )  # fmt: skip
-    assert many.returncode == 0, everything(run_of(many), many)
+    assert many.returncode == 0, diagnostics(run_of(many), many)
     paceline(
         "run",
         "--nproc",
@@ -124,7 +123,7 @@ def check_curve(*words: str, steps: int, epochs: int, tmp_path: Path, paceline: 
 
 
 @pytest.mark.timeout(900)
-def test_the_loss_curve_on_two_nodes_is_the_local_one(
+def test_loss_curve_on_two_nodes_matches_local(
     tmp_path: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     check_curve("--max-steps", "6", steps=6, epochs=1, tmp_path=tmp_path, paceline=slurm_paceline)
@@ -132,8 +131,8 @@ def test_the_loss_curve_on_two_nodes_is_the_local_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
-def test_the_curve_of_a_whole_run_on_two_nodes_is_the_local_one(
+def test_loss_curve_of_a_whole_run_on_two_nodes_matches_local(
     tmp_path: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
-    """Two epochs of the bundled digits, each with its test: 10,000 images, 64 at a time, the rest left out."""
+    """Train two epochs on the bundled digits: 10,000 images in batches of 64, dropping the last batch."""
     check_curve(steps=2 * 156, epochs=2, tmp_path=tmp_path, paceline=slurm_paceline)

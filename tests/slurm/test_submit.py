@@ -1,4 +1,4 @@
-"""`paceline submit` and its friends on a real Slurm: odd surroundings, wrong values, failures, cancelling."""
+"""`paceline submit` and related commands on a real Slurm: odd environments, wrong values, failures, cancelling."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, Type, everything, project, run_of, told
+from tests.slurm.runs import PLAIN, Type, diagnostics, project, rank_reports, run_of
 
 pytestmark = pytest.mark.timeout(600)
-PATIENCE = 400
+TIMEOUT = 400
 SMALL = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
 
 ARGUMENTS = [
@@ -39,21 +39,21 @@ NASTY = "a comma, a 'quote', a \"double\", $HOME, `x`\nand a second line\t\\ end
 
 
 def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    """A folder and a script with spaces, every kind of argument, a nasty variable, what other jobs left behind."""
+    """A folder and a script with spaces, odd arguments, a nasty variable, and variables left by other jobs."""
     home = project(tmp_path / "my project (1)", name="my train.py")
-    left_behind = {
+    leftover_variables = {
         "SLURM_JOB_ID": "4242", "SLURM_NTASKS": "64", "SLURM_NNODES": "32", "SLURM_CPUS_PER_TASK": "99",
         "SLURM_NTASKS_PER_NODE": "7", "OMPI_COMM_WORLD_RANK": "3", "RANK": "5", "MASTER_ADDR": "nowhere",
         "SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "1", "SBATCH_REQUEUE": "1", "UNASKED": "secret",
     }  # fmt: skip
     done = slurm_paceline(
         "submit", *SMALL, "--nodes", "2", "--env", f"NASTY={NASTY}", "--wait", "my train.py", *ARGUMENTS,
-        cwd=home, timeout=PATIENCE, **left_behind,
+        cwd=home, timeout=TIMEOUT, **leftover_variables,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
+    assert done.returncode == 0, diagnostics(folder, done)
     assert "SBATCH_PARTITION sets partition to 'low'" in done.stderr
-    ranks = told(folder)
+    ranks = rank_reports(folder)
     assert sorted(ranks) == [0, 1]
     for each in ranks.values():
         assert each["args"] == ARGUMENTS
@@ -67,26 +67,26 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
 
 def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project")
-    words = shlex.join(
+    command = shlex.join(
         [sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"]
     )
     log = tmp_path / "outer.log"
     scratch = shlex.quote(str(tmp_path / "scratch"))
     outer = cluster.submit(
-        f"cd {shlex.quote(str(home))}\nexport PACELINE_SCRATCH={scratch}\nsrun -n1 {words}",
+        f"cd {shlex.quote(str(home))}\nexport PACELINE_SCRATCH={scratch}\nsrun -n1 {command}",
         "--nodes=1", "--ntasks=3", "--cpus-per-task=2", output=log,
     )  # fmt: skip
-    assert cluster.wait(outer, timeout=PATIENCE) == "COMPLETED", log.read_text()
+    assert cluster.wait(outer, timeout=TIMEOUT) == "COMPLETED", log.read_text()
     (run,) = (tmp_path / "scratch").glob("*/*/*/run.json")
     from paceline.contract.run_folder import RunFolder
 
-    ranks = told(RunFolder(run.parent))
+    ranks = rank_reports(RunFolder(run.parent))
     assert {each["WORLD_SIZE"] for each in ranks.values()} == {"2"}
     assert len({each["host"] for each in ranks.values()}) == 2
 
 
 def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    """Each finds a port of its own, and nobody joins the wrong run."""
+    """Each job finds its own port, and no agent joins the wrong run."""
     both = PLAIN + (
         "import pathlib, time\n"
         "here = pathlib.Path(os.environ['PACELINE_RUN']).parent\n"
@@ -94,12 +94,12 @@ def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_pace
         "while len(list(here.glob('up-*'))) < 4: time.sleep(0.1)\n"
     )
     home = project(tmp_path / "project", both)
-    words = ("submit", *SMALL, "--nodes", "2", "--nodelist", "node1,node2", "train.py")
-    runs = [run_of(slurm_paceline(*words, cwd=home, check=True)) for _ in range(2)]
+    args = ("submit", *SMALL, "--nodes", "2", "--nodelist", "node1,node2", "train.py")
+    runs = [run_of(slurm_paceline(*args, cwd=home, check=True)) for _ in range(2)]
     for run in runs:
         job = (run.path / "job").read_text().strip()
-        assert cluster.wait(job, timeout=PATIENCE) == "COMPLETED", everything(run)
-        assert {each["host"] for each in told(run).values()} == {"node1", "node2"}
+        assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(run)
+        assert {each["host"] for each in rank_reports(run).values()} == {"node1", "node2"}
 
 
 TYPOS = [
@@ -121,7 +121,7 @@ TYPOS = [
 ]
 
 
-def test_typos_are_found_before_queueing(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project")
     project(home, "def f(:\n", name="broken.py")
     project(home, "import no_such_package_xyz\n", name="lacking.py")
@@ -129,19 +129,19 @@ def test_typos_are_found_before_queueing(tmp_path: Path, cluster: Cluster, slurm
         (["broken.py"], ["broken.py does not compile: line 1"]),
         (["lacking.py"], ["imports no_such_package_xyz, which"]),
     ]
-    for words, expected in [*((words, expected) for words, expected in TYPOS), *scripts]:
-        script = [] if words[-1].endswith(".py") else ["train.py"]
-        done = slurm_paceline("submit", *words, *script, cwd=home)
-        assert done.returncode in (1, 2), (words, done.stderr)
+    for args, expected in [*TYPOS, *scripts]:
+        script = [] if args[-1].endswith(".py") else ["train.py"]
+        done = slurm_paceline("submit", *args, *script, cwd=home)
+        assert done.returncode in (1, 2), (args, done.stderr)
         for text in expected:
-            assert text in done.stderr, (words, done.stderr)
+            assert text in done.stderr, (args, done.stderr)
         assert "Traceback" not in done.stderr
     assert cluster.queue() == []
-    assert not list((tmp_path / "scratch").glob("*/*/*")), "something half-made was left"
+    assert not list((tmp_path / "scratch").glob("*/*/*")), "nothing half-made may remain"
 
 
-def test_a_rank_that_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    """It is named with its host and traceback; the others, which would wait for ever, are ended."""
+def test_a_rank_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """The error names it with its host and traceback; the other ranks, which would wait forever, are ended."""
     script = (
         PLAIN + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
     )
@@ -156,12 +156,12 @@ def test_a_rank_that_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, 
         "--wait",
         "train.py",
         cwd=home,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     folder = run_of(done)
-    assert done.returncode == 1, everything(folder, done)
+    assert done.returncode == 1, diagnostics(folder, done)
     failure = json.loads(folder.attempt(1).failure.read_text())
-    host = told(folder)[1]["host"]
+    host = rank_reports(folder)[1]["host"]
     assert (failure["rank"], failure["host"], failure["type"]) == (1, host, "ValueError")
     log = folder.slurm_log.read_text()
     assert f"rank 1 of 2 on host {host} failed" in log, log
@@ -172,10 +172,10 @@ def test_a_rank_that_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, 
 
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("srun", marks=pytest.mark.slow)])
-def test_a_node_with_fewer_gpus_is_left_out(
+def test_a_node_with_too_few_gpus_is_excluded(
     style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
-    """Preflight finds it before ranks start; the job goes back into the queue without it, and is done."""
+    """Preflight finds the node before ranks start; the job is requeued without it and completes."""
     poor = tmp_path / "python.sh"
     poor.write_text(
         f'#!/bin/bash\n[ "$SLURMD_NODENAME" = node2 ] && export CUDA_VISIBLE_DEVICES=0\nexec {sys.executable} "$@"\n'
@@ -184,25 +184,23 @@ def test_a_node_with_fewer_gpus_is_left_out(
     home = project(tmp_path / "project", config=f"[environment]\npython = {json.dumps(str(poor))}\n")
     done = slurm_paceline(
         "submit", "--style", style, "--gpus", "2", "--nodes", "2", "--exclude", "node4", "--time", "10m",
-        "--cpus-per-gpu", "1", "--wait", "train.py", cwd=home, timeout=PATIENCE,
+        "--cpus-per-gpu", "1", "--wait", "train.py", cwd=home, timeout=TIMEOUT,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
+    assert done.returncode == 0, diagnostics(folder, done)
     job = (folder.path / "job").read_text().strip()
     assert (folder.job_start(f"{job}-0").excluded_nodes).read_text().split() == ["node2"]
-    said = folder.slurm_log.read_text(encoding="utf-8")
-    marked = {line.split()[1] for line in said.splitlines() if line.startswith("✗")}
-    assert marked == {"node2"}, "the table names it"
-    assert "node node2: 1 of the 2 GPUs requested are visible" in said
+    log = folder.slurm_log.read_text(encoding="utf-8")
+    marked = {line.split()[1] for line in log.splitlines() if line.startswith("✗")}
+    assert marked == {"node2"}, "the table marks it"
+    assert "node node2: 1 of the 2 GPUs requested are visible" in log
     last = max(attempt.number for attempt in folder.attempts())
-    assert {each["host"] for each in told(folder, attempt=last).values()} == {"node1", "node3"}
+    assert {each["host"] for each in rank_reports(folder, attempt=last).values()} == {"node1", "node3"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node a hosts file of its own")
-def test_a_node_that_cannot_resolve_the_head_is_named(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
-) -> None:
-    """No fallback to localhost, no hang: the run fails, and says which node cannot find whom."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node its own hosts file")
+def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """The run fails, without a hang or a fallback to localhost, and names both nodes."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     home = project(tmp_path / "project")
@@ -210,38 +208,36 @@ def test_a_node_that_cannot_resolve_the_head_is_named(
     try:
         done = slurm_paceline(
             "submit", *SMALL, "--nodes", "2", "--nodelist", "node1,node2", "--wait", "train.py",
-            cwd=home, timeout=PATIENCE,
+            cwd=home, timeout=TIMEOUT,
         )  # fmt: skip
     finally:
         cluster.exec("node2", ["umount", "/etc/hosts"])
     folder = run_of(done)
-    assert done.returncode == 1, everything(folder, done)
+    assert done.returncode == 1, diagnostics(folder, done)
     log = folder.slurm_log.read_text()
     assert re.search(r"node2.*node1", log), log
-    assert told(folder) == {}
+    assert rank_reports(folder) == {}
 
 
-def test_cancel_keeps_a_run_ended(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n")
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     job = (folder.path / "job").read_text().strip()
-    deadline = time.monotonic() + PATIENCE
-    while not told(folder):
-        assert time.monotonic() < deadline, everything(folder)
+    deadline = time.monotonic() + TIMEOUT
+    while not rank_reports(folder):
+        assert time.monotonic() < deadline, diagnostics(folder)
         time.sleep(0.2)
     listed = slurm_paceline("ps", cwd=home, check=True).stdout
     assert folder.path.name in listed
     assert "running" in listed
-    assert "told " in slurm_paceline("logs", cwd=home, check=True).stdout
+    assert "report " in slurm_paceline("logs", cwd=home, check=True).stdout
     slurm_paceline("cancel", folder.path.name, cwd=home, check=True)
-    assert cluster.wait(job, timeout=PATIENCE) == "CANCELLED"
+    assert cluster.wait(job, timeout=TIMEOUT) == "CANCELLED"
     assert cluster.restarts(job) == 0
     assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
 
 
-def test_a_script_written_to_a_file_is_submitted_by_hand(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
-) -> None:
+def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project")
     file = tmp_path / "by hand.sbatch"
     done = slurm_paceline(
@@ -250,13 +246,15 @@ def test_a_script_written_to_a_file_is_submitted_by_hand(
     folder = run_of(done)
     assert cluster.queue() == []
     job = cluster.run(["sbatch", "--parsable", str(file)]).stdout.strip()
-    assert cluster.wait(job, timeout=PATIENCE) == "COMPLETED", everything(folder)
-    (rank,) = told(folder).values()
+    assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(folder)
+    (rank,) = rank_reports(folder).values()
     assert rank["environ"]["ASKED"] == "1"
 
 
-def test_a_queued_job_runs_the_code_as_it_was(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    """And one run can wait for another: `--after`."""
+def test_a_queued_job_runs_the_code_as_submitted(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+) -> None:
+    """Also, one run can wait for another with `--after`."""
     slow = "import pathlib, time\nwhile not pathlib.Path(GO).exists(): time.sleep(0.1)\n"
     go = tmp_path / "go"
     home = project(tmp_path / "project", f"GO = {str(go)!r}\n{slow}")
@@ -267,26 +265,24 @@ def test_a_queued_job_runs_the_code_as_it_was(tmp_path: Path, cluster: Cluster, 
     job = (second.path / "job").read_text().strip()
     assert cluster.show(job)["Dependency"].startswith(f"afterok:{(first.path / 'job').read_text().strip()}")
     go.touch()
-    assert cluster.wait(job, timeout=PATIENCE) == "COMPLETED", everything(second)
-    assert told(second)[0]["file"].startswith(str(os.path.realpath(second.path.parent.parent)))
+    assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(second)
+    assert rank_reports(second)[0]["file"].startswith(str(os.path.realpath(second.path.parent.parent)))
 
 
-def test_a_shell_has_the_environment_of_the_job(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
-) -> None:
-    """Without a terminal the shell reads its commands from nowhere and ends: what it prints first is enough."""
+def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """Without a terminal the shell exits at once; what it prints first is enough."""
     home = project(tmp_path / "project", config='[environment]\nsetup = ["echo I am on $HOSTNAME: $GREETING"]\n'
                    '[environment.variables]\nGREETING = "it\'s me"\n')  # fmt: skip
-    # No start-up files of ours: what they do is nobody's concern here.
+    # An empty home folder, so that no start-up files interfere.
     done = slurm_paceline(
-        "shell", "--gpus", "1", "--time", "5m", cwd=home, timeout=PATIENCE, HOME=str(tmp_path),
+        "shell", "--gpus", "1", "--time", "5m", cwd=home, timeout=TIMEOUT, HOME=str(tmp_path),
         PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
     )  # fmt: skip
     assert "I am on node" in done.stdout, done.stderr
     assert "it's me" in done.stdout
 
 
-def test_doctor_and_init_ask_the_cluster(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_doctor_and_init_query_the_cluster(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project")
     seen = slurm_paceline("doctor", cwd=home, check=True).stdout
     assert "4 of 4 nodes usable" in seen

@@ -11,14 +11,14 @@ from paceline.sweep.results import read_sweep
 from tests.runtime.trackers.wandb_server import wandb_service
 from tests.runtime.trackers.worlds import reachable
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Typed, everything, project, told
+from tests.slurm.runs import Typed, diagnostics, project, rank_reports
 from tests.slurm.sweeps import sweep_of, wait
 
 # What a script of wandb's own does: rank 0 logs. No torch.
 SCRIPT = """\
 import json, os, sys, wandb
 rank = int(os.environ["RANK"])
-print("told " + json.dumps({"RANK": rank, "args": sys.argv[1:]}), flush=True)
+print("report " + json.dumps({"RANK": rank, "args": sys.argv[1:]}), flush=True)
 if rank == 0:
     with wandb.init() as run:
         run.log({"loss": run.config["x"] ** 2})
@@ -41,14 +41,14 @@ def test_agents_as_tasks(
         (job,) = folder.read_jobs()
         assert job["tasks"] == {"0": [0, 1], "1": [2, 3]}
         wait(cluster, folder)
-    said = "\n".join(everything(folder.trial(number)) for number in range(4))
+    said = "\n".join(diagnostics(folder.trial(number)) for number in range(4))
     sweep = read_sweep(folder)
     assert [trial.state for trial in sweep.trials] == ["done"] * 3, (
         said
     )  # and for the fourth there was no point
     assert sorted(trial.point["x"] for trial in sweep.trials) == [1, 2, 3]
     for trial in sweep.trials:
-        heard = told(trial.folder)
+        heard = rank_reports(trial.folder)
         assert [heard[rank]["args"] for rank in (0, 1)] == [["--x", str(trial.point["x"])]] * 2
     assert {run.sweep for run in service.runs.values()} == {"s1"}
     losses = sorted(run.history()[0]["loss"] for run in service.runs.values())

@@ -12,7 +12,7 @@ import pytest
 
 from tests.debian13.inside.conftest import CONFIG, IMAGE
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, SPAWNING, Type, everything, project, run_of, told
+from tests.slurm.runs import PLAIN, SPAWNING, Type, diagnostics, project, rank_reports, run_of
 
 PROFILES = """
 [profiles.over.launch]
@@ -60,12 +60,12 @@ def test_style(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Typ
         cwd=home, timeout=250,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
-    ranks = told(folder)
-    assert sorted(ranks) == [0, 1, 2, 3], everything(folder, done)
+    assert done.returncode == 0, diagnostics(folder, done)
+    ranks = rank_reports(folder)
+    assert sorted(ranks) == [0, 1, 2, 3], diagnostics(folder, done)
     assert len({each["host"] for each in ranks.values()}) == 2
     logs = [path.read_text() for path in folder.attempt(1).path.glob("rank-*.log")]
-    assert sum(log.count("\nmet ") for log in logs) == 4, everything(folder, done)
+    assert sum(log.count("\nmet ") for log in logs) == 4, diagnostics(folder, done)
     for rank, each in ranks.items():
         assert each["gpus"] == (str(rank % 2) if style == "srun-one-gpu-each" else "0,1")
     assert list(Path.home().iterdir()) == [], "nothing was written to the home folder"
@@ -112,8 +112,8 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
         "train.py", cwd=home, timeout=250,
     )  # fmt: skip
     folder = run_of(done)
-    assert done.returncode == 0, everything(folder, done)
-    for rank, each in told(folder).items():
+    assert done.returncode == 0, diagnostics(folder, done)
+    for rank, each in rank_reports(folder).items():
         log = folder.attempt(1).log(rank).read_text(encoding="utf-8")
         seen = json.loads(
             next(line for line in log.splitlines() if line.startswith("seen ")).removeprefix("seen ")
@@ -126,7 +126,7 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
         assert each["environ"]["CUDA_VISIBLE_DEVICES"] == "0"
         assert each["cwd"] == str(home)
     results = sorted(path.name for path in folder.path.glob("**/results/rank-*"))
-    assert results == ["rank-0", "rank-1"], everything(folder, done)
+    assert results == ["rank-0", "rank-1"], diagnostics(folder, done)
 
 
 # What is wrong: the script, further keys of [environment], and words of the answer.
