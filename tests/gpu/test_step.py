@@ -148,4 +148,4 @@ def test_two_ranks_on_one_gpu_are_an_error_before_nccl_hangs(capfd: pytest.Captu
     with pytest.raises(LaunchError):
         paceline.spawn(use_a_gpu, nproc=2)
     said: Any = capfd.readouterr()
-    assert "ranks 0 and 1 are on the same GPU" in said.err
+    assert "Ranks 0 and 1 are on the same GPU" in said.err

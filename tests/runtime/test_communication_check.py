@@ -62,7 +62,7 @@ def a_peer_is_silent(folder: str) -> str:
 
 def test_a_peer_that_does_not_answer_is_given_up(ranks: Ranks, tmp_path: Path) -> None:
     said, _ = ranks(a_peer_is_silent, 2, str(tmp_path))
-    assert f"rank 0 on {os.uname().nodename}: the first all-reduce of 2 ranks over gloo failed" in said
+    assert f"Rank 0 on {os.uname().nodename}: the first all-reduce of 2 ranks over gloo failed" in said
     assert "no answer within 1 s" in said
     assert "GLOO_SOCKET_IFNAME" in said
     assert "--debug" in said
@@ -88,7 +88,7 @@ def a_session_whose_peer_is_gone() -> str:
 def test_a_session_whose_peer_is_gone_says_so_and_ends(ranks: Ranks) -> None:
     said, gone = ranks(a_session_whose_peer_is_gone, 2)
     assert gone == "gone"
-    assert "rank 0 on" in said
+    assert "Rank 0 on" in said
     assert "first all-reduce of 2 ranks over gloo failed" in said
 
 

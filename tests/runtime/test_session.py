@@ -228,7 +228,7 @@ def test_params_and_settings_come_from_the_order(monkeypatch: pytest.MonkeyPatch
 def test_wrong_settings_are_named() -> None:
     for wrong in ({"precision": "fp8"}, {"on_nonfinite": "pray"}, {"max_steps": 0}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            Settings(**wrong).checked()  # type: ignore[arg-type]
+            Settings(**wrong).validate()  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="window"), quiet(profile="13:10"):
         pass
 
@@ -236,13 +236,13 @@ def test_wrong_settings_are_named() -> None:
 def test_two_ranks_on_one_gpu_are_named() -> None:
     placed = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
     assert find_shared_gpu(placed[:3]) is None
-    assert find_shared_gpu(placed) == "ranks 2 and 3 are on the same GPU of b (GPU-1)"
+    assert find_shared_gpu(placed) == "Ranks 2 and 3 are on the same GPU of node b (GPU-1)."
     assert find_shared_gpu([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
 
 
 def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> None:
     post = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
-    assert post.line() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
+    assert post.describe() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
     with paceline.session(cpu=True) as run:
         run.print("hello")
     said = capfd.readouterr()
@@ -287,7 +287,7 @@ def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: 
         patch.setenv(env.RUN, folder_with(tmp_path, nproc=2, style="spawn"))
         attempt = RunFolder(tmp_path).attempt(1)
         attempt.path.mkdir()
-        with pytest.raises(LaunchError, match="rank 1 of 2 failed: exit code 1"):
+        with pytest.raises(LaunchError, match="Rank 1 of 2 failed: exit code 1"):
             paceline.spawn(write_rank, (str(tmp_path), True), nproc=2)
     told = json.loads(attempt.error(1).read_text())
     assert (told["rank"], told["type"], told["message"]) == (1, "ValueError", "boom")

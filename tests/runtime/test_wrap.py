@@ -165,8 +165,8 @@ def early_optimizer(mode: str) -> str:
 
 
 def test_an_optimizer_from_before_the_wrap_is_an_error_under_fsdp(ranks: Ranks) -> None:
-    assert "from before wrap" in early_optimizer("fsdp")
-    assert all("from before wrap" in found for found in ranks(early_optimizer, 2, "fsdp"))
+    assert "from before run.wrap" in early_optimizer("fsdp")
+    assert all("from before run.wrap" in found for found in ranks(early_optimizer, 2, "fsdp"))
     # DDP leaves the parameters what they are, and so does our wrap: nothing is wrong with it.
     assert ranks(early_optimizer, 2, "ddp") == ["fine", "fine"]
 

@@ -199,22 +199,22 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
         launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
         held.append(TrialReporter(trial.path, trial=launch_spec.trial, rank=0))
     good, bad = held
-    assert [good.add(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
-    assert bad.add(3.0, 0) is True
+    assert [good.record(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
+    assert bad.record(3.0, 0) is True
     assert sweep.trial(1).pruned.exists()
     # Ranks that failed while they left are restarted: the decision stands, though Optuna would now let them go on.
     again = TrialReporter(sweep.trial(1).path, trial=launch_spec.trial, rank=0)
-    assert again.add(3.0, 0) is True
+    assert again.record(3.0, 0) is True
     again.close()
     other = TrialReporter(
         sweep.trial(1).path, trial={"prune": "halving", "optuna": 1, "sweep": str(sweep.path)}, rank=1
     )
     assert other.can_prune
-    assert other.add(3.0, 1) is False  # its word comes from rank 0
+    assert other.record(3.0, 1) is False  # its word comes from rank 0
     # After a restart a step that was reported before is the same report.
     good.close()
     more = TrialReporter(sweep.trial(0).path, trial={**launch_spec.trial, "optuna": 0}, rank=0)
-    assert more.add(0.4, 2) is False
+    assert more.record(0.4, 2) is False
     study = optuna_study.open_study(sweep, sweep.read_search())
     assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 0.4}
     more.close()
@@ -229,9 +229,9 @@ def test_a_journal_that_cannot_be_read_ends_no_trial(
     reports = TrialReporter(
         trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0
     )
-    assert reports.add(1.0, 1) is False
-    assert reports.add(2.0, 2) is False
-    assert capsys.readouterr().err.count("this trial is not pruned") == 1
+    assert reports.record(1.0, 1) is False
+    assert reports.record(2.0, 2) is False
+    assert capsys.readouterr().err.count("pruning is off for this trial") == 1
     assert len(trial.reports.read_text().splitlines()) == 2
     reports.close()
 
@@ -241,10 +241,10 @@ def test_which_number_counts_is_said() -> None:
         TrialReporter(None, trial={}, rank=0),
         TrialReporter(None, trial={"metric": "loss"}, rank=0),
     )
-    assert plain.chosen(1.0, {}) == plain.chosen(None, {"any": 1.0}) == 1.0
-    assert named.chosen(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0
+    assert plain.select(1.0, {}) == plain.select(None, {"any": 1.0}) == 1.0
+    assert named.select(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0
     with pytest.raises(UsageError, match="metric is 'loss'"):
-        named.chosen(None, {"accuracy": 1.0})
+        named.select(None, {"accuracy": 1.0})
     with pytest.raises(UsageError, match="takes one number"):
-        plain.chosen(None, {})
-    assert plain.add(1.0, 1) is False  # no folder: nothing happens
+        plain.select(None, {})
+    assert plain.record(1.0, 1) is False  # no folder: nothing happens

@@ -24,6 +24,7 @@ class LaunchContext:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> LaunchContext:
+        """Read the variables and files that an agent sets up. Raises EnvironmentProblem for a bad launch spec."""
         environ = os.environ if environ is None else environ
         if not environ.get(env.RUN):
             return cls(heartbeat_file=environ.get(env.HEARTBEAT))

@@ -1,4 +1,4 @@
-"""The training loop's two iterators: `epochs` and `steps`. Between two batches of `steps` lies the step boundary."""
+"""The loops of a script: `epochs`, `steps` and `evaluate`. Between two batches is the step boundary."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.checkpoint import rng
+from paceline.runtime.console import note
 from paceline.runtime.data.batches import MicroBatch
 from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.transfer import transfer_batch
@@ -19,7 +20,7 @@ from paceline.runtime.training.gradients import Gradients
 
 
 class Loop:
-    """Where training stands: step and epoch, and the micro-step whose body the script is in."""
+    """The current step, epoch and micro-step."""
 
     def __init__(
         self,
@@ -30,13 +31,13 @@ class Loop:
         rank: int,
         max_steps: int | None,
     ) -> None:
-        self.step = 0  # steps done, over all epochs and attempts
+        self.step = 0  # the number of steps done, over all epochs and attempts
         self.epoch = 0
         self.begun = False
-        self.micro: MicroBatch | None = None  # while the loop's body runs
-        self.weighted = False  # whether the loader knows the samples of each slice
-        self.left_inside = False  # whether `step` counts one whose body was left: by `break`, or by an error
-        self.skip = 0  # batches of a plain iterable that a resume passes over
+        self.micro: MicroBatch | None = None  # set while the loop's body runs
+        self.weighted = False  # whether the loader counts the samples of each slice
+        self.left_inside = False  # whether `step` includes one that the script left by `break` or an error
+        self.skip = 0  # batches of a plain iterable to skip after a resume
         self._boundary = boundary
         self._gradients = gradients
         self._device = device
@@ -47,19 +48,19 @@ class Loop:
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def begin(self, *, seed: int | None) -> None:
-        """Ahead of the first step of this process."""
+        """Prepare for the first step of this process."""
         if self.begun:
             return
         self.begun = True
         if seed is not None:
-            # Ranks began alike, so that they built the same model; from here on each draws its own dropout.
+            # All ranks started with one seed, to build the same model. From here on each draws its own dropout.
             rng.reseed(seed=seed, step=self.step, rank=self._rank)
         self._boundary.epoch = self.epoch
         self._boundary.before_first(self.step)
 
     @property
     def current(self) -> int:
-        """The step that is being done, or was when the loop was left."""
+        """The step in progress, or the one in which the loop was left."""
         return self.step if self.left_inside else self.step + 1
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -69,7 +70,7 @@ class Loop:
                 self._epoch_is_whole = True
                 yield self.epoch
                 if not self._epoch_is_whole:
-                    return  # max_steps cut it short: a longer run would go on within it
+                    return  # max_steps ended it early: a longer run would continue in this epoch
                 self.epoch += 1
         finally:
             self.in_epochs = False
@@ -101,6 +102,12 @@ class Loop:
             self._gradients.reset()
             boundary.progress.end()
 
+    def evaluate(self, loader: Any) -> Iterator[Any]:
+        self._boundary.begin_evaluation()
+        for batch in loader:
+            yield batch
+            self._boundary.after_forward(self.step, in_a_step=self.micro is not None)
+
     def _iterate(self, micros: Iterator[MicroBatch], limit: int, uniform: bool) -> Iterator[Any]:
         gradients, boundary, weighted = self._gradients, self._boundary, self.weighted
         begin, after_step = gradients.begin, boundary.after_step
@@ -123,25 +130,24 @@ class Loop:
                     return
 
     def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[MicroBatch], int | None, int]:
-        """Micro-steps of one epoch, how many steps it has, and how many of them lie behind."""
+        """Return the micro-steps of one epoch, its number of steps, and how many of them are done."""
         self.weighted = hasattr(loader, "micro_batches")
         if not self.weighted:
             skipped, self.skip = self.skip, 0
             total = -(-len(loader) // accumulate) if hasattr(loader, "__len__") else None
             return self._plain(loader, accumulate, skipped), total, skipped // accumulate
-        # Without `run.epochs` each pass over a loader is its next epoch.
-        own = self._passes[loader] + 1 if loader in self._passes else loader.epoch
-        epoch = self.epoch if self.in_epochs else own
+        # Without `run.epochs`, each pass over a loader is its next epoch.
+        next_epoch = self._passes[loader] + 1 if loader in self._passes else loader.epoch
+        epoch = self.epoch if self.in_epochs else next_epoch
         self._passes[loader] = epoch
         done = loader.step if loader.epoch == epoch else 0
         return loader.micro_batches(epoch), loader.steps_per_epoch, done
 
     def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[MicroBatch]:
-        """Any iterable: every batch weighs the same, and its data is moved to the device."""
+        """Yield the batches of any iterable, with equal weights, on the device."""
         if skipped and self._rank == 0:
-            text = f"paceline: passing over {skipped} batches that were trained on already"
-            print(text, file=sys.stderr, flush=True)
-        # What they draw was drawn before the save, whose random numbers go on where they stood.
+            note(f"skipping {skipped} batches that the run has already trained on")
+        # The restored generators include what these batches drew, so skipping them must not draw again.
         with preserve_host_rng() if skipped else contextlib.nullcontext():
             iterator = iter(batches)
             for _ in range(skipped):

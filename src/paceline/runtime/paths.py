@@ -1,4 +1,4 @@
-"""Where things are, for the script: the folders and names that its agent told, or what can be said without one."""
+"""The folders and names that a script sees: from its agent, or defaults without one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 
-SCRATCH = (
-    "PACELINE_SCRATCH"  # what the launch half goes by; all that is known of scratch where it had no part
-)
+SCRATCH = "PACELINE_SCRATCH"  # the user's setting, for scripts that no agent started
 DEFAULT_EXPERIMENT = "default"
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What `PACELINE_*` variables say, as paths. None where no agent has made such a folder."""
+    """The values of the `PACELINE_*` variables. A path is None if no agent has created that folder."""
 
     source_dir: Path
     project: str
@@ -31,7 +29,7 @@ class Paths:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: RunFolder | None) -> Paths:
-        """`folder` is where a script that nobody launched keeps its own checkpoints."""
+        """Read the variables. `folder` holds the checkpoints of a script that no agent started."""
 
         def path(name: str) -> Path | None:
             return Path(environ[name]) if environ.get(name) else None
@@ -49,6 +47,6 @@ class Paths:
 
 
 def _script_folder() -> Path:
-    """The folder of the program that runs; in a notebook or a console, the current one."""
+    """Return the folder of the running script; in a notebook or console, the current folder."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(os.path.abspath(file)).parent if file else Path.cwd()

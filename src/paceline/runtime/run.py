@@ -1,28 +1,26 @@
-"""`Run`: what a training script holds. Plain torch objects go in and come out; the loop is the script's own."""
+"""`Run`: what a training script works with. Plain torch objects go in and come out; the loop is the script's own."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-import torch.distributed as dist
 
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.runtime.boundary.boundary import Boundary
-from paceline.runtime.boundary.checkpoint_schedule import warn
 from paceline.runtime.boundary.stop import Pruned
 from paceline.runtime.checkpoint import CheckpointManager, Restored
+from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.randomness import seed_everything
-from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.identity import Identity
+from paceline.runtime.distributed.process_group import ProcessGroups
 from paceline.runtime.loop import Loop
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
@@ -30,52 +28,55 @@ from paceline.runtime.settings import Params, Settings
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb.noop import NoopRun
 from paceline.runtime.training.gradients import Gradients
-from paceline.runtime.training.wrap import DDPModel, Model, Wrapper
+from paceline.runtime.training.wrap import Model, Wrapper
 
-KEPT_EVALUATIONS = 8  # data sets whose workers stay for the next evaluation
+MAX_EVALUATION_LOADERS = 8  # data sets whose workers are kept for the next evaluation
 
 
 class Run:
-    """A session, seen from the script. Every rank calls the same methods in the same order."""
+    """An open session, as the script sees it. Every rank calls the same methods in the same order.
+
+    Attributes:
+        rank, world_size, local_rank: As in torch.distributed.
+        identity: These and more: `local_world_size`, `node`, `num_nodes`, and `source`, what started the ranks.
+        device: The device of this rank.
+        params: The script's parameters: `[params]` of paceline.toml and `--param`. Read-only.
+        settings: The settings of the session, with what the command line has overridden.
+        project, experiment: Their names.
+        folder: The run folder; None without one.
+        source_dir, scratch_dir, data_dir, checkpoints_dir, logs_dir: Folders of this run; None if there is none.
+        autocast, backward, update: The methods of `Gradients`.
+    """
 
     def __init__(
         self,
         *,
         identity: Identity,
         device: torch.device,
-        group: groups.ProcessGroups,
+        group: ProcessGroups,
         settings: Settings,
         params: Params,
         wrapper: Wrapper,
         gradients: Gradients,
         boundary: Boundary,
         folder: RunFolder | None,
-        places: Paths,
+        paths: Paths,
         attempt: int,
-        reports: TrialReporter,
+        reporter: TrialReporter,
         trackers: Trackers,
     ) -> None:
-        self.identity = identity
-        self.device = device
-        self.settings = settings
-        self.params = params
+        self.identity, self.device, self.settings, self.params = identity, device, settings, params
+        self.rank, self.world_size, self.local_rank = identity.rank, identity.world_size, identity.local_rank
+        self.project, self.experiment = paths.project, paths.experiment
         self.folder = folder.path if folder else None
-        self.source_dir, self.scratch_dir, self.data_dir = (
-            places.source_dir,
-            places.scratch_dir,
-            places.data_dir,
-        )
-        self.checkpoints_dir, self.logs_dir = places.checkpoints_dir, places.logs_dir
-        self.project, self.experiment = places.project, places.experiment
-        self.rank, self.world_size = identity.rank, identity.world_size
-        self.local_rank = identity.local_rank
-        self.autocast = gradients.autocast
-        self.backward = gradients.backward
-        self.update = gradients.update
+        self.source_dir, self.scratch_dir, self.data_dir = paths.source_dir, paths.scratch_dir, paths.data_dir
+        self.checkpoints_dir, self.logs_dir = paths.checkpoints_dir, paths.logs_dir
+        # Bound here: a method of this class that forwards to them would cost a call per step.
+        self.autocast, self.backward, self.update = gradients.autocast, gradients.backward, gradients.update
         self._group = group
         self._run_folder = folder
         self._attempt = attempt
-        self._reports = reports
+        self._reporter = reporter
         self._trackers = trackers
         self._wrapper = wrapper
         self._gradients = gradients
@@ -87,18 +88,19 @@ class Run:
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
-        self._evaluations: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
+        self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
 
     # -- models and data -------------------------------------------------------------------------------
 
     @property
     def is_rank_zero(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
     def group(self) -> Any:
-        """The process group of the gradients; None in a world of one."""
+        """The process group that reduces gradients; None with a single rank."""
         return self._group.main
 
     def wrap(
@@ -110,109 +112,156 @@ class Run:
         layers: Any = None,
         **options: Any,
     ) -> Model:
-        """Move a model to the device and keep it equal on all ranks. Returns the same object.
+        """Move a model to the device and share it between ranks. Returns the same object.
 
-        mode: "auto" (DDP with several ranks), "ddp", "fsdp" (FSDP2) or "none". `options` go to
-        DistributedDataParallel or `fully_shard`; `compile` takes True or the options of `torch.compile`;
-        `layers` names the classes that FSDP2 gathers one at a time. Build optimizers after it.
+        Its attributes and state keys are the same at every world size. Build optimizers after this call.
+
+        `mode` is "auto" (DDP with several ranks), "ddp", "fsdp" (FSDP2) or "none". `compile` is True, or options for
+        `torch.compile`. `layers` are the classes of blocks that FSDP2 gathers one at a time; by default, items of
+        ModuleLists. Other options go to DistributedDataParallel or `fully_shard`.
+
+        Raises UsageError if the mode is unknown, or if the model is already wrapped.
         """
-        return self._wrapper.wrap(model, mode=mode, compiling=compile, layers=layers, options=options)
+        return self._wrapper.wrap(model, mode=mode, compile_options=compile, layers=layers, options=options)
 
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Any:
-        """Batches for `steps`: `batch_size` is the global one, the order is the same at every world size.
+        """Return a loader for `steps`, with the same global batches at every world size.
 
-        Options: accumulate, shuffle, drop_last, num_workers, collate_fn, resident, ... (see `MapLoader`).
+        `dataset` is a map-style or iterable data set, or a WebDataset pipeline. `batch_size` counts samples per step
+        over all ranks. Options: accumulate, shuffle, drop_last, num_workers, collate_fn, resident and more; see
+        `make_loader`.
+
+        Raises UsageError if the ranks cannot share the batch evenly, or if an option does not fit the data set.
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
-        made = make_loader(
+        loader = make_loader(
             dataset, batch_size=batch_size, identity=self.identity, group=self._group.control, **options
         )
-        self._loaders.append(made)
-        return made
+        self._loaders.append(loader)
+        return loader
 
     def resume(self, *, folder: str | Path | None = None, **objects: Any) -> Restored | None:
-        """Load the newest complete checkpoint into these objects, or begin afresh; from now on they are saved.
+        """Load the newest complete checkpoint into these objects, if there is one. From now on they are saved.
 
-        Anything that has `state_dict` and `load_state_dict`. Checkpoints go to the run folder, or to `folder`;
-        with neither there are none.
+        The objects are anything with `state_dict` and `load_state_dict`, by the name to save it under. Checkpoints go
+        to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored (`step`,
+        `epoch`, `folder`, ...), or None after a fresh start.
+
+        Raises UsageError after the first step, and CheckpointError if the state does not fit the objects.
         """
-        place = (
-            Path(folder) if folder is not None else self._run_folder.checkpoints if self._run_folder else None
-        )
-        if place is None:
+        checkpoints_dir = Path(folder) if folder is not None else None
+        if checkpoints_dir is None and self._run_folder is not None:
+            checkpoints_dir = self._run_folder.checkpoints
+        if checkpoints_dir is None:
             return None
         if self._loop.begun:
-            raise UsageError("run.resume after the first step", hint="Call it once, ahead of the loop.")
+            raise UsageError("run.resume was called after the first step.", hint="Call it before the loop.")
         if self._gradients.scaler is not None:
             objects.setdefault("scaler", self._gradients.scaler)
-        known = {id(thing) for thing in objects.values()}
-        for number, each in enumerate(loader for loader in self._loaders if id(loader) not in known):
-            objects.setdefault(f"loader_{number}", each)
-        checkpoint_schedule = self._boundary.checkpoint_schedule
+        named = {id(each) for each in objects.values()}
+        for number, loader in enumerate(each for each in self._loaders if id(each) not in named):
+            objects.setdefault(f"loader_{number}", loader)
+        schedule = self._boundary.checkpoint_schedule
         checkpoints = CheckpointManager(
-            place, rank=self.rank, world_size=self.world_size, group=self._group.control, attempt=self._attempt,
-            policy=checkpoint_schedule.policy(), seed=self.settings.seed or 0, warn=warn,
+            checkpoints_dir, rank=self.rank, world_size=self.world_size, group=self._group.control,
+            attempt=self._attempt, policy=schedule.policy(), seed=self.settings.seed or 0, warn=note,
         )  # fmt: skip
-        self._restored = found = checkpoint_schedule.resume(checkpoints, objects)
-        if found is not None:
-            self._loop.step, self._loop.epoch = found.step, found.epoch
-            self._loop.skip = int(found.meta.get("plain_batches", 0))
-            self.print(f"paceline: resumed at step {found.step} from {found.folder}", file=sys.stderr)
-        return found
+        self._restored = restored = schedule.resume(checkpoints, objects)
+        if restored is not None:
+            self._loop.step, self._loop.epoch = restored.step, restored.epoch
+            self._loop.skip = int(restored.meta.get("plain_batches", 0))
+            if self.rank == 0:
+                note(f"resumed at step {restored.step} from {restored.folder}")
+        return restored
 
     # -- the loop --------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """Steps done, over all epochs and attempts."""
+        """The number of steps done, over all epochs and attempts."""
         return self._loop.step
 
     @property
     def epoch(self) -> int:
+        """The current epoch, from 0."""
         return self._loop.epoch
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Epochs up to `count` in all; after a resume it goes on with the one that was interrupted."""
+        """Yield epochs up to `count` in total. After a resume, continue with the one that was interrupted."""
         return self._loop.epochs(count)
 
     def steps(self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1) -> Iterator[Any]:
-        """Batches of one epoch; between two of them lies the step boundary: beat, save when due, stop when asked.
+        """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat, save, stop.
 
-        Takes what `run.loader` made, or any iterable of batches (then every rank must have equally many, and
-        `accumulate` counts batches per update). `max_steps` limits this loop.
+        `loader` comes from `run.loader`, or is any iterable of batches with equally many on every rank; `accumulate`
+        then counts batches per update. The loop ends after `max_steps` steps, if given.
         """
-        apart = self.settings.seed if self.world_size > 1 and self._restored is None else None
-        self._loop.begin(seed=apart)
+        fresh_seed = self.settings.seed if self.world_size > 1 and self._restored is None else None
+        self._loop.begin(seed=fresh_seed)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
     def evaluate(
         self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
     ) -> Iterator[Any]:
-        """This rank's part of a data set: every sample once over all ranks, equally many forwards on each.
+        """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
 
-        `batch_size` is global. Call `model.eval()` and `torch.no_grad()` around it as usual. All ranks call it.
+        Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a data set, a pipeline or a
+        DataLoader; `batch_size` counts samples over all ranks. A rank with no samples left gets empty batches of the
+        right shape.
+
+        Raises UsageError if the sampler of a DataLoader cannot be split between ranks.
         """
         key = (id(data), batch_size, num_workers)
-        if key not in self._evaluations:
-            made = make_evaluation_loader(
+        if key not in self._evaluation_loaders:
+            loader = make_evaluation_loader(
                 data, batch_size=batch_size, identity=self.identity, device=self.device,
                 seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
             )  # fmt: skip
-            self._evaluations[key] = (data, made)
-            if len(self._evaluations) > KEPT_EVALUATIONS:  # a script that makes its data anew in every epoch
-                self._evaluations.pop(next(iter(self._evaluations)))[1].close()
-        self._boundary.begin_evaluation()
-        for batch in self._evaluations[key][1]:
-            yield batch
-            self._boundary.after_forward(self.step, in_a_step=self._loop.micro is not None)
+            self._evaluation_loaders[key] = (data, loader)
+            if (
+                len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS
+            ):  # the script makes new data in every epoch
+                self._evaluation_loaders.pop(next(iter(self._evaluation_loaders)))[1].close()
+        return self._loop.evaluate(self._evaluation_loaders[key][1])
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether to stop, for hand-written loops. Read it once per step on all ranks; all get the same answer.
+
+        `run.steps` does not need it: that loop ends by itself.
+        """
+        if self._loop.micro is None and not self._boundary.stopping:
+            self._loop.step += 1
+        self._loop.begun = True
+        return self._boundary.poll(self.step)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Save a checkpoint now. Call it between steps, on all ranks.
+
+        Inside `run.epochs`, the saved state is that of the last step's end: after a resume, the code after the loop
+        (such as a scheduler step) runs again. With `wait`, returns only when the checkpoint is on disk.
+
+        Raises UsageError inside a step.
+        """
+        if self._loop.micro is not None:
+            raise UsageError(
+                "run.save was called inside a step.",
+                hint="Set save_every_steps: run.steps saves between steps.",
+            )
+        after_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
+        self._boundary.enter_epoch(self.epoch)
+        # A resume enters the epoch's body again, so what it does after its loop must not be part of the state.
+        with self._boundary.checkpoint_schedule.at_snapshot() if after_loop else contextlib.nullcontext():
+            self._boundary.save(self.step, wait=wait)
 
     # -- numbers ---------------------------------------------------------------------------------------
 
     def log(self, **values: Any) -> None:
-        """Numbers of this step, averaged over micro-steps and ranks (by samples, in the loop), written by rank 0.
+        """Log numbers or text of this step. Numbers are averaged over micro-steps and ranks.
 
-        Tensors stay on their device: nothing waits for them.
+        Tensors stay on their device, and nothing waits for them. Rank 0 writes `metrics.jsonl`. Raises UsageError for
+        anything but numbers, tensors of one element and text.
         """
         loop = self._loop
         micro = loop.micro
@@ -224,22 +273,25 @@ class Run:
 
     @property
     def wandb(self) -> Any:
-        """The live W&B run, for what `log` does not take (images, tables, artifacts).
+        """The W&B run, for what `log` does not take (images, tables, artifacts).
 
-        Where there is none (other ranks, W&B off), an object that takes every call and does nothing.
+        On other ranks, or with W&B off, an object that accepts every call and does nothing.
         """
         found = self._trackers.wandb_run()
         return found if found is not None else NoopRun()
 
     def report(self, value: Any = None, *, step: int | None = None, **named: Any) -> None:
-        """Say how good the model is: `run.report(loss)`, once per epoch or so. Called on all ranks; rank 0's counts.
+        """Report how good the model is: `run.report(loss)` or `run.report(loss=loss)`, about once per epoch.
 
-        In a sweep the last report is the trial's value, and a trial that is not worth going on ends here: on all
-        ranks together, and for good. Nothing after it runs. Outside of sweeps it is only written down.
+        Call it on all ranks; rank 0's value counts. In a sweep, the last report is the trial's score. If the sweep
+        prunes the trial, the body ends here on all ranks, and nothing resumes it. Outside of sweeps, the value is only
+        recorded. `step` is the current one by default.
+
+        Raises UsageError if there is no value, or none with the name of the sweep's metric.
         """
-        chosen = self._reports.chosen(value, named)
-        gives_up = self._reports.add(chosen, self.step if step is None else step)
-        if self._reports.can_prune and self._boundary.consensus.any_rank(gives_up):
+        score = self._reporter.select(value, named)
+        prune = self._reporter.record(score, self.step if step is None else step)
+        if self._reporter.can_prune and self._boundary.consensus.any_rank(prune):
             raise Pruned
 
     @overload
@@ -249,114 +301,58 @@ class Run:
     @overload
     def sum(self, value: float) -> float: ...
     def sum(self, value: torch.Tensor | float) -> torch.Tensor | float:
-        """The sum over all ranks, on all ranks. A tensor stays where it is; a number comes back as a number."""
+        """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays a number."""
         if isinstance(value, torch.Tensor):
-            total = value.detach().clone()
-            if self.world_size > 1:
-                on_device = total.device.type == self.device.type
-                dist.all_reduce(total, group=self._group.main if on_device else self._group.control)
-            return total
-        if self.world_size == 1:
-            return value
-        number = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
-        dist.all_reduce(number, group=self._group.control)
-        return number.item()
+            return self._group.sum_tensor(value, self.device)
+        return self._group.sum_number(value)
 
     def mean(self, value: torch.Tensor | float) -> Any:
-        """The mean over all ranks, on all ranks."""
+        """Return the mean over all ranks, on all ranks."""
         return self.sum(value) / self.world_size
 
-    def print(self, *words: Any, **options: Any) -> None:
-        """Print on rank 0 only."""
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only. Takes the arguments of the built-in `print`."""
         if self.rank == 0:
-            builtins.print(*words, **{"flush": True, **options})
+            builtins.print(*values, **{"flush": True, **options})
 
-    # -- together and apart ----------------------------------------------------------------------------
+    # -- ranks -----------------------------------------------------------------------------------------
 
-    @property
-    def should_stop(self) -> bool:
-        """For hand-written loops: ask once per step, on all ranks; the answer is the same on all of them.
+    def rank_zero_first(self) -> contextlib.AbstractContextManager[None]:
+        """Run the body on rank 0 first (a download, a cache), then on all other ranks at once.
 
-        Inside `run.steps` it is not needed: the loop ends by itself.
+        Raises RunError on the other ranks if the body failed on rank 0.
         """
-        if self._loop.micro is None and not self._boundary.stopping:
-            self._loop.step += 1
-        self._loop.begun = True
-        return self._boundary.poll(self.step)
-
-    def save(self, *, wait: bool = False) -> None:
-        """Save now, between steps. Called on all ranks.
-
-        Within `run.epochs`, after the loop over its steps, the state is that of the last step's end: a resume does
-        once more what follows the loop (a scheduler's step), and saves it with the next step.
-        """
-        if self._loop.micro is not None:
-            raise UsageError(
-                "run.save inside a step", hint="run.steps saves between steps; set save_every_steps."
-            )
-        after_its_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
-        self._boundary.enter_epoch(self.epoch)
-        # An epoch's body is entered again after a resume: what it does after its loop must not have been done.
-        with self._boundary.checkpoint_schedule.at_snapshot() if after_its_loop else contextlib.nullcontext():
-            self._boundary.save(self.step, wait=wait)
-
-    @contextlib.contextmanager
-    def rank_zero_first(self) -> Iterator[None]:
-        """Rank 0 runs the body first (a download, a cache), then all others at once."""
         self._first_calls += 1
-        key = f"first/{self._first_calls}"
-        store = self._group.store
-        if store is None:
-            yield
-        elif self.rank == 0:
-            word = "failed"
-            try:
-                yield
-                word = "done"
-            finally:
-                store.set(key, word)
-        else:
-            if groups.wait_for_key(store, key) != "done":
-                raise RunError("rank 0 failed in rank_zero_first", hint="Its own error says why.")
-            yield
+        return self._group.rank_zero_first(self.rank, f"first/{self._first_calls}")
 
     def join(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """For loops whose ranks have unequally many batches: ranks that are through shadow the others' reductions.
+        """Return torch's Join context over these models, or all, for loops with unequally many batches per rank.
 
-        `run.steps` over `run.loader` does not need it. A no-op in a world of one.
+        Does nothing with a single rank. `run.steps` over a loader from `run.loader` does not need it.
         """
-        replicas = [each for each in self._wrapper.wrapped if isinstance(each, DDPModel)]
-        asked: list[Any] = [
-            each.ddp for each in replicas if not models or any(each.model is model for model in models)
-        ]
-        if not asked:
-            return contextlib.nullcontext()
-        from torch.distributed.algorithms.join import Join
-
-        return Join(asked)
+        return self._wrapper.join(models)
 
     @staticmethod
     def seed_everything(seed: int, deterministic: bool = False) -> None:
-        """Seed Python, NumPy and torch; `deterministic` also asks torch for repeatable kernels."""
+        """Seed Python, NumPy and torch. With `deterministic`, also ask torch for deterministic algorithms."""
         seed_everything(seed, deterministic)
 
-    # -- the session's calls ---------------------------------------------------------------------------
+    # -- called by the session -------------------------------------------------------------------------
 
     def _save_at_end(self) -> None:
-        """What a finished run leaves: its last state, unless that is saved already."""
-        checkpoint_schedule = self._boundary.checkpoint_schedule
-        if self.step > 0 and self.step != checkpoint_schedule.last_step:
+        """Save the last state, unless it is already saved."""
+        if self.step > 0 and self.step != self._boundary.checkpoint_schedule.last_step:
             self._boundary.enter_epoch(self.epoch)
             self._boundary.save(self.step, wait=True)
 
     @property
     def _current_step(self) -> int:
-        """The step that is being done: what an error names."""
+        """The step in progress, for error messages."""
         return self._loop.current
 
     def _close(self) -> None:
-        """End data-loader workers, and the profiler's window."""
-        self._reports.close()
+        """End data-loader workers, and write the profile."""
+        self._reporter.close()
         self._boundary.profiler.close()
-        for made in [*self._loaders, *(made for _, made in self._evaluations.values())]:
-            made.close()
+        for loader in [*self._loaders, *(loader for _, loader in self._evaluation_loaders.values())]:
+            loader.close()

@@ -1,74 +1,72 @@
-"""`paceline.session`: set up, hand over a `Run`, and leave cleanly whatever happens."""
+"""`paceline.session`: set up, provide a `Run`, and exit cleanly whatever happens."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import torch
-
-from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
-from paceline.contract.jsonl import EventWriter, LineWriter
+from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.errors import UsageError
+from paceline.runtime import session_parts
 from paceline.runtime.boundary.boundary import Boundary
-from paceline.runtime.boundary.checkpoint_schedule import CheckpointSchedule
-from paceline.runtime.boundary.heartbeat import Heartbeat
-from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.boundary.out_of_memory import explain_out_of_memory
-from paceline.runtime.boundary.profiler import ProfilerWindow
 from paceline.runtime.boundary.stop import Pruned, Stopped
-from paceline.runtime.boundary.stragglers import StragglerDetector
-from paceline.runtime.data.randomness import seed_everything
-from paceline.runtime.distributed import communication_check, placement
-from paceline.runtime.distributed import device as devices
-from paceline.runtime.distributed import process_group as groups
-from paceline.runtime.distributed.affinity import bind_to_device_cpus
-from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.console import note
 from paceline.runtime.launch_context import LaunchContext
-from paceline.runtime.metrics.metrics import Metrics
-from paceline.runtime.metrics.progress_bar import ProgressBar
-from paceline.runtime.metrics.report import TrialReporter
-from paceline.runtime.paths import Paths
 from paceline.runtime.run import Run
-from paceline.runtime.settings import Params, Settings
+from paceline.runtime.session_parts import SessionParts
+from paceline.runtime.settings import Settings
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.selection import Trackers, open_trackers
-from paceline.runtime.trackers.thread import MetricsFile
-from paceline.runtime.training.gradients import LOW, Gradients
-from paceline.runtime.training.wrap import Wrapper
 
-_open = False  # one session at a time: signals, group and beat are the process's
-
-
-@dataclass
-class _Made:
-    """What set-up has made so far, so that leaving undoes exactly that."""
-
-    run: Run
-    group: groups.ProcessGroups
-    boundary: Boundary
-    lines: LineWriter
-    trackers: Trackers
+_open = False  # one session at a time: signal handlers, process group and heartbeat belong to the process
 
 
 class session:
-    """Identity, device, process group and signals for the body of a `with`; a clean exit always.
+    """Open a training session: `with paceline.session(seed=0) as run:`.
 
-    When the ranks agree to stop (a time limit, a preemption), `run.steps` ends the body after the state is
-    saved: nothing after the loop runs, and the process exits with code 0. An error on one rank leaves at once,
-    without waiting for the others; their agent ends them. `sys.exit(0)` in the body is its end: the last state
-    is saved, and a rank that comes there first waits for the others.
+    It finds this process's rank and device, creates the process group, installs the handlers for stop signals, and
+    prints where each rank runs. Every rank opens it, and gets a `Run`. It works the same under `python`, torchrun,
+    srun, mpirun, `paceline run` and `paceline submit`.
 
-    All arguments are fields of `Settings`; what the command line says (`paceline run --precision bf16`) wins.
-    `folder` is where metrics, events and checkpoints go when no agent has made a run folder. `trackers` get what
-    is logged, too: "wandb", "tensorboard", or whatever has the three methods of a `Tracker`.
+    When all ranks have agreed to stop (before a time limit, or at a preemption), `run.steps` saves and ends the body:
+    nothing after the loop runs, and the process exits with code 0. An error on one rank leaves at once, without waiting
+    for the others; their agent ends them. `sys.exit(0)` counts as the end of the body: the last state is saved, and a
+    rank that gets there first waits for the others.
+
+    Settings from the command line and `paceline.toml` override these arguments.
+
+    Args:
+        seed: Seeds Python, NumPy and torch, and the loaders' order and augmentation. None leaves them alone.
+        deterministic: Ask torch for deterministic algorithms.
+        precision: What `run.autocast` computes in: "fp32", "bf16", or "fp16" with a gradient scaler.
+        backend: The backend of the process group; by default what the device needs.
+        cpu: Ignore GPUs.
+        timeout: Seconds before a collective counts as failed; by default torch's own.
+        profile: Steps to profile: "10:13" writes a trace of steps 10, 11 and 12 into the run folder.
+        max_steps: Stop training after this many steps in total.
+        save_every_steps: Save after every so many steps.
+        save_every_seconds: Save when this many seconds have passed since the last save.
+        keep_last: How many of the newest checkpoints to keep.
+        keep_every: Also keep each checkpoint whose step is a multiple of this.
+        best: Also keep the checkpoint with the best value of this metric: "accuracy", or "min:loss".
+        start_from: Another run's folder, or a checkpoint, to start a fresh run from, at its step and epoch.
+        on_nonfinite: What to do about a NaN or infinite loss: "stop" the run, "skip" the step (costs a device
+            sync per update), or "ignore" it.
+        straggler_factor: Report ranks whose own part of a step takes this many times the median. 0 turns it off.
+        progress: Show a progress bar on rank 0's terminal.
+        report: Print where the ranks run, and how long the session took.
+        folder: Where metrics, events and checkpoints go if no agent has created a run folder.
+        trackers: Trackers that also get what is logged: "wandb", "tensorboard", or any `paceline.Tracker`.
+
+    Raises:
+        UsageError: A setting is invalid, or a session is already open in this process.
+        DeviceError: Two ranks share a GPU, or this rank has none.
+        RunError: The world size is not what the job asked for, or the ranks cannot communicate.
+        EnvironmentProblem: The ranks cannot find each other.
     """
 
     def __init__(
@@ -96,220 +94,111 @@ class session:
         trackers: Sequence[Tracker | str] = (),
     ) -> None:
         self._context = LaunchContext.read()
-        given = Settings(
+        settings = Settings(
             seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
             profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
             save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
             start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor, progress=progress,
             report=report,
         )  # fmt: skip
-        launch_spec = self._context.launch_spec
-        self._settings = given.overridden(launch_spec.runtime if launch_spec else {}).checked()
+        spec = self._context.launch_spec
+        self._settings = settings.override(spec.runtime if spec else {}).validate()
         self._folder = self._context.folder
         if self._folder is None and folder is not None:
             self._folder = RunFolder(Path(folder))
         self._trackers = trackers
-        self._began = time.perf_counter()
-        self._made: _Made | None = None
+        self._start = time.perf_counter()
+        self._parts: SessionParts | None = None
 
     def __enter__(self) -> Run:
+        """Set the session up, together with all other ranks."""
         global _open
         if _open:
-            raise RuntimeError("a session is open already in this process: leave it before opening another")
+            raise UsageError(
+                "A session is already open in this process.", hint="Leave it before you open another."
+            )
         _open = True
         try:
-            self._made = self._make()
-            return self._made.run
+            self._parts = session_parts.build(self._settings, self._context, self._folder, self._trackers)
+            return self._parts.run
         except BaseException:
             _open = False
             raise
-
-    def _make(self) -> _Made:
-        settings, context = self._settings, self._context
-        identity = read_identity()
-        placement.check_world_size(identity, context.launch_spec.world_size if context.launch_spec else None)
-        heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
-        device = devices.choose_device(identity, cpu=settings.cpu)
-        if settings.bind and context.launch_spec is not None:
-            bind_to_device_cpus(device)
-        store = groups.open_store(identity, timeout=settings.timeout)
-        posts = placement.gather_placements(store, placement.local_placement(identity, device))
-        if posts and settings.report:
-            placement.print_placements(posts)
-        group = self._form(identity, device, store)
-        if settings.seed is not None:
-            seed_everything(settings.seed, settings.deterministic)
-        return self._assemble(identity, device, group, heartbeat, hosts=[post.host for post in posts])
-
-    def _form(self, identity: Identity, device: torch.device, store: Any) -> groups.ProcessGroups:
-        """The groups, formed and tried out. Of those that do not work none is waited for."""
-        settings, launch_spec = self._settings, self._context.launch_spec
-        backend = settings.backend or groups.default_backend(device)
-        try:
-            group = groups.init_process_groups(
-                identity, device, store=store, backend=backend, timeout=settings.timeout
-            )
-        except RuntimeError as error:
-            raise communication_check.problem(identity, backend, error, what="forming the group") from error
-        try:
-            if launch_spec is None or launch_spec.check:
-                communication_check.check_communication(group, identity, device, timeout=settings.timeout)
-        except BaseException:
-            group.abandon()
-            raise
-        return group
-
-    def _assemble(
-        self,
-        identity: Identity,
-        device: torch.device,
-        group: groups.ProcessGroups,
-        heartbeat: Heartbeat,
-        *,
-        hosts: list[str],
-    ) -> _Made:
-        settings, rank = self._settings, identity.rank
-        writes = self._folder if rank == 0 else None
-        events = EventWriter(writes.events / "rank-0.jsonl" if writes else None)
-        trackers = open_trackers(
-            self._context,
-            settings,
-            identity,
-            folder=self._folder,
-            given=self._trackers,
-            store=group.store,
-        )
-        lines = MetricsFile(writes.metrics if writes else None, trackers.common)
-        low = torch.bfloat16 if settings.precision == "bf16" else None
-        wrapper = Wrapper(device, identity.world_size, low_precision=low)
-        assert settings.precision == "fp32" or settings.precision in LOW
-        boundary = Boundary(
-            group=group.control,
-            heartbeat=heartbeat,
-            events=events,
-            metrics=Metrics(lines, group=group.control, rank=rank, own=trackers.own),
-            loss_check=NonFiniteLossCheck(
-                rank=rank, on=settings.on_nonfinite == "stop" and settings.precision != "fp16"
-            ),
-            checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
-            progress=ProgressBar(settings.progress and rank == 0),
-            stragglers=StragglerDetector(
-                lines,
-                rank=rank,
-                hosts=hosts,
-                world_size=identity.world_size,
-                factor=settings.straggler_factor,
-                device=device,
-            ),
-            profiler=ProfilerWindow(
-                settings.profile, folder=self._folder.path if self._folder else None, rank=rank
-            ),
-            sync_buffers=wrapper.sync_buffers,
-        )
-        boundary.tracker_ids = trackers.ids()
-        boundary.signals.install()
-        heartbeat.set_state(max(heartbeat.state, READY))
-        run = Run(
-            identity=identity,
-            device=device,
-            group=group,
-            settings=settings,
-            params=Params(self._context.launch_spec.params if self._context.launch_spec else {}),
-            wrapper=wrapper,
-            gradients=Gradients(
-                wrapper, precision=settings.precision, world_size=identity.world_size,
-                skip_nonfinite=settings.on_nonfinite == "skip",
-            ),
-            boundary=boundary,
-            folder=self._folder,
-            places=Paths.read(os.environ, self._folder),
-            attempt=self._context.attempt,
-            reports=TrialReporter(
-                self._folder.path if self._folder else None,
-                trial=self._context.launch_spec.trial if self._context.launch_spec else {},
-                rank=rank,
-            ),
-            trackers=trackers,
-        )  # fmt: skip
-        trackers.start()
-        return _Made(run, group, boundary, lines, trackers)
-
-    # -- leaving ---------------------------------------------------------------------------------------
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Save, write all numbers and leave together with the other ranks; after an error, leave at once."""
         global _open
-        made = self._made
-        assert made is not None
-        self._made = None
+        parts = self._parts
+        assert parts is not None
+        self._parts = None
         try:
             if error is None or isinstance(error, Stopped) or _is_plain_exit(error):
                 pruned = isinstance(error, Pruned)
-                stopped = not pruned and (isinstance(error, Stopped) or made.boundary.stopping)
-                self._leave_together(made, stopped=stopped, pruned=pruned)
+                stopped = not pruned and (isinstance(error, Stopped) or parts.boundary.stopping)
+                self._leave_together(parts, stopped=stopped, pruned=pruned)
             else:
-                self._leave_alone(made)
+                self._leave_alone(parts)
         finally:
             _open = False
-            made.boundary.signals.restore()
+            parts.boundary.signals.restore()
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
         if error is not None:
-            explained = explain_out_of_memory(error, step=made.run._current_step, device=made.run.device)
+            explained = explain_out_of_memory(error, step=parts.run._current_step, device=parts.run.device)
             if explained is not None:
                 raise explained from error
 
-    def _leave_together(self, made: _Made, *, stopped: bool, pruned: bool = False) -> None:
-        """All ranks are here: collectives are fine, and nothing is left under way."""
-        run, boundary = made.run, made.boundary
+    def _leave_together(self, parts: SessionParts, *, stopped: bool, pruned: bool = False) -> None:
+        """Leave with all ranks: collectives work, and nothing stays in flight."""
+        run, boundary = parts.run, parts.boundary
         try:
             boundary.finish()
-            if not pruned:  # nobody will go on from there
+            if not pruned:  # nothing resumes a pruned trial
                 run._save_at_end()
             boundary.checkpoint_schedule.close(wait=True)
             run._close()
         except BaseException:
-            self._leave_alone(made)
+            self._leave_alone(parts)
             raise
-        if pruned:
+        if pruned and run.rank == 0:
             boundary.progress.close()
-            run.print(f"paceline: pruned at step {run.step}", file=sys.stderr)
-        self._tell_the_end(run, boundary, stopped)
-        made.lines.close()
+            note(f"pruned at step {run.step}")
+        self._print_summary(run, boundary, stopped)
+        parts.lines.close()
         boundary.events.close()
-        made.group.close()
+        parts.group.close()
         boundary.heartbeat.set_state(SAVED_AND_STOPPED if stopped else FINISHED)
         boundary.heartbeat.close()
-        made.trackers.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
+        parts.trackers.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
 
-    def _leave_alone(self, made: _Made) -> None:
-        """This rank has failed. Nobody is waited for: no barrier, no collective, no destroying of groups."""
-        boundary = made.boundary
-        made.group.abandon()
+    def _leave_alone(self, parts: SessionParts) -> None:
+        """Leave after an error on this rank, without waiting for any other: no barrier and no collective."""
+        boundary = parts.boundary
+        parts.group.abandon()
         boundary.progress.close()
         boundary.metrics.finish_alone()
         boundary.checkpoint_schedule.close(wait=False)
-        made.run._close()
-        made.lines.close()
+        parts.run._close()
+        parts.lines.close()
         boundary.events.close()
-        made.trackers.close(FAILED)
+        parts.trackers.close(FAILED)
 
-    def _tell_the_end(self, run: Run, boundary: Boundary, stopped: bool) -> None:
+    def _print_summary(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()
-        seconds = time.perf_counter() - self._began
-        launched = self._context.launch_spec is not None  # then the agent tells it
+        launched = self._context.launch_spec is not None  # then the agent prints it
         if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
-            print(f"paceline: done in {_duration(seconds)}{steps}", file=sys.stderr, flush=True)
+            note(f"done in {_format_duration(time.perf_counter() - self._start)}{steps}")
 
 
 def _is_plain_exit(error: BaseException) -> bool:
-    """`sys.exit()` and `sys.exit(0)` say that all is done, as the end of the body does; any other code is a failure."""
+    """Return whether this is `sys.exit()` or `sys.exit(0)`. Any other exit code is a failure."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

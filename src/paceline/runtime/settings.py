@@ -1,4 +1,4 @@
-"""What a session was asked to do: the script's own arguments, over them what the command line said."""
+"""The settings of a session, and the script's parameters."""
 
 from __future__ import annotations
 
@@ -13,47 +13,39 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Settings:
-    """All that `paceline.session` takes; the run's order may override each of them."""
+    """The arguments of `paceline.session`, which documents them. The launch spec may override each."""
 
     seed: int | None = None
-    """Seeds Python, NumPy and torch; the loader's order and augmentation too. None leaves them alone."""
     deterministic: bool = False
     precision: str = "fp32"
-    """What `run.autocast` computes in: fp32, bf16, or fp16 with a gradient scaler."""
     backend: str | None = None
-    """Of the process group. None: what the device needs."""
     cpu: bool = False
     timeout: float | None = None
-    """Seconds that a collective may take before it counts as lost. None: torch's own default."""
     profile: str | None = None
-    """'10:13' records steps 10, 11 and 12 into a trace in the run folder."""
     max_steps: int | None = None
     save_every_steps: int | None = None
     save_every_seconds: float | None = 300.0
     keep_last: int = 2
     keep_every: int | None = None
     best: str | None = None
-    """Keep the checkpoint with the best value of this metric: 'accuracy', or 'min:loss'."""
     start_from: str | None = None
-    """Another run's folder, or a checkpoint, whose state a fresh run begins with."""
     on_nonfinite: str = "stop"
-    """A loss that is not a number: 'stop' the run, 'skip' the step (one device sync per update), or 'ignore'."""
     straggler_factor: float = 1.5
-    """A rank whose own part of a step takes this many times the median is named. 0: none is."""
     debug: bool = False
     progress: bool = True
     report: bool = True
     bind: bool = True
-    """Bind a rank to the CPUs next to its GPU, where nobody has bound it yet."""
+    """Bind each rank to the CPUs next to its GPU, unless it is already bound. Set by the command line only."""
 
-    def checked(self) -> Settings:
+    def validate(self) -> Settings:
+        """Return these settings. Raises UsageError if one is invalid."""
         if self.precision not in PRECISIONS:
             raise UsageError(
-                f"precision={self.precision!r} is not known", hint=f"One of {', '.join(PRECISIONS)}."
+                f"Unknown precision {self.precision!r}.", hint=f"Use one of {', '.join(PRECISIONS)}."
             )
         if self.on_nonfinite not in ("stop", "skip", "ignore"):
             raise UsageError(
-                f"on_nonfinite={self.on_nonfinite!r} is not known", hint="One of stop, skip, ignore."
+                f"Unknown on_nonfinite {self.on_nonfinite!r}.", hint="Use one of stop, skip, ignore."
             )
         for name in (
             "max_steps",
@@ -66,26 +58,26 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(
-                    f"{name}={value!r} is not positive", hint=f"Leave {name} out to do without it."
+                    f"{name} is {value!r}, but must be positive.", hint=f"Leave {name} out to turn it off."
                 )
         return self
 
-    def overridden(self, given: Mapping[str, Any]) -> Settings:
-        """These settings with what the command line said; names that belong to others are left alone."""
-        known = {each.name for each in fields(self)}
+    def override(self, values: Mapping[str, Any]) -> Settings:
+        """Return these settings with those of the launch spec. Names that are not settings are ignored."""
+        known = {field.name for field in fields(self)}
         return replace(
-            self, **{key: value for key, value in given.items() if key in known and value is not None}
+            self, **{key: value for key, value in values.items() if key in known and value is not None}
         )
 
 
 class Params(Mapping[str, Any]):
-    """The script's hyper-parameters: read-only, the same on all ranks, as `params["lr"]` or `params.lr`."""
+    """The script's parameters, as `params["lr"]` or `params.lr`. Read-only, and the same on all ranks."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        held = {
+        nested = {
             key: Params(value) if isinstance(value, dict) else value for key, value in (values or {}).items()
         }
-        object.__setattr__(self, "_values", held)
+        object.__setattr__(self, "_values", nested)
 
     _values: dict[str, Any]
 
@@ -97,12 +89,12 @@ class Params(Mapping[str, Any]):
             return self._values[key]
         except KeyError:
             raise AttributeError(
-                f"no parameter {key!r}: give it by --param {key}=... or in [params] of paceline.toml, "
-                f"or use run.params.get({key!r}, default)"
+                f"There is no parameter {key!r}. Set it with --param {key}=... or in [params] of paceline.toml, or use "
+                f"run.params.get({key!r}, default)."
             ) from None
 
     def __setattr__(self, key: str, value: Any) -> None:
-        raise AttributeError("run.params is read-only: all ranks must hold the same")
+        raise AttributeError("run.params is read-only, so that all ranks have the same values.")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from paceline.runtime.boundary.stop import (
     StopSignals,
 )
 from paceline.runtime.boundary.stragglers import StragglerDetector
+from paceline.runtime.console import note
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import ProgressBar
 
@@ -249,5 +249,5 @@ class Boundary:
             if saved and self.checkpoint_schedule.failed_step == step:
                 outcome = "but could not save"
             self.progress.close()
-            print(f"paceline: stopped at step {step}, {outcome}", file=sys.stderr, flush=True)
+            note(f"stopped at step {step}, {outcome}")
         raise Stopped

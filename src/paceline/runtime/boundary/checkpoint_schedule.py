@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,10 +179,6 @@ class CheckpointSchedule:
         if self.checkpoints is not None:
             self._write_events(self.checkpoints.close(wait=wait))
             self.checkpoints = None
-
-
-def warn(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:

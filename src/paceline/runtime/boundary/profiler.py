@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.errors import UsageError
+from paceline.runtime.console import note
 
 
 class ProfilerWindow:
@@ -53,6 +53,6 @@ class ProfilerWindow:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(self.path))
-            print(f"paceline: wrote the profile to {self.path}", file=sys.stderr, flush=True)
+            note(f"wrote the profile to {self.path}")
         except (OSError, RuntimeError) as error:
-            print(f"paceline: could not write the profile: {error}", file=sys.stderr, flush=True)
+            note(f"could not write the profile: {error}")

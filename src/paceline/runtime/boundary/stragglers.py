@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections import deque
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from paceline.contract.jsonl import LineWriter
+from paceline.runtime.console import note
 
 MAX_RANKS = 1024  # in larger worlds the consensus has no slot per rank
 WINDOW = 7  # measurements whose median counts, so that one hiccup does not make a straggler
@@ -102,9 +102,7 @@ class StragglerDetector:
         for rank, ratio in due.items():
             host = f" on {self._hosts[rank]}" if rank < len(self._hosts) else ""
             text = f"{ratio:.1f} times the median, {seconds[rank] * 1000:.1f} ms of its own per step"
-            print(
-                f"paceline: rank {rank}{host} is slower than the others: {text}", file=sys.stderr, flush=True
-            )
+            note(f"rank {rank}{host} is slower than the others: {text}")
 
 
 def find_stragglers(seconds: list[float], *, factor: float, min_seconds: float) -> dict[int, float]:

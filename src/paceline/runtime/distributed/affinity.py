@@ -1,4 +1,4 @@
-"""Which CPUs this rank may use, and binding it to those next to its GPU."""
+"""The CPUs that a rank may use, and binding it to those next to its GPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def allowed_cpus() -> set[int]:
-    """The CPUs that this process may run on."""
+    """Return the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """`0-3,8` for 0, 1, 2, 3 and 8."""
+    """Write a CPU list as the kernel does: `0-3,8` for 0, 1, 2, 3 and 8."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and cpu == spans[-1][1] + 1:
@@ -29,7 +29,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """The reverse of `format_cpu_list`: what the kernel writes as a list of CPUs."""
+    """Read a CPU list such as `0-3,8`."""
     found: set[int] = set()
     for span in filter(None, text.strip().split(",")):
         low, _, high = span.partition("-")
@@ -38,7 +38,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def bind_to_device_cpus(device: torch.device) -> bool:
-    """Bind this process to its GPU's own CPUs, unless somebody (Slurm, taskset) has bound it already."""
+    """Bind this process to the CPUs of its GPU, unless it is already bound (by Slurm or taskset)."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return False
     if len(allowed_cpus()) < (os.cpu_count() or 1):
@@ -48,13 +48,13 @@ def bind_to_device_cpus(device: torch.device) -> bool:
         return False
     try:
         os.sched_setaffinity(0, near & allowed_cpus())
-    except OSError:  # a container may forbid it; being bound is a favour, not a need
+    except OSError:  # a container may forbid it; binding is an optimization only
         return False
     return True
 
 
 def device_cpus(device: torch.device) -> set[int]:
-    """The CPUs of the GPU's NUMA node, as the kernel tells them; empty when it does not."""
+    """Return the CPUs of the GPU's NUMA node; empty if the kernel does not list them."""
     properties: Any = torch.cuda.get_device_properties(device)
     try:
         address = (

@@ -1,7 +1,7 @@
-"""The groups' first all-reduce: a network that cannot carry gradients is found here, and named, before the first step.
+"""The communication check: a first all-reduce that finds a broken network before the first training step.
 
-The connections that it makes are those that the first step would have made. By now all ranks have met over the
-store, so that none is still importing: who does not answer soon does not answer at all.
+It makes the connections that the first step would make anyway. All ranks have already met at the store, so none is
+still importing: a rank that does not answer soon will not answer at all.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from paceline.errors import RunError
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 
-WITHIN = (
-    300.0  # seconds, unless the session says: adapters of a large world may take minutes to find each other
-)
-LOOK_EVERY = 0.0005
+TIMEOUT = 300.0  # seconds, unless the session sets one: in large worlds, adapters may take minutes to connect
+POLL_INTERVAL = 0.0005
 
 _INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 
@@ -28,29 +26,30 @@ _INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 def check_communication(
     group: ProcessGroups, identity: Identity, device: torch.device, *, timeout: float | None
 ) -> None:
-    """Every rank contributes 1 to both groups, at once; the sum must be the world. Otherwise a `RunError`."""
+    """Sum a 1 from every rank over both groups at once. Raises RunError if the sum is not the world size."""
     if group.main is None:
         return
-    limit = timeout or WITHIN
+    limit = timeout or TIMEOUT
     backend = str(dist.get_backend(group.main))
     cpu = torch.device("cpu")
-    under_way = [(backend, _start(group.main, cpu if backend == "gloo" else device))]
+    started = [(backend, _start(group.main, cpu if backend == "gloo" else device))]
     if group.control is not None:
-        under_way.append(("gloo", _start(group.control, cpu)))
+        started.append(("gloo", _start(group.control, cpu)))
     deadline = time.monotonic() + limit
-    for name, begun in under_way:
+    for name, reduction in started:
         try:
-            answered = _sum(begun, deadline)
+            total = _wait(reduction, deadline)
         except TimeoutError:
-            raise problem(identity, name, f"there was no answer within {limit:g} s") from None
+            raise communication_error(identity, name, f"no answer within {limit:g} s") from None
         except RuntimeError as error:
-            raise problem(identity, name, error) from error
-        if answered != identity.world_size:
-            raise problem(identity, name, f"the sum of {identity.world_size} ones came out as {answered:g}")
+            raise communication_error(identity, name, error) from error
+        if total != identity.world_size:
+            reason = f"the sum of {identity.world_size} ones came out as {total:g}"
+            raise communication_error(identity, name, reason)
 
 
 def _start(group: Any, device: torch.device) -> tuple[torch.Tensor, Any] | RuntimeError:
-    """A sum under way, or why there is none."""
+    """Start a reduction, or return why it could not start."""
     try:
         one = torch.ones(1, device=device)
         return one, dist.all_reduce(one, group=group, async_op=True)
@@ -58,30 +57,30 @@ def _start(group: Any, device: torch.device) -> tuple[torch.Tensor, Any] | Runti
         return error
 
 
-def _sum(begun: tuple[torch.Tensor, Any] | RuntimeError, deadline: float) -> float:
-    """Asked for again and again: waiting for NCCL would hold this thread until NCCL ends the process."""
-    if isinstance(begun, RuntimeError):
-        raise begun
-    one, work = begun
+def _wait(reduction: tuple[torch.Tensor, Any] | RuntimeError, deadline: float) -> float:
+    """Poll until the sum is there: waiting for NCCL would block this thread until NCCL ends the process."""
+    if isinstance(reduction, RuntimeError):
+        raise reduction
+    total, work = reduction
     while not work.is_completed():
         if time.monotonic() > deadline:
             raise TimeoutError
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
     work.wait()  # raises what went wrong
-    return one.item()
+    return total.item()
 
 
-def problem(
-    identity: Identity, backend: str, why: str | BaseException, *, what: str = "the first all-reduce"
+def communication_error(
+    identity: Identity, backend: str, reason: str | BaseException, *, what: str = "the first all-reduce"
 ) -> RunError:
-    """In words for a person who has not seen this network before."""
-    if isinstance(why, BaseException):
-        why = (str(why).strip().splitlines() or [type(why).__name__])[0]
+    """Return the error for a network that does not work, with what to try."""
+    if isinstance(reason, BaseException):
+        reason = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
     name = _INTERFACE.get(backend)
-    look = f"set {name} (--env) to the interface that the nodes share; " if name else ""
+    interface = f" Set {name} (--env) to the interface that the nodes share." if name else ""
     return RunError(
-        f"rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world_size} ranks over {backend} "
-        f"failed: {why}",
-        hint="With --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) the ranks say who cannot reach whom; "
-        f"{look}check = false in [launch] (submit: --no-check) goes on without it.",
+        f"Rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world_size} ranks over {backend} "
+        f"failed: {reason.rstrip('.')}.",
+        hint="Run with --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) to see which ranks cannot reach each "
+        f"other.{interface} To skip this check, use submit --no-check, or check = false in [launch].",
     )

@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and the proof that no two ranks share a GPU."""
+"""Choose the device of a rank, and find ranks that share a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.runtime.distributed.identity import Identity
 
 
 def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
-    """cuda, xpu, mps or cpu. One visible GPU per task means index 0; several mean the local rank."""
+    """Return cuda, xpu, mps or cpu. If one GPU is visible it is index 0; if several are, it is the local rank."""
     if cpu:
         return torch.device("cpu")
     for kind in ("cuda", "xpu"):
@@ -23,7 +23,7 @@ def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
         device = torch.device(kind, _index(identity, module.device_count(), kind))
         module.set_device(device)
         return device
-    # Apple's GPU knows no process group: it serves a world of one.
+    # Apple's GPU supports no process group, so it serves a single rank only.
     if not identity.is_distributed and torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
@@ -31,24 +31,24 @@ def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
 
 def _index(identity: Identity, visible: int, kind: str) -> int:
     if visible == 1:
-        return 0  # bound by the scheduler; if it is not, `find_shared_gpu` finds two ranks on it
+        return 0  # the scheduler has bound it; otherwise `find_shared_gpu` finds two ranks on it
     if identity.local_rank < visible:
         return identity.local_rank
     raise DeviceError(
-        f"rank {identity.rank} is local rank {identity.local_rank}, but only {visible} {kind} devices are visible "
-        f"({_visible_names()})",
+        f"Rank {identity.rank} is local rank {identity.local_rank}, but only {visible} {kind} devices are visible "
+        f"({_visibility()}).",
         hint=f"Start at most {visible} ranks on this node, ask for more GPUs, or use --cpu.",
     )
 
 
-def _visible_names() -> str:
+def _visibility() -> str:
     names = (*gpus.NAMES, "ZE_AFFINITY_MASK")
-    told = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    return ", ".join(told) or "CUDA_VISIBLE_DEVICES is not set"
+    variables = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return ", ".join(variables) or "CUDA_VISIBLE_DEVICES is not set"
 
 
 def hardware_id(device: torch.device) -> str:
-    """What tells this GPU from every other on its host; empty for a CPU."""
+    """Return an id that is unique to this GPU on its host; empty for a CPU."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return str(getattr(properties, "uuid", "") or f"{device} {properties.name}")
@@ -58,18 +58,18 @@ def hardware_id(device: torch.device) -> str:
 
 
 def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
-    """The complaint about two ranks on one GPU, from (rank, host, hardware id) of all; None when there are none."""
+    """Return an error message if two ranks share a GPU, else None. Takes (rank, host, hardware id) of all ranks."""
     seen: dict[tuple[str, str], int] = {}
     for rank, host, hardware in placed:
         if not hardware:
             continue
         first = seen.setdefault((host, hardware), rank)
         if first != rank:
-            return f"ranks {first} and {rank} are on the same GPU of {host} ({hardware})"
+            return f"Ranks {first} and {rank} are on the same GPU of node {host} ({hardware})."
     return None
 
 
 SHARED_HINT = (
-    "Each rank needs a GPU of its own: start as many ranks as there are GPUs, "
-    "and check CUDA_VISIBLE_DEVICES and --gpus-per-task. With --cpu no GPU is used."
+    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. "
+    "To train without GPUs, use --cpu."
 )

@@ -1,4 +1,4 @@
-"""Who runs where: gathered before the process group forms, checked, and printed by rank 0."""
+"""Which rank runs where: collected before the process group is created, checked, and printed by rank 0."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.runtime.distributed.affinity import allowed_cpus, format_cpu_list
 from paceline.runtime.distributed.device import SHARED_HINT, find_shared_gpu, hardware_id
 from paceline.runtime.distributed.identity import Identity
 
-SHOWN = 64  # ranks printed one by one; a larger world is summed up
+MAX_PRINTED = 64  # ranks; larger worlds are summarized
 
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """One rank's place."""
+    """The host, device and CPUs of one rank."""
 
     rank: int
     world_size: int
@@ -32,47 +32,50 @@ class RankPlacement:
     pid: int
     cpus: str
 
-    def line(self) -> str:
+    def describe(self) -> str:
         device = f"{self.device} ({self.hardware})" if self.hardware else self.device
-        words = (
+        parts = (
             f"rank {self.rank} of {self.world_size}", f"node {self.host}", f"local rank {self.local_rank}",
             device, f"pid {self.pid}", f"cpus {self.cpus}",
         )  # fmt: skip
-        return " · ".join(words)
+        return " · ".join(parts)
 
 
 def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
+    """Return the placement of this rank."""
     return RankPlacement(
-        rank=identity.rank, world_size=identity.world_size, host=socket.gethostname(), local_rank=identity.local_rank,
-        device=str(device), hardware=hardware_id(device), pid=os.getpid(), cpus=format_cpu_list(allowed_cpus()),
+        rank=identity.rank, world_size=identity.world_size, host=socket.gethostname(),
+        local_rank=identity.local_rank, device=str(device), hardware=hardware_id(device), pid=os.getpid(),
+        cpus=format_cpu_list(allowed_cpus()),
     )  # fmt: skip
 
 
-def gather_placements(store: Any, post: RankPlacement) -> list[RankPlacement]:
-    """Tell rank 0 where this rank is, and hear its judgement. Rank 0 gets all posts; the others an empty list.
+def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacement]:
+    """Send this rank's placement to rank 0, which checks all of them. Returns them on rank 0, and [] elsewhere.
 
-    It goes through the store: two ranks on one GPU must be found before NCCL hangs on them.
+    This uses the store, because two ranks on one GPU must be found before NCCL hangs on them. Raises DeviceError on all
+    ranks if there are two.
     """
     if store is None:
-        return [post]
-    store.set(f"post/{post.rank}", json.dumps(asdict(post)))
-    if post.rank:
-        complaint = store.get("judgement").decode()
-        if complaint != "fit":
-            raise DeviceError(complaint, hint=SHARED_HINT)
+        return [placement]
+    store.set(f"placement/{placement.rank}", json.dumps(asdict(placement)))
+    if placement.rank:
+        problem = store.get("placement_check").decode()
+        if problem != "ok":
+            raise DeviceError(problem, hint=SHARED_HINT)
         return []
-    keys = [f"post/{rank}" for rank in range(post.world_size)]
+    keys = [f"placement/{rank}" for rank in range(placement.world_size)]
     store.wait(keys)
-    posts = [RankPlacement(**json.loads(text)) for text in store.multi_get(keys)]
-    complaint = find_shared_gpu([(each.rank, each.host, each.hardware) for each in posts])
-    store.set("judgement", complaint or "fit")
-    if complaint:
-        raise DeviceError(complaint, hint=SHARED_HINT)
-    return posts
+    placements = [RankPlacement(**json.loads(text)) for text in store.multi_get(keys)]
+    shared = find_shared_gpu([(each.rank, each.host, each.hardware) for each in placements])
+    store.set("placement_check", shared or "ok")
+    if shared:
+        raise DeviceError(shared, hint=SHARED_HINT)
+    return placements
 
 
 def check_world_size(identity: Identity, expected: int | None) -> None:
-    """A world of another size than was ordered is an error, not a slow run."""
+    """Raise RunError if the world size is not the one that the job asked for."""
     if expected is not None and identity.world_size != expected:
         raise RunError(
             f"The job has {expected} ranks, but this process found a world size of {identity.world_size} "
@@ -81,15 +84,15 @@ def check_world_size(identity: Identity, expected: int | None) -> None:
         )
 
 
-def print_placements(posts: list[RankPlacement]) -> None:
-    """One line per rank, columns aligned; on standard error, which is not the script's own output."""
-    rows = [post.line().split(" · ") for post in posts[:SHOWN]]
+def print_placements(placements: list[RankPlacement]) -> None:
+    """Print one aligned line per rank to standard error, which is not the script's own output."""
+    rows = [placement.describe().split(" · ") for placement in placements[:MAX_PRINTED]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     lines = [
         " · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    if len(posts) > SHOWN:
-        hosts = len({post.host for post in posts})
-        lines.append(f"… and {len(posts) - SHOWN} more ranks, on {hosts} nodes in all")
+    if len(placements) > MAX_PRINTED:
+        hosts = len({placement.host for placement in placements})
+        lines.append(f"… and {len(placements) - MAX_PRINTED} more ranks, on {hosts} nodes in total")
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,17 +1,19 @@
-"""The process group: made once the ranks have met, destroyed always, never by way of a barrier.
+"""Create and destroy the process groups: one for training, one on gloo for control.
 
-Besides the group that trains there is a second one on gloo, for control: agreements about stopping and saving
-travel beside the gradients, and never wait for a device.
+The control group carries stop and save decisions beside the gradients, and never waits for a device. Groups are
+destroyed at every clean end, and never by way of a barrier.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import datetime
 import os
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +21,18 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.hostlist import expand
-from paceline.errors import EnvironmentProblem
+from paceline.errors import EnvironmentProblem, RunError
 from paceline.runtime.distributed.identity import Identity
 
-# The store is where ranks find each other. Its address serves once per process, so it is kept for all sessions.
+# Ranks find each other through the store. Its address can be used once per process, so all sessions share it.
 _store: Any = None
 _sessions = 0
-LETTING_GO = 0.1  # seconds, once per process
+GLOO_EXIT_DELAY = 0.1  # seconds, once per process
 
 
 @dataclass
 class ProcessGroups:
-    """Both groups of a world; in a world of one there are none, and every call is answered at once."""
+    """The store and both groups. With a single rank there are none, and every call returns at once."""
 
     store: Any = None
     main: Any = None
@@ -38,16 +40,16 @@ class ProcessGroups:
     owned: bool = False
 
     def close(self) -> None:
-        """After a clean end: every rank is here, nothing is in flight."""
+        """Destroy the groups after a clean end, when all ranks are here and nothing is in flight."""
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
         self.main = self.control = None
 
     def abandon(self) -> None:
-        """After an error: peers may never answer, so nothing is waited for.
+        """Leave the groups after an error, without waiting for peers that may never answer.
 
-        Destroying a group waits for its collectives, also while the interpreter ends. What can be aborted is;
-        the rest is kept alive until the process is gone.
+        Destroying a group waits for its collectives, even at interpreter exit. Extra references keep the groups alive
+        until the process is gone.
         """
         if not self.owned or self.main is None:
             return
@@ -57,18 +59,50 @@ class ProcessGroups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.distributed_c10d._world))
         self.main = self.control = None
 
+    def sum_tensor(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return the sum of a tensor over all ranks, on the tensor's own device."""
+        total = value.detach().clone()
+        if self.main is not None:
+            dist.all_reduce(total, group=self.main if total.device.type == device.type else self.control)
+        return total
+
+    def sum_number(self, value: float) -> float:
+        """Return the sum of a Python number over all ranks."""
+        if self.main is None:
+            return value
+        number = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+        dist.all_reduce(number, group=self.control)
+        return number.item()
+
+    @contextlib.contextmanager
+    def rank_zero_first(self, rank: int, key: str) -> Iterator[None]:
+        """Run the body on rank 0, then on all other ranks at once."""
+        if self.store is None:
+            yield
+        elif rank == 0:
+            outcome = "failed"
+            try:
+                yield
+                outcome = "done"
+            finally:
+                self.store.set(key, outcome)
+        else:
+            if wait_for_key(self.store, key) != "done":
+                raise RunError("Rank 0 failed in rank_zero_first.", hint="See the error of rank 0.")
+            yield
+
 
 def wait_for_gloo_threads() -> None:
-    """Gloo's threads let go of their last tensors, for which they need the interpreter.
+    """Give gloo's threads time to release their last tensors while the interpreter still runs.
 
-    One that comes to it only while the interpreter ends aborts the process: a run that is done would have failed,
-    and the exit code would no longer be that of an error.
+    A thread that needs the interpreter during its shutdown aborts the process: a run that is done would count as
+    failed, and a failed one would exit with another code.
     """
-    time.sleep(LETTING_GO)
+    time.sleep(GLOO_EXIT_DELAY)
 
 
 def default_backend(device: torch.device) -> str:
-    """What carries gradients for a device."""
+    """Return the backend that reduces gradients on this device."""
     if device.type == "cuda" and dist.is_nccl_available():
         return "nccl"
     if device.type == "xpu" and getattr(dist, "is_xccl_available", lambda: False)():
@@ -77,42 +111,42 @@ def default_backend(device: torch.device) -> str:
 
 
 def open_store(identity: Identity, *, timeout: float | None) -> Any:
-    """The store of this session: a place of its own within the one that the ranks share. None when alone."""
+    """Return this session's part of the store that all ranks share; None with a single rank."""
     global _store, _sessions
     if not identity.is_distributed:
         return None
     if _store is None:
         from torch.distributed.rendezvous import rendezvous
 
-        patience = datetime.timedelta(seconds=timeout or 600)
-        where = address(identity)
-        ending = f"?rank={identity.rank}&world_size={identity.world_size}"
-        url = f"env://{ending}" if where is None else f"tcp://{where[0]}:{where[1]}{ending}"
+        limit = datetime.timedelta(seconds=timeout or 600)
+        address = store_address(identity)
+        query = f"?rank={identity.rank}&world_size={identity.world_size}"
+        url = f"env://{query}" if address is None else f"tcp://{address[0]}:{address[1]}{query}"
         try:
             try:
-                _store, _, _ = next(iter(rendezvous(url, timeout=patience)))
+                _store, _, _ = next(iter(rendezvous(url, timeout=limit)))
             except (dist.DistError, RuntimeError) as error:
-                # Some builds of torch (Debian's, Windows') lack it, and ask for it all the same.
+                # Some builds of torch (Debian's, Windows') lack libuv, but use it by default.
                 if "libuv" not in str(error):
                     raise
-                _store, _, _ = next(iter(rendezvous(f"{url}&use_libuv=0", timeout=patience)))
+                _store, _, _ = next(iter(rendezvous(f"{url}&use_libuv=0", timeout=limit)))
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(
-                f"rank {identity.rank} did not meet its peers: {str(error).splitlines()[0]}",
-                hint="MASTER_ADDR and MASTER_PORT must name a free port on the host of rank 0.",
+                f"Rank {identity.rank} could not reach the other ranks: {str(error).splitlines()[0]}",
+                hint="Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there.",
             ) from error
     _sessions += 1
     return torch.distributed.distributed_c10d.PrefixStore(f"paceline/{_sessions}", _store)
 
 
 def wait_for_key(store: Any, key: str) -> str | None:
-    """What a peer leaves in the store, however long it takes; None when the store has died with its owner."""
+    """Wait for a value in the store, however long it takes; None if the store has ended with its owner."""
     try:
         while True:
             try:
                 store.wait([key])
                 return str(store.get(key), "utf-8")
-            except dist.DistStoreError:  # only this wait was too short: a download may take hours
+            except dist.DistStoreError:  # this wait timed out, but a download may take hours
                 continue
     except dist.DistError:
         return None
@@ -121,7 +155,7 @@ def wait_for_key(store: Any, key: str) -> str | None:
 def init_process_groups(
     identity: Identity, device: torch.device, *, store: Any, backend: str | None, timeout: float | None
 ) -> ProcessGroups:
-    """Form the groups over a store. A group that the script has made itself is used, and left alone."""
+    """Create the groups over a store. A group that the script has created itself is used, and not destroyed."""
     if not identity.is_distributed:
         return ProcessGroups()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
@@ -130,7 +164,7 @@ def init_process_groups(
     atexit.register(wait_for_gloo_threads)
     if owned:
         backend = backend or default_backend(device)
-        # With the device told, NCCL forms its communicators now: a fault shows here and not in the first step.
+        # With a device id, NCCL creates its communicators now: a fault shows here and not in the first step.
         dist.init_process_group(
             backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=limit,
             device_id=device if backend == "nccl" else None,
@@ -139,30 +173,32 @@ def init_process_groups(
     return ProcessGroups(store=store, main=dist.group.WORLD, control=control, owned=owned)
 
 
-def address(identity: Identity) -> tuple[str, int] | None:
-    """Where to meet when no agent said it: on one host a port of the job's own, under Slurm on its first host."""
+def store_address(identity: Identity) -> tuple[str, int] | None:
+    """Return host and port of the store; None if MASTER_ADDR and MASTER_PORT are set.
+
+    The port is derived from the job. The host is the job's first one under Slurm, or this one for a single node.
+    """
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         return None
     if identity.source == "slurm":
-        job = "/".join(
-            os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-        )
-        return first_host(os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_NODELIST", ""))), _port(
-            job
-        )
+        job_names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        job = "/".join(os.environ.get(name, "") for name in job_names)
+        hosts = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_NODELIST", ""))
+        return first_host(hosts), _port(job)
     if identity.num_nodes == 1:
-        # All ranks of one host have one parent (mpirun, or its daemon), and so one number to derive a port from.
+        # All ranks of one host have the same parent (mpirun or its daemon), so they derive the same port.
         names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDI_CONTROL_FD")
         job = "/".join([*(os.environ.get(name, "") for name in names), str(os.getppid())])
         return "127.0.0.1", _port(job)
     raise EnvironmentProblem(
-        f"{identity.world_size} ranks on {identity.num_nodes} nodes do not know where to meet ({identity.source})",
+        f"MASTER_ADDR and MASTER_PORT are not set, but there are {identity.world_size} ranks on "
+        f"{identity.num_nodes} nodes ({identity.source}).",
         hint="Export MASTER_ADDR (the host of rank 0) and MASTER_PORT to all ranks, or use paceline submit.",
     )
 
 
 def _port(job: str) -> int:
-    """A port outside the kernel's own range (32768 and up), the same for all ranks of one job and for no other."""
+    """Return a port below the kernel's ephemeral range (32768 and up), the same for all ranks of a job."""
     return 20000 + zlib.crc32(job.encode()) % 12000
 
 

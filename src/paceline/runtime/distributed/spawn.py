@@ -1,4 +1,4 @@
-"""`paceline.spawn`: ranks as children of this process, where nothing else has started any."""
+"""`paceline.spawn`: start ranks as children of this process."""
 
 from __future__ import annotations
 
@@ -27,56 +27,69 @@ from paceline.errors import LaunchError, UsageError
 from paceline.runtime.boundary.heartbeat import Heartbeat
 from paceline.runtime.launch_context import LaunchContext
 
-SAME_TERM = 1.0  # seconds: one request may arrive twice, from the scheduler and passed on by a command
-KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed
+SAME_TERM = (
+    1.0  # seconds: one request may arrive twice, from the scheduler and from a command that forwards it
+)
+KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the remaining ranks after one has failed
 
 
 def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None = None) -> None:
-    """Run `fn(*args)` on `nproc` new processes, each of which finds its place by `paceline.session`.
+    """Run `fn(*args)` in `nproc` new processes, one per rank; `fn` opens a `paceline.session`.
 
-    Under a agent that has started the ranks already (torchrun, srun, `paceline run`), `fn` is called right
-    here. Guard the call with `if __name__ == "__main__":`. The first rank to fail ends the others, and is named.
+    If the ranks have already been started (by torchrun, srun or `paceline run`), call `fn` right here. Guard the call
+    with `if __name__ == "__main__":`. If one rank fails, the others are ended.
+
+    Args:
+        fn: A function that can be pickled: one at the top level of a module.
+        args: Its arguments.
+        nproc: The number of ranks; by default what the launch asked for, one per GPU, or 2 without GPUs.
+
+    Raises:
+        LaunchError: A rank failed. The message names it and its exit code or signal.
+        UsageError: `nproc` is less than 1, or there are several nodes without MASTER_ADDR and MASTER_PORT.
     """
     if env.RANK in os.environ and env.WORLD_SIZE in os.environ:
         fn(*args)
         return
-    count = nproc or _asked_for()
+    count = nproc or _default_nproc()
     if count < 1:
-        raise UsageError(f"nproc={nproc}: nothing to spawn", hint="At least 1; leave it out for one per GPU.")
+        raise UsageError(
+            f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU."
+        )
     context = multiprocessing.get_context("spawn")
-    environments = [rank_variables(local, count, os.environ) for local in range(count)]
+    environments = [rank_environment(local, count, os.environ) for local in range(count)]
     port = _free_port()
     processes: list[SpawnProcess] = []
-    with _PassingTermOn(processes) as term:
+    with _SigtermForwarder(processes) as forwarder:
         for variables in environments:
             variables.setdefault(env.MASTER_ADDR, "127.0.0.1")
             variables.setdefault(env.MASTER_PORT, str(port))
-            process = context.Process(target=_be_a_rank, args=(fn, args, variables, os.getpid()))
+            process = context.Process(target=_run_rank, args=(fn, args, variables, os.getpid()))
             process.start()
             processes.append(process)
         world_size = int(environments[0][env.WORLD_SIZE])
-        _supervise(processes, [int(variables[env.RANK]) for variables in environments], world_size, term)
+        _supervise(processes, [int(variables[env.RANK]) for variables in environments], world_size, forwarder)
 
 
-def rank_variables(local: int, count: int, environ: Any) -> dict[str, str]:
-    """torchrun's variables of one child; the node's place is told by a agent, or there is one node."""
+def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
+    """Return torchrun's variables for one child. An agent sets the node; without one, there is a single node."""
     node, nodes = int(environ.get(env.GROUP_RANK, 0)), int(environ.get(env.GROUP_WORLD_SIZE, 1))
-    place = {name: environ[name] for name in (env.MASTER_ADDR, env.MASTER_PORT) if name in environ}
-    if nodes > 1 and len(place) < 2:
+    master = {name: environ[name] for name in (env.MASTER_ADDR, env.MASTER_PORT) if name in environ}
+    if nodes > 1 and len(master) < 2:
         raise UsageError(
-            f"{nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set",
-            hint="Start it by paceline submit or run.",
+            f"There are {nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set.",
+            hint="Start the script with paceline submit or paceline run, or set both.",
         )
     return {
-        **place, SPAWNED: "1",
+        **master, SPAWNED: "1",
         env.RANK: str(node * count + local), env.WORLD_SIZE: str(nodes * count),
         env.LOCAL_RANK: str(local), env.LOCAL_WORLD_SIZE: str(count),
         env.GROUP_RANK: str(node), env.GROUP_WORLD_SIZE: str(nodes),
     }  # fmt: skip
 
 
-def _asked_for() -> int:
-    """As many as the order says; else one per GPU; else two, so that the distributed path is the one tried."""
+def _default_nproc() -> int:
+    """Return what the launch spec says, or one per GPU, or 2, so that the distributed path is exercised."""
     launch_spec = LaunchContext.read().launch_spec
     if launch_spec is not None:
         return launch_spec.nproc
@@ -85,14 +98,14 @@ def _asked_for() -> int:
     return torch.cuda.device_count() or 2
 
 
-def _be_a_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], parent: int) -> None:
+def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], parent: int) -> None:
     os.environ.update(variables)
     die_with_parent(parent)
-    # Ctrl-C reaches the whole terminal group; the parent decides, so that there is one traceback and not many.
+    # Ctrl-C reaches all processes of the terminal. Only the parent acts on it, so there is one traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     attempt, rank = _attempt(), int(variables[env.RANK])
     if attempt is not None:
-        _answer_with_stacks(attempt.stacks(rank))
+        _dump_stacks_on_request(attempt.stacks(rank))
     try:
         fn(*args)
     except Exception as error:
@@ -101,31 +114,33 @@ def _be_a_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[st
         raise
 
 
-class _PassingTermOn:
-    """A SIGTERM to this process is for its ranks: they save and stop. To die of it would be to take them along.
+class _SigtermForwarder:
+    """Forwards SIGTERM to the ranks, which save and stop, instead of ending this process and them with it.
 
-    A scheduler that preempts a job signals all of its processes. A second one, more than a second later, ends at once.
+    A scheduler that preempts a job signals all of its processes. A second SIGTERM, over a second later, ends at once.
     """
 
     def __init__(self, processes: list[SpawnProcess]) -> None:
         self._processes = processes
         self._heartbeat = Heartbeat(LaunchContext.read().heartbeat_file, 0)
         self.since: float | None = None
-        self._listens = False
+        self._installed = False
 
-    def __enter__(self) -> _PassingTermOn:
+    def __enter__(self) -> _SigtermForwarder:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else the script knows better
-            self._listens = True
-            signal.signal(signal.SIGTERM, self._pass_on)
+        if (
+            is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        ):  # otherwise the script has its own handler
+            self._installed = True
+            signal.signal(signal.SIGTERM, self._forward)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._listens:
+        if self._installed:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._heartbeat.close()
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._heartbeat.is_ending or (self.since is not None and now - self.since > SAME_TERM):
             self.die()
@@ -140,33 +155,33 @@ class _PassingTermOn:
 
 
 def _supervise(
-    processes: list[SpawnProcess], ranks: list[int], world_size: int, term: _PassingTermOn
+    processes: list[SpawnProcess], ranks: list[int], world_size: int, forwarder: _SigtermForwarder
 ) -> None:
-    """Wait for all. On the first failure, or any way out of here, the rest is ended."""
+    """Wait for all ranks. End the rest on the first failure, and on any other way out of here."""
     left = dict(zip(processes, ranks, strict=True))
     try:
         while left:
             wait([process.sentinel for process in left])
             ended = {process: left.pop(process) for process in list(left) if process.exitcode is not None}
             failed = {rank: code for process, rank in ended.items() if (code := process.exitcode)}
-            if term.since is not None and -signal.SIGTERM in failed.values():
+            if forwarder.since is not None and -signal.SIGTERM in failed.values():
                 _end(list(left))
-                term.die()  # as its ranks did: nobody there listened
+                forwarder.die()  # as its ranks did: they do not handle SIGTERM
             for rank, code in failed.items():
                 _report(_attempt(), rank, code=code)
             if failed:
-                # One that was killed cannot have died of another's error; the others may have.
-                rank = min(failed, key=lambda each: (failed[each] > 0, each))
+                # A rank that was killed did not fail because of another rank; the others may have.
+                rank = min(failed, key=lambda rank: (failed[rank] > 0, rank))
                 raise LaunchError(
-                    f"rank {rank} of {world_size} failed: {_in_words(failed[rank])}",
-                    hint="Its traceback stands above.",
+                    f"Rank {rank} of {world_size} failed: {_describe_exit(failed[rank])}.",
+                    hint="See its traceback above.",
                 )
     finally:
         _end(list(left))
 
 
 def _attempt() -> AttemptFolder | None:
-    """Where a agent looks for what became of its ranks."""
+    """Return the folder where the agent looks for errors of its ranks; None without an agent."""
     context = LaunchContext.read()
     return (
         context.folder.attempt(context.attempt)
@@ -176,19 +191,26 @@ def _attempt() -> AttemptFolder | None:
 
 
 def _report(attempt: AttemptFolder | None, rank: int, **found: Any) -> None:
-    """Leave word of a failure, once: the rank's own word counts more than how its process ended."""
+    """Write the error of a rank, once: its own report is better than its exit code."""
     if attempt is None or attempt.error(rank).exists():
         return
-    told = {"rank": rank, "host": socket.gethostname(), "type": "", "message": "", "traceback": "", "step": 0}
+    record = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "type": "",
+        "message": "",
+        "traceback": "",
+        "step": 0,
+    }
     with suppress(OSError):
-        write_atomically(attempt.error(rank), json.dumps({**told, "time": time.time(), **found}))
+        write_atomically(attempt.error(rank), json.dumps({**record, "time": time.time(), **found}))
 
 
-def _answer_with_stacks(path: Path) -> None:
-    """SIGUSR2, by which a agent asks ranks that hang: the Python stacks of all threads, into a file."""
+def _dump_stacks_on_request(path: Path) -> None:
+    """Write the Python stacks of all threads to a file on SIGUSR2, which the agent sends to ranks that hang."""
     if hasattr(signal, "SIGUSR2"):
         with suppress(OSError):
-            # Kept open for as long as this process lives.
+            # The file stays open as long as this process lives.
             faulthandler.register(
                 signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             )
@@ -205,7 +227,7 @@ def _end(processes: list[SpawnProcess]) -> None:
             process.join()
 
 
-def _in_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,12 +1,13 @@
-"""One model on many ranks, and still the user's own object: same class, attributes and state keys everywhere.
+"""Wrap a model for several ranks, and keep it the script's own object: same class, attributes and state keys.
 
-DDP is put *inside* the model: its forward is led through DistributedDataParallel, while the object that the script
-holds stays the one that it made. FSDP2 works in place by itself. So no `module.` and no `_orig_mod.` ever
-appears, and code that asks the model for an attribute works at every world size.
+DistributedDataParallel goes *inside* the model: calls of its forward are routed through DDP, while the script keeps the
+object that it made. FSDP2 works in place anyway. So no `module.` or `_orig_mod.` ever appears in names, and code that
+reads attributes of the model works at every world size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -24,40 +25,40 @@ MODES = ("auto", "none", "ddp", "fsdp")
 
 
 class _DDPModule(nn.Module):
-    """What DDP wraps: it owns the model's parameters, and its forward is the model's original one."""
+    """The module that DDP wraps. It owns the model's parameters and calls the model's original forward."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
         self._forward = forward
 
-    def forward(self, *args: Any, **options: Any) -> Any:
-        return self._forward(*args, **options)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
 
 
 class _DDPForward:
-    """Stands in for `model.forward`, and leads calls that will be differentiated through DDP."""
+    """Replaces `model.forward`: routes calls that need gradients through DDP."""
 
-    def __init__(self, model: nn.Module, replica: DDPModel) -> None:
+    def __init__(self, model: nn.Module, owner: DDPModel) -> None:
         self._model = model
-        self._replica = replica
+        self._owner = owner
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        replica = self._replica
-        # Without gradients there is nothing to reduce: a forward on one rank alone (a sample, a quick check)
-        # must not wait for the others.
-        if torch.is_grad_enabled() and replica.is_trained:
-            replica.prepared = True
-            return replica.through(*args, **options)
-        return replica.alone(*args, **options)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner = self._owner
+        # Without gradients there is nothing to reduce: a forward on a single rank (a sample, a quick check) must not
+        # wait for the others.
+        if torch.is_grad_enabled() and owner.is_trainable:
+            owner.saw_forward = True
+            return owner.ddp_forward(*args, **kwargs)
+        return owner.local_forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy (an EMA, a snapshot) computes by itself: it must not lead back into the original."""
+        """Give a copy (an EMA, a snapshot) its own plain forward, which does not call the original."""
         copied = memo.get(id(self._model))
         return types.MethodType(type(copied).forward, copied) if copied is not None else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled with its model (`torch.save(model)`), it comes back as the plain forward."""
+        """Pickle as the plain forward, for `torch.save(model)`."""
         return _plain_forward, (self._model,)
 
 
@@ -66,68 +67,67 @@ def _plain_forward(model: nn.Module) -> Any:
 
 
 class DDPModel:
-    """A model that DDP keeps equal on all ranks."""
+    """A model that DDP replicates on all ranks."""
 
     def __init__(
-        self, model: nn.Module, *, device: torch.device, compiling: Any, options: dict[str, Any]
+        self, model: nn.Module, *, device: torch.device, compile_options: Any, options: dict[str, Any]
     ) -> None:
         self.model = model
-        self.prepared = False  # whether DDP has seen a forward since the last update
-        shell = _DDPModule(model, model.forward)
+        self.saw_forward = False  # whether DDP has run a forward since the last update
+        module = _DDPModule(model, model.forward)
         index = [device] if device.type in ("cuda", "xpu") else None
         deterministic = torch.are_deterministic_algorithms_enabled()
         if deterministic and dist.get_world_size() > 2 and "static_graph" not in options:
-            # After its first step DDP puts gradients into other buckets, which changes the order of sums over three
-            # ranks and more: a resumed run would differ in the last bit. Looking for unused parameters prevents it
-            # (torch then says once that it found none).
+            # After its first step DDP regroups gradients into other buckets, which changes the order of sums over
+            # three or more ranks: a resumed run would differ in the last bit. Searching for unused parameters prevents
+            # that (torch then reports once that it found none).
             options = {"find_unused_parameters": True, **options}
-        self.ddp = DistributedDataParallel(shell, device_ids=index, **options)
-        self.through: Callable[..., Any] = self.ddp
-        self.alone: Callable[..., Any] = shell
-        if compiling:
-            # Around DDP, so that the compiler cuts its graph at DDP's buckets and reductions overlap the backward.
-            self.through = torch.compile(self.ddp, **_compile_options(compiling))
-            self.alone = torch.compile(shell, **_compile_options(compiling))
-        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self.ddp = DistributedDataParallel(module, device_ids=index, **options)
+        self.ddp_forward: Callable[..., Any] = self.ddp
+        self.local_forward: Callable[..., Any] = module
+        if compile_options:
+            # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap the backward.
+            self.ddp_forward = torch.compile(self.ddp, **_compile_kwargs(compile_options))
+            self.local_forward = torch.compile(module, **_compile_kwargs(compile_options))
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
         object.__setattr__(model, "forward", _DDPForward(model, self))
 
     @property
-    def is_trained(self) -> bool:
-        """False while the script has frozen the model (`requires_grad_(False)`): DDP would wait for its gradients."""
-        return self._trained[0].requires_grad
+    def is_trainable(self) -> bool:
+        """False while the script has frozen the model (`requires_grad_(False)`): DDP would wait for gradients."""
+        return self._trainable[0].requires_grad
 
-    def set_sync(self, on: bool) -> None:
-        """Whether the next backward reduces. It must be said before the forward."""
+    def set_gradient_sync(self, on: bool) -> None:
+        """Set whether the next backward reduces gradients. Called before the forward."""
         self.ddp.require_backward_grad_sync = on
 
-    def sync_missed(self) -> None:
-        """Average gradients that DDP has not seen, because the loss did not come by way of `forward`."""
-        if not self.prepared:
-            grads = [p.grad for p in self._trained if p.grad is not None]
+    def reduce_missed_gradients(self) -> None:
+        """Average gradients that DDP has not seen because the loss did not go through `forward`."""
+        if not self.saw_forward:
+            grads = [p.grad for p in self._trainable if p.grad is not None]
             for grad in grads:
                 dist.all_reduce(grad)
             if grads:
                 torch._foreach_div_(grads, float(dist.get_world_size()))
 
     def sync_buffers(self) -> None:
-        """Give every rank rank 0's buffers: before evaluation and saves, which read them on all ranks."""
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)
 
 
 class FSDPModel:
-    """A model whose parameters FSDP2 has cut over the ranks."""
+    """A model whose parameters FSDP2 has sharded over the ranks."""
 
-    prepared = True
+    saw_forward = True
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def set_sync(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.model.set_requires_gradient_sync(on)  # type: ignore[operator]
 
-    def sync_missed(self) -> None:
-        """FSDP2's hooks sit on the modules themselves: nothing is missed."""
+    def reduce_missed_gradients(self) -> None:
+        """Do nothing: FSDP2's hooks are on the modules themselves and miss no gradient."""
 
     def sync_buffers(self) -> None:
         for buffer in self.model.buffers():
@@ -135,17 +135,17 @@ class FSDPModel:
 
 
 class LocalModel:
-    """A model in a world of one, or one that the script keeps for itself."""
+    """A model that is not shared: there is one rank, it has no trainable parameters, or mode is "none"."""
 
-    prepared = True
+    saw_forward = True
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def set_sync(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         pass
 
-    def sync_missed(self) -> None:
+    def reduce_missed_gradients(self) -> None:
         pass
 
     def sync_buffers(self) -> None:
@@ -156,14 +156,14 @@ WrappedModel = DDPModel | FSDPModel | LocalModel
 
 
 class Wrapper:
-    """All models of a session."""
+    """Wraps and keeps all models of a session."""
 
     def __init__(self, device: torch.device, world_size: int, *, low_precision: torch.dtype | None) -> None:
         self.device = device
         self.world_size = world_size
         self.low_precision = low_precision
-        self.wrapped: list[WrappedModel] = []
-        self._mine: dict[int, weakref.ref[nn.Parameter]] = {}
+        self.models: list[WrappedModel] = []
+        self._owned: dict[int, weakref.ref[nn.Parameter]] = {}
         self._replaced: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def wrap(
@@ -171,42 +171,43 @@ class Wrapper:
         model: Model,
         *,
         mode: str,
-        compiling: bool | dict[str, Any],
+        compile_options: bool | dict[str, Any],
         layers: Any,
         options: dict[str, Any],
     ) -> Model:
+        """Wrap a model in place and return it. See `Run.wrap`."""
         if mode not in MODES:
-            raise UsageError(f"mode={mode!r} is not known to wrap", hint=f"One of {', '.join(MODES)}.")
-        if any(each.model is model for each in self.wrapped):
-            raise UsageError("this model is wrapped already", hint="Wrap it once; use the object everywhere.")
+            raise UsageError(f"Unknown mode {mode!r} for run.wrap.", hint=f"Use one of {', '.join(MODES)}.")
+        if any(each.model is model for each in self.models):
+            raise UsageError("This model is already wrapped.", hint="Call run.wrap once per model.")
         model.to(self.device)
         before = list(model.parameters())
-        trained = any(parameter.requires_grad for parameter in before)
+        trainable = any(parameter.requires_grad for parameter in before)
         if mode == "fsdp":
             wrapped = self._shard(model, layers, options)
-            if compiling:
-                model.compile(**_compile_options(compiling))
-        elif mode == "none" or self.world_size == 1 or not trained:
+            if compile_options:
+                model.compile(**_compile_kwargs(compile_options))
+        elif mode == "none" or self.world_size == 1 or not trainable:
             wrapped = LocalModel(model)
-            if compiling:
-                model.compile(**_compile_options(compiling))
+            if compile_options:
+                model.compile(**_compile_kwargs(compile_options))
         else:
-            wrapped = DDPModel(model, device=self.device, compiling=compiling, options=options)
+            wrapped = DDPModel(model, device=self.device, compile_options=compile_options, options=options)
         now = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
-        self._mine.update(now)
+        self._owned.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
-        self.wrapped.append(wrapped)
+        self.models.append(wrapped)
         return model
 
     def _shard(self, model: nn.Module, layers: Any, options: dict[str, Any]) -> WrappedModel:
         if self.world_size == 1:
-            # As with several ranks: the parameters are new objects, so the same mistakes show on a laptop.
-            _renew_parameters(model)
+            # As with several ranks, the parameters become new objects: the same mistakes show up on a laptop.
+            _replace_parameters(model)
             return LocalModel(model)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        # Each rank keeps a part of its own initial values: they must be parts of one and the same model.
+        # Each rank keeps a shard of its own initial values, so all ranks must start from the same model.
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.data, src=0)
         options.setdefault("mesh", init_device_mesh(self.device.type, (self.world_size,)))
@@ -214,44 +215,57 @@ class Wrapper:
             options.setdefault(
                 "mp_policy", MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
             )
-        # Inner blocks first: what a block around them has taken is no longer theirs. A shared one comes once.
-        for block in reversed(list(dict.fromkeys(blocks(model, layers)))):
+        # Inner blocks first: an outer one takes whatever parameters are left. A shared block appears once.
+        for block in reversed(list(dict.fromkeys(fsdp_blocks(model, layers)))):
             fully_shard(block, **options)
         fully_shard(model, **options)
         return FSDPModel(model)
 
-    def check(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-        """The parameters of an optimizer, all of which must belong to a wrapped model."""
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+        """Return an optimizer's parameters. Raises UsageError if one does not belong to a wrapped model."""
         found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         name = type(optimizer).__name__
         for parameter in found:
             old = self._replaced.get(id(parameter))
             if old is not None and old() is parameter:
                 raise UsageError(
-                    f"{name} holds parameters from before wrap: it would train nothing",
-                    hint="Wrap first, then build the optimizer: opt = Optimizer(model.parameters()).",
+                    f"{name} holds parameters from before run.wrap, so it would train nothing.",
+                    hint="Wrap the model first, then build the optimizer: opt = Optimizer(model.parameters()).",
                 )
-            mine = self._mine.get(id(parameter))
-            if self.world_size > 1 and (mine is None or mine() is not parameter):
+            owned = self._owned.get(id(parameter))
+            if self.world_size > 1 and (owned is None or owned() is not parameter):
                 raise UsageError(
-                    f"{name} holds a parameter of shape {tuple(parameter.shape)} that no wrapped model owns: "
-                    "it would drift apart on the ranks",
-                    hint="Put it into a module, wrap that module, and build the optimizer after it.",
+                    f"{name} holds a parameter of shape {tuple(parameter.shape)} that belongs to no wrapped model, so "
+                    "its values would drift apart between ranks.",
+                    hint="Put it into a module, wrap that module, and build the optimizer after that.",
                 )
         return found
 
     def sync_buffers(self) -> None:
-        """Before evaluation and saves: the buffers of all models as on rank 0."""
-        for each in self.wrapped:
+        """Copy rank 0's buffers to all ranks: evaluation and saves read them everywhere."""
+        for each in self.models:
             each.sync_buffers()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        for each in self.wrapped:
+        for each in self.models:
             yield from each.model.parameters()
 
+    def join(self, models: tuple[nn.Module, ...]) -> contextlib.AbstractContextManager[Any]:
+        """Return torch's Join context over these DDP models, or over all of them."""
+        joinable: list[Any] = [
+            each.ddp
+            for each in self.models
+            if isinstance(each, DDPModel) and (not models or any(each.model is model for model in models))
+        ]
+        if not joinable:
+            return contextlib.nullcontext()
+        from torch.distributed.algorithms.join import Join
 
-def blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
-    """What FSDP2 gathers at a time: modules of the given classes, or else the entries of each list of layers."""
+        return Join(joinable)
+
+
+def fsdp_blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
+    """Return the modules that FSDP2 gathers one at a time: those of the given classes, or the items of ModuleLists."""
     if layers is not None:
         kinds = tuple(layers) if isinstance(layers, Iterable) else (layers,)
         return [each for each in model.modules() if isinstance(each, kinds) and each is not model]
@@ -262,14 +276,14 @@ def blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
     return [entry for entry in entries if any(True for _ in entry.parameters())]
 
 
-def _renew_parameters(model: nn.Module) -> None:
-    renewed: dict[int, nn.Parameter] = {}
+def _replace_parameters(model: nn.Module) -> None:
+    replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
                 fresh = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
-                module._parameters[name] = renewed.setdefault(id(parameter), fresh)
+                module._parameters[name] = replaced.setdefault(id(parameter), fresh)
 
 
-def _compile_options(compiling: bool | dict[str, Any]) -> dict[str, Any]:
-    return dict(compiling) if isinstance(compiling, dict) else {}
+def _compile_kwargs(compile_options: bool | dict[str, Any]) -> dict[str, Any]:
+    return dict(compile_options) if isinstance(compile_options, dict) else {}

@@ -1,0 +1,190 @@
+"""Build the parts of a session: identity, device, process groups, step boundary, trackers and `Run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.contract.heartbeat_file import READY
+from paceline.contract.jsonl import EventWriter, LineWriter
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+from paceline.runtime.boundary.boundary import Boundary
+from paceline.runtime.boundary.checkpoint_schedule import CheckpointSchedule
+from paceline.runtime.boundary.heartbeat import Heartbeat
+from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.boundary.profiler import ProfilerWindow
+from paceline.runtime.boundary.stragglers import StragglerDetector
+from paceline.runtime.data.randomness import seed_everything
+from paceline.runtime.distributed import communication_check, placement
+from paceline.runtime.distributed import device as devices
+from paceline.runtime.distributed import process_group as groups
+from paceline.runtime.distributed.affinity import bind_to_device_cpus
+from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.launch_context import LaunchContext
+from paceline.runtime.metrics.metrics import Metrics
+from paceline.runtime.metrics.progress_bar import ProgressBar
+from paceline.runtime.metrics.report import TrialReporter
+from paceline.runtime.paths import Paths
+from paceline.runtime.run import Run
+from paceline.runtime.settings import Params, Settings
+from paceline.runtime.trackers.base import Tracker
+from paceline.runtime.trackers.selection import Trackers, open_trackers
+from paceline.runtime.trackers.thread import MetricsFile
+from paceline.runtime.training.gradients import Gradients
+from paceline.runtime.training.wrap import Wrapper
+
+
+@dataclass
+class SessionParts:
+    """What a session has opened, and so what it closes."""
+
+    run: Run
+    group: groups.ProcessGroups
+    boundary: Boundary
+    lines: LineWriter
+    trackers: Trackers
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """This process among its peers."""
+
+    identity: Identity
+    device: torch.device
+    group: groups.ProcessGroups
+    heartbeat: Heartbeat
+    hosts: list[str]  # of all ranks; known to rank 0
+
+
+def build(
+    settings: Settings, context: LaunchContext, folder: RunFolder | None, requested: Sequence[Tracker | str]
+) -> SessionParts:
+    """Set up a session. All ranks call it at the same time."""
+    worker = _join_world(settings, context)
+    if settings.seed is not None:
+        seed_everything(settings.seed, settings.deterministic)
+    trackers = open_trackers(
+        context, settings, worker.identity, folder=folder, given=requested, store=worker.group.store
+    )
+    rank_zero_folder = folder if worker.identity.rank == 0 else None
+    lines = MetricsFile(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
+    low = torch.bfloat16 if settings.precision == "bf16" else None
+    wrapper = Wrapper(worker.device, worker.identity.world_size, low_precision=low)
+    boundary = _make_boundary(settings, folder, worker, wrapper=wrapper, lines=lines, trackers=trackers)
+    boundary.signals.install()
+    worker.heartbeat.set_state(max(worker.heartbeat.state, READY))
+    run = _make_run(settings, context, folder, worker, wrapper=wrapper, boundary=boundary, trackers=trackers)
+    trackers.start()
+    return SessionParts(run, worker.group, boundary, lines, trackers)
+
+
+def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
+    """Find this process's identity and device, and connect it to the other ranks."""
+    spec = context.launch_spec
+    identity = read_identity()
+    placement.check_world_size(identity, spec.world_size if spec else None)
+    heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
+    device = devices.choose_device(identity, cpu=settings.cpu)
+    if settings.bind and spec is not None:
+        bind_to_device_cpus(device)
+    store = groups.open_store(identity, timeout=settings.timeout)
+    placements = placement.gather_placements(store, placement.local_placement(identity, device))
+    if placements and settings.report:
+        placement.print_placements(placements)
+    group = _make_group(settings, spec, identity, device, store)
+    return _Worker(identity, device, group, heartbeat, [each.host for each in placements])
+
+
+def _make_group(
+    settings: Settings, spec: LaunchSpec | None, identity: Identity, device: torch.device, store: object
+) -> groups.ProcessGroups:
+    """Create the process groups and check that they work; do not wait for any that does not."""
+    backend = settings.backend or groups.default_backend(device)
+    try:
+        group = groups.init_process_groups(
+            identity, device, store=store, backend=backend, timeout=settings.timeout
+        )
+    except RuntimeError as error:
+        what = "creating the process group"
+        raise communication_check.communication_error(identity, backend, error, what=what) from error
+    try:
+        if spec is None or spec.check:
+            communication_check.check_communication(group, identity, device, timeout=settings.timeout)
+    except BaseException:
+        group.abandon()
+        raise
+    return group
+
+
+def _make_boundary(
+    settings: Settings,
+    folder: RunFolder | None,
+    worker: _Worker,
+    *,
+    wrapper: Wrapper,
+    lines: LineWriter,
+    trackers: Trackers,
+) -> Boundary:
+    rank, control = worker.identity.rank, worker.group.control
+    events = EventWriter(folder.events / "rank-0.jsonl" if folder and rank == 0 else None)
+    stop_on_nonfinite = settings.on_nonfinite == "stop" and settings.precision != "fp16"
+    boundary = Boundary(
+        group=control,
+        heartbeat=worker.heartbeat,
+        events=events,
+        metrics=Metrics(lines, group=control, rank=rank, own=trackers.own),
+        loss_check=NonFiniteLossCheck(rank=rank, on=stop_on_nonfinite),
+        checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
+        progress=ProgressBar(settings.progress and rank == 0),
+        stragglers=StragglerDetector(
+            lines,
+            rank=rank,
+            hosts=worker.hosts,
+            world_size=worker.identity.world_size,
+            factor=settings.straggler_factor,
+            device=worker.device,
+        ),
+        profiler=ProfilerWindow(settings.profile, folder=folder.path if folder else None, rank=rank),
+        sync_buffers=wrapper.sync_buffers,
+    )
+    boundary.tracker_ids = trackers.ids()
+    return boundary
+
+
+def _make_run(
+    settings: Settings,
+    context: LaunchContext,
+    folder: RunFolder | None,
+    worker: _Worker,
+    *,
+    wrapper: Wrapper,
+    boundary: Boundary,
+    trackers: Trackers,
+) -> Run:
+    identity, spec = worker.identity, context.launch_spec
+    return Run(
+        identity=identity,
+        device=worker.device,
+        group=worker.group,
+        settings=settings,
+        params=Params(spec.params if spec else {}),
+        wrapper=wrapper,
+        gradients=Gradients(
+            wrapper,
+            precision=settings.precision,
+            world_size=identity.world_size,
+            skip_nonfinite=settings.on_nonfinite == "skip",
+        ),
+        boundary=boundary,
+        folder=folder,
+        paths=Paths.read(os.environ, folder),
+        attempt=context.attempt,
+        reporter=TrialReporter(
+            folder.path if folder else None, trial=spec.trial if spec else {}, rank=identity.rank
+        ),
+        trackers=trackers,
+    )
