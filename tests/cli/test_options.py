@@ -1,38 +1,182 @@
-"""One table says what each option sets."""
+"""The table of options: one declaration per flag, a flag for every key, and `--help` in groups."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from paceline.cli import doctor, options, run, submit, sweep
+from paceline.cli import doctor, env, options, run, shell, submit, sweep
+from paceline.errors import UsageError
+from paceline.spec.flags import read_flags
+from paceline.spec.options import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
 
+Type = Callable[..., "subprocess.CompletedProcess[str]"]
 
-@pytest.mark.parametrize("key", options.KEYS.values())
-def test_every_option_sets_a_key_that_there_is(key: str) -> None:
-    table, name = key.split(".")
-    assert name in type(getattr(Tables(), table)).model_fields
+MODULES = {"run": run, "submit": submit, "sweep": sweep, "doctor": doctor, "shell": shell, "env": env}
+ALL = [option for group in TABLE.values() for option in group]
+TABLES = {name: field.annotation for name, field in Tables.model_fields.items()}
 
 
-def test_every_option_is_of_some_verb() -> None:
-    taken = {
-        name for verb in (run, submit, sweep, doctor) for name in inspect.signature(verb.command).parameters
-    }
-    assert set(options.KEYS) <= taken
+def keys() -> dict[str, Any]:
+    """Every key of paceline.toml, and its type."""
+    found: dict[str, Any] = {"params": dict}
+    for table, kind in TABLES.items():
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= {f"{table}.{key}": field.annotation for key, field in kind.model_fields.items()}
+    return found
+
+
+def typed(command: str, **values: Any) -> list[tuple[Option, Any]]:
+    table = {option.parameter: option for _, option in options_of(command)}
+    return [(table[name], value) for name, value in values.items()]
+
+
+@pytest.mark.parametrize("key", keys())
+def test_every_key_has_a_flag(key: str) -> None:
+    assert [option.flags for option in ALL if option.key == key]
+
+
+@pytest.mark.parametrize("option", ALL, ids=lambda option: option.name)
+def test_every_option_sets_a_key_that_exists(option: Option) -> None:
+    assert option.key in keys() or option.key.startswith("sweep.")
+    assert option.help.endswith(".")
+    assert option.help[0].isupper() or option.help.startswith(("online", "`"))
+    if option.key in keys() and option.key != "params":
+        kind = str(keys()[option.key])
+        assert (option.kind == SWITCH) == ("bool" in kind), kind
+        assert (option.kind == LIST) == ("tuple" in kind), kind
+    assert (option.metavar is None) == (option.kind == SWITCH)
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_every_flag_is_declared_once(command: str) -> None:
+    """In the table, or by the one command that has it."""
+    flags = Counter(flag for _, option in options_of(command) for flag in option.flags)
+    assert not [flag for flag, count in flags.items() if count > 1]
+    own = Counter(flags_written_in(MODULES[command]) + flags_written_in(options))
+    assert not [flag for flag, count in own.items() if count > 1]
+    assert not set(own) & {flag for option in ALL for flag in (*option.flags, option.negative)}
+
+
+def flags_written_in(module: Any) -> list[str]:
+    """The flags that a module gives to typer.Option."""
+    tree = ast.parse(inspect.getsource(module))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"
+    ]
+    texts = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
+    return [str(text) for text in texts if str(text).startswith("-")]
+
+
+@pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.__name__)
+def test_commands_fit_on_a_screen(module: Any) -> None:
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 60, node.name
 
 
 def test_what_was_not_typed_sets_nothing() -> None:
-    assert options.flags_of(nodes=None, exclusive=False, no_check=False, data=[], env=None) == []
+    assert read_flags(typed("submit", nodes=None, exclusive=None, data=[], env=None), {}) == []
 
 
-def test_what_was_typed_is_known_by_its_name() -> None:
-    found = options.flags_of(gpus=0, exclusive=True, no_check=True, data=["a"], env=["A=1"])
+def test_flags_are_named_as_typed() -> None:
+    found = read_flags(
+        typed("submit", gpus="0", exclusive=True, check=False, data=["a"], env=["A=1", "B"], venv="x"),
+        {"B": "2"},
+    )
     assert [(flag.name, flag.key, flag.value) for flag in found] == [
         ("--gpus", "job.gpus_per_node", 0),
         ("--exclusive", "job.exclusive", True),
         ("--no-check", "launch.check", False),
         ("--data", "data.stage", ["a"]),
-        ("--env", "environment.variables", {"A": "1"}),
+        ("--env", "environment.variables", {"A": "1", "B": "2"}),
+        ("--venv", "environment.path", "x"),
+        ("--venv", "environment.kind", "venv"),
     ]
+    assert found[5].path == PATH
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"wandb": False, "wandb_project": "x"},
+        {"wandb": False, "wandb_all_processes": True},
+        {"environment": "venv", "image": "x"},
+        {"venv": "a", "conda": "b"},
+    ],
+)
+def test_contradictions_name_both_flags(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="contradict each other"):
+        read_flags(typed("submit", **values), {})
+    assert read_flags(typed("submit", wandb=False, wandb_all_processes=False), {})
+
+
+def test_a_number_that_is_none_is_left_to_the_validation() -> None:
+    nodes = next(option for option in ALL if option.kind == NUMBER and option.name == "--nodes")
+    assert [flag.value for flag in read_flags([(nodes, "two")], {})] == ["two"]
+
+
+def test_short_forms_work_as_in_sbatch(paceline: Type, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    short = ["-N", "2", "-t", "1-12", "-p", "gpu", "-A", "me", "-J", "mine", "--gpus-per-node", "4"]
+    long = ["--nodes=2", "--time=36h", "--partition=gpu", "--account=me", "--name=mine", "--gpus=4"]
+    shown = [paceline("submit", "--dry-run", *args, "train.py", check=True).stdout for args in (short, long)]
+    lines = [{line for line in text.splitlines() if line.startswith("#SBATCH")} for text in shown]
+    for line in ("--nodes=2", "--time=1-12:00:00", "--partition=gpu", "--account=me", "--job-name=mine"):
+        assert f"#SBATCH {line}" in lines[0]
+    different = [line for line in lines[0] ^ lines[1] if "--output" not in line and "--chdir" not in line]
+    assert not different
+
+
+def test_options_that_used_to_need_the_file(paceline: Type, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    args = [
+        "--image",
+        "/images/torch.sif",
+        "--bind",
+        "/data:/data:ro",
+        "--load-module",
+        "cuda/12.4",
+        "--setup",
+        "ulimit -c 0",
+    ]
+    shown = paceline("submit", "--dry-run", *args, "train.py", check=True).stdout
+    for part in ("/images/torch.sif", "/data:/data:ro", "module load cuda/12.4"):
+        assert part in shown
+
+
+def test_help_shows_groups_and_examples(paceline: Type) -> None:
+    text = paceline("submit", "--help", check=True).stdout
+    groups = ["Resources:", "Launch:", "Until it is done:", "Data:", "Trackers:", "Output:"]
+    positions = [text.index(f"\n{group}") for group in groups]
+    assert positions == sorted(positions)
+    resources = text[positions[0] : positions[1]]
+    first = [
+        "-N, --nodes N",
+        "--gpus, --gpus-per-node N",
+        "-t, --time TIME",
+        "-p, --partition",
+        "-A, --account",
+        "-J, --name",
+    ]
+    assert [resources.index(flags) for flags in first] == sorted(resources.index(flags) for flags in first)
+    assert "GPUs per node (not in total" in resources
+    assert text.index("Examples:") > positions[-1]
+
+
+def test_scratch_that_is_typed_wins(paceline: Type, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    text = paceline("run", "--dry-run", "--scratch", "elsewhere", "train.py", check=True).stdout
+    assert str(tmp_path / "elsewhere") in text

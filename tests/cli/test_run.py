@@ -153,34 +153,42 @@ def test_a_dry_run_tells_and_makes_nothing(paceline: Type, project: Path, scratc
 
 
 WRONG = {
-    "no script": (["run"], 2, "there is no script to start"),
-    "a script that is not there": (["run", "tran.py"], 2, "did you mean 'train.py'?"),
+    "no script": (["run"], 2, "There is no script to run."),
+    "a script that does not exist": (["run", "tran.py"], 2, "Did you mean 'train.py'?"),
     "a folder": (["run", "."], 2, "is a folder"),
-    "no ranks": (["run", "--nproc", "0", "train.py"], 2, "--nproc: found 0, expected at least 1"),
-    "a text for a number": (["run", "--nproc", "two", "train.py"], 2, "--nproc"),
+    "no ranks": (["run", "--nproc", "0", "train.py"], 2, "Invalid --nproc 0: use at least 1."),
+    "a word for a number": (["run", "--nproc", "two", "train.py"], 2, 'Invalid --nproc "two": use a whole number.'),
     "an unknown option": (["run", "--nprc", "2", "train.py"], 2, "--nprc"),
-    "an unknown verb": (["rnu"], 2, "did you mean 'run'?"),
-    "a script for a verb": (["train.py"], 2, "paceline run train.py"),
+    "an unknown command": (["runn"], 2, "Unknown command 'runn'. Did you mean 'run'?"),
+    "a script for a command": (["train.py"], 2, "Did you mean `paceline run train.py`?"),
+    "nothing like it": (["zzzz"], 2, "Unknown command 'zzzz'."),
     "a style of Slurm": (["run", "--style", "srun", "train.py"], 2, "paceline submit"),
-    "a bad variable": (["run", "--env", "A B=1", "train.py"], 2, "--env"),
-    "a variable that is not set": (["run", "--env", "NOT_SET_HERE", "train.py"], 2, "NOT_SET_HERE"),
-    "a bad param": (["run", "--param", "lr", "train.py"], 2, "key=value"),
-    "no such run": (["run", "--resume", "zzzz"], 2, "no run 'zzzz'"),
-    "a bad file": (["run", "--config", "bad.toml", "train.py"], 2, "'nods'"),
-    "a bad window": (["run", "--profile", "3", "train.py"], 2, "--profile"),
-    "restarts below none": (["run", "--max-restarts", "-1", "train.py"], 2, "--max-restarts"),
-}
+    "a bad variable": (["run", "--env", "A B=1", "train.py"], 2, "Invalid --env {A B}"),
+    "a variable that is not set": (["run", "--env", "NOT_SET_HERE", "train.py"], 2, "Invalid --env NOT_SET_HERE"),
+    "a bad param": (["run", "--param", "lr", "train.py"], 2, 'Invalid --param "lr": use key=value'),
+    "no such run": (["run", "--resume", "zzzz"], 2, "'zzzz'"),
+    "a bad file": (["run", "--config", "bad.toml", "train.py"], 2, "Unknown key 'nods' in [job] of bad.toml."),
+    "a bad range of steps": (["run", "--profile", "3", "train.py"], 2, "Invalid --profile"),
+    "a negative number of restarts": (["run", "--max-restarts", "-1", "train.py"], 2, "Invalid --max-restarts -1"),
+    "restarts and attempts": (["run", "--max-restarts", "1", "--max-attempts", "2", "train.py"], 2, "contradict"),
+    "W&B on and off": (["run", "--no-wandb", "--wandb-project", "x", "train.py"], 2, "contradict each other"),
+    "two environments": (["run", "--venv", "a", "--image", "b", "train.py"], 2, "--venv and --image contradict"),
+    "a venv and a conda": (["run", "--venv", "a", "--conda", "b", "train.py"], 2, "--venv and --conda contradict"),
+    "a bad time": (["submit", "--time", "5x", "train.py"], 2, 'Invalid --time "5x": use a duration such as 90m'),
+    "a short form": (["submit", "-N", "none", "train.py"], 2, 'Invalid --nodes "none": use a whole number.'),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_typed_wrong_is_one_clear_error(
+def test_a_wrong_command_line_is_one_clear_error(
     case: str, paceline: Type, project: Path, scratch: Path
 ) -> None:
     (project / "train.py").touch()
     (project / "bad.toml").write_text("[job]\nnods = 1")
-    words, code, part = WRONG[case]
-    done = paceline(*words, cwd=project)
+    args, code, part = WRONG[case]
+    done = paceline(*args, cwd=project)
     assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("paceline: error: ")
     assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2, done.stderr

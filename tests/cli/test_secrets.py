@@ -123,10 +123,10 @@ def test_a_run_that_goes_on_reads_them_anew(paceline: Type, tmp_path: Path, scra
     keys.write_text("FILED=hush-4\n")
     again = paceline("run", "--resume", "last")
     assert "has hush-4 None 3" in again.stdout
-    assert "kept nowhere, so to be typed again if needed: A_KEY" in again.stderr
+    assert "pass these --env variables again if you need them: A_KEY" in again.stderr
     typed = paceline("run", "--resume", "last", "--env", "A_KEY=hush-5")
     assert "has hush-4 hush-5 3" in typed.stdout
-    assert "typed again" not in typed.stderr
+    assert "variables again" not in typed.stderr
     # What the script printed is its own; the copy of the code has no such file, and the order no such value.
     assert {Path(name).name for name in in_files(scratch, {"any": "hush-"})} == {"rank-0.log"}
     assert (next(scratch.glob("*/*/*/code")) / "train.py").is_file()

@@ -112,7 +112,7 @@ TYPOS = [
         ["asks for 'a10' GPUs", "Did you mean 'a100'?", "up to 4 per node"],
     ),
     (["--gpus", "5"], ["--gpus is 5", "up to 4 per node"]),
-    (["--time", "3 hours or so"], ['--time: found "3 hours or so"', '"90m"']),
+    (["--time", "3 hours or so"], ['Invalid --time "3 hours or so": use a duration such as 90m']),
     (["--nodes", "9"], ["--nodes is 9, but partition main allows at most 4"]),
     (["--constraint", "fast"], ["Invalid feature specification", "--constraint"]),
     (["--sbatch-arg=--frobnicate"], ["unrecognized option '--frobnicate'", "--sbatch-arg"]),

@@ -1,4 +1,4 @@
-"""Files, profiles and flags become one Job; what is wrong is said with file, key, found, expected, nearest."""
+"""Files, profiles and flags become one Job; errors name the file, the key, the value and what to use instead."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.errors import SpecError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import parse_param, parse_value
+from paceline.spec.options import NAME_OR_PATH, PATH
 
 SCRIPT = Program("train.py")
 
@@ -21,34 +22,35 @@ def load(folder: Path, text: str, *flags: tuple[str, str, Any], **options: Any) 
     return load_job(SCRIPT, flags=[Flag(*flag) for flag in flags], cwd=folder, **options)
 
 
-# What stands in the file, and the words that the error must hold besides the file's name.
+# The text of a file, and what the error must contain; FILE is its path.
 WRONG = {
-    "unknown key": ("[job]\nnods = 2", ["[job]", "'nods'", "'nodes'"]),
-    "unknown table": ("[jobs]\nnodes = 2", ["'jobs'", "'job'"]),
-    "key of another table": ('[job]\nstyle = "fork"', ["[job]", "'style'", "belongs in [launch]"]),
-    "nothing near": ("[resume]\nzzz = 1", ["[resume]", "'zzz'", "knows: grace, hang_timeout"]),
-    "a text for a number": ('[job]\nnodes = "two"', ["[job] nodes", 'found "two"', "expected a whole number"]),
-    "true for a number": ("[job]\nnodes = true", ["[job] nodes", "found true", "a whole number"]),
-    "a number for a text": ("[job]\npartition = 3", ["[job] partition", "found 3", "a text in quotes"]),
-    "too small": ("[job]\nnodes = 0", ["[job] nodes", "found 0", "at least 1"]),
-    "no such choice": ('[launch]\nstyle = "frok"', ["[launch] style", '"frok"', 'one of "fork", "srun"']),
-    "a text for a list": ('[environment]\nmodules = "cuda"', ["[environment] modules", '"cuda"', "a list of texts"]),
-    "a list in variables": ("[environment.variables]\nA = [1]", ["[environment] variables", "a number for A"]),
-    "a bad variable": ('[environment.variables]\n"A B" = "1"', ["[environment] variables", "'A B'"]),
-    "a number for a table": ("job = 3", ["[job]", "found 3", "expected a table"]),
-    "a bad time": ('[job]\ntime = "7"', ["[job] time", '"7"', '"90m"']),
-    "a bad size": ('[job]\nmem_per_gpu = "lots"', ["[job] mem_per_gpu", '"lots"', '"32G"']),
-    "a bad window": ('[runtime]\nprofile = "4:2"', ["[runtime] profile", '"4:2"', "first:end"]),
-    "a name with a slash": ('[project]\nexperiment = "a/b"', ["[project] experiment", '"a/b"', "a folder's"]),
-    "a profile's key": ("[profiles.x.job]\nnodez = 1", ["[profiles.x.job]", "'nodez'", "'nodes'"]),
-    "a profile's value": ('[profiles.x.job]\nnodes = "a"', ["[profiles.x.job] nodes", '"a"', "a whole number"]),
-    "profiles that are none": ("profiles = 3", ["[profiles]", "found 3", "[profiles.NAME.job]"]),
-    "no TOML": ("[job\nnodes = 1", ["is not TOML", "line 1"]),
-    "a venv without a path": ('[environment]\nkind = "venv"', ["environment.kind", "no path"]),
-    "a container without image": ('[environment]\nkind = "container"', ["environment.kind", "no image"]),
+    "unknown key": ("[job]\nnods = 2", ["Unknown key 'nods' in [job] of FILE.", "Did you mean 'nodes'?"]),
+    "unknown table": ("[jobs]\nnodes = 2", ["Unknown key 'jobs' in FILE.", "Did you mean 'job'?"]),
+    "key of another table": ('[job]\nstyle = "fork"', ["Unknown key 'style' in [job] of FILE.", "Move it to [launch]"]),
+    "nothing near": ("[resume]\nzzz = 1", ["'zzz' in [resume]", "Use one of grace, hang_timeout"]),
+    "a string for a number": ('[job]\nnodes = "two"', ['Invalid nodes = "two" in [job] of FILE: use a whole number.']),
+    "true for a number": ("[job]\nnodes = true", ["Invalid nodes = true in [job] of FILE: use a whole number."]),
+    "a number for a string": ("[job]\npartition = 3", ['partition = 3 in [job] of FILE: use a string, e.g. "text".']),
+    "too small": ("[job]\nnodes = 0", ["Invalid nodes = 0 in [job] of FILE: use at least 1."]),
+    "no such choice": ('[launch]\nstyle = "frok"', ['style = "frok" in [launch] of FILE: use one of fork, srun']),
+    "a string for a list": ('[environment]\nmodules = "cuda"', ['modules = "cuda" in [environment] of FILE']),
+    "a list in variables": ("[environment.variables]\nA = [1]", ["variables = {A} in [environment]", "a number for A"]),
+    "a bad variable": ('[environment.variables]\n"A B" = "1"', ["variables = {A B} in [environment]", "'A B'"]),
+    "a number for a table": ("job = 3", ["Invalid job = 3 in FILE: use a table."]),
+    "a bad time": ('[job]\ntime = "7x"', ['Invalid time = "7x" in [job] of FILE: use a duration such as 90m']),
+    "a bare number in quotes": ('[resume]\ngrace = "7"', ['Invalid grace = "7" in [resume] of FILE: use a duration']),
+    "a bad size": ('[job]\nmem_per_gpu = "lots"', ['mem_per_gpu = "lots" in [job] of FILE: use a size such as 512M']),
+    "bad steps": ('[runtime]\nprofile = "4:2"', ['profile = "4:2" in [runtime] of FILE: use steps as first:end']),
+    "a name with a slash": ('[project]\nexperiment = "a/b"', ['experiment = "a/b" in [project] of FILE: use a folder']),
+    "a profile's key": ("[profiles.x.job]\nnodez = 1", ["'nodez' in [profiles.x.job]", "'nodes'"]),
+    "a profile's value": ('[profiles.x.job]\nnodes = "a"', ['nodes = "a" in [profiles.x.job] of FILE: use a whole']),
+    "profiles that are none": ("profiles = 3", ["Invalid profiles = 3 in FILE: use tables.", "[profiles.NAME.job]"]),
+    "no TOML": ("[job\nnodes = 1", ["is not valid TOML", "line 1"]),
+    "a venv without a path": ('[environment]\nkind = "venv"', ["environment.kind", "there is no path", "--venv"]),
+    "a container without image": ('[environment]\nkind = "container"', ["environment.kind", "no image", "--image"]),
     "two amounts of memory": (
         '[job]\nmem_per_gpu = "1G"\nmem_per_node = "1G"',
-        ["job.mem_per_gpu", "job.mem_per_node"],
+        ["job.mem_per_gpu", "job.mem_per_node", "both set the memory."],
     ),
     "too short a grace": ('[job]\ntime = "2h"\n[resume]\ngrace = "10s"', ["resume.grace", "10 s", "at least 60 s"]),
     "too long a grace": (
@@ -59,27 +61,65 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said(case: str, tmp_path: Path) -> None:
-    text, words = WRONG[case]
+def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
+    text, parts = WRONG[case]
     with pytest.raises(SpecError) as caught:
         load(tmp_path, text)
-    for word in (str(tmp_path / "paceline.toml"), *words):
-        assert word in str(caught.value)
-    assert caught.value.hint
+    file = str(tmp_path / "paceline.toml")
+    for part in ("FILE", *parts):
+        assert part.replace("FILE", file) in str(caught.value)
+    assert caught.value.hint or ": use " in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("flag", "words"),
+    ("flag", "message"),
     [
-        (("--nodes", "job.nodes", 0), "--nodes: found 0, expected at least 1"),
-        (("--style", "launch.style", "x"), '--style: found "x", expected one of "fork"'),
-        (("--env", "environment.variables", {"A B": "1"}), "--env"),
+        (("--nodes", "job.nodes", 0), "Invalid --nodes 0: use at least 1."),
+        (("--nodes", "job.nodes", "two"), 'Invalid --nodes "two": use a whole number.'),
+        (("--time", "job.time", "5x"), 'Invalid --time "5x": use a duration such as 90m, 2h30m or 1-12:00:00.'),
+        (("--time", "job.time", "-5"), 'Invalid --time "-5": use a duration'),
+        (("--mem-per-gpu", "job.mem_per_gpu", "32"), 'Invalid --mem-per-gpu "32": use a size such as 512M, 32G'),
+        (("--style", "launch.style", "x"), 'Invalid --style "x": use one of fork, srun, torchrun,'),
+        (("--profile", "runtime.profile", "3"), 'Invalid --profile "3": use steps as first:end, e.g. 10:13.'),
+        (("--experiment", "project.experiment", "a/b"), 'Invalid --experiment "a/b": use a folder name'),
+        (("--partition", "job.partition", "a\nb"), 'Invalid --partition "a\\nb": use one line of text.'),
+        (("--partition", "job.partition", ""), 'Invalid --partition "": use one line of text.'),
+        (("--env", "environment.variables", {"A B": "hush"}), "Invalid --env {A B}: use letters, digits and _"),
+        (("--env", "environment.variables", {"A": "a\0b"}), "Invalid --env {A}: use a string without NUL"),
     ],
-)
-def test_a_wrong_flag_is_named(flag: tuple[str, str, Any], words: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, "", flag)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_time_limit_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
+    assert load(tmp_path, "[job]\ntime = 30").resources.time == 1800
+    assert load(tmp_path, '[job]\ntime = "30"').resources.time == 1800
+    assert load(tmp_path, "", ("--time", "job.time", "1-12")).resources.time == 129600
+    assert load(tmp_path, '[job]\ntime = "2h"\n[resume]\ngrace = 90').grace == 90  # other durations: seconds
+
+
+def test_a_typed_path_is_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/torch.sif").touch()
+    (tmp_path / "paceline.toml").touch()
+    (tmp_path / ".git").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "inner")
+
+        def typed(key: str, name: str, path: str) -> Any:
+            job = load_job(SCRIPT, flags=[Flag("--x", key, name, path)])
+            return getattr(job.environment, key.split(".")[1])
+
+        assert typed("environment.path", "venv", PATH) == "inner/venv"
+        assert typed("environment.path", "/venv", PATH) == "/venv"
+        assert typed("environment.image", "torch.sif", NAME_OR_PATH) == "inner/torch.sif"
+        assert typed("environment.image", "docker://torch", NAME_OR_PATH) == "docker://torch"
 
 
 def test_flags_win_over_the_profile_and_that_over_the_file(tmp_path: Path) -> None:
@@ -164,7 +204,7 @@ def test_without_a_repository_only_this_folder_counts(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no such file"):
+    with pytest.raises(SpecError, match="There is no file"):
         load_job(SCRIPT, cwd=tmp_path, config=tmp_path / "other.toml")
 
 

@@ -1,4 +1,4 @@
-"""Times and sizes as people write them."""
+"""Durations and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.spec.quantities import parse_mebibytes, parse_seconds, show_seconds, slurm_size, slurm_time
+from paceline.spec.quantities import (
+    parse_mebibytes,
+    parse_seconds,
+    parse_time_limit,
+    show_seconds,
+    slurm_size,
+    slurm_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,22 +21,41 @@ from paceline.spec.quantities import parse_mebibytes, parse_seconds, show_second
     [
         ("90m", 5400), ("2h", 7200), ("2h30m", 9000), ("1d 12h", 129600), ("45s", 45), ("1.5h", 5400), (600, 600),
         ("1-00:00:00", 86400), ("12:00:00", 43200), ("10:30", 630), ("1-06:30", 86400 + 6 * 3600 + 1800),
-        ("1w", 604800),
+        ("1w", 604800), ("1-12", 129600), ("1-12:30", 131400), ("1-12:30:00", 131400), ("2:30:00", 9000),
     ],
 )  # fmt: skip
-def test_times(text: object, seconds: int) -> None:
+def test_durations(text: object, seconds: int) -> None:
     assert parse_seconds(text) == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800), (30, 1800), ("30:00", 1800), ("2:30:00", 9000), ("1-12", 129600), ("1-12:30", 131400),
+        ("1-12:30:00", 131400), ("90m", 5400), ("2h30m", 9000), ("90s", 90), (" 5 ", 300),
+    ],
+)  # fmt: skip
+def test_time_limits_take_all_of_slurms_forms(text: object, seconds: int) -> None:
+    assert parse_time_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5x", "-5", -5, True, "1:2:3:4", "1-", "-12", "1.5", "\u0663\u0660x", None]
+)
+def test_invalid_time_limits(text: object) -> None:
+    with pytest.raises(ValueError, match="a duration such as"):
+        parse_time_limit(text)
+
+
 @pytest.mark.parametrize("text", ["", "5", "2 hours", "h", "-5m", -5, True, 1.5, "1:2:3:4", "12:0:0", None])
-def test_what_is_no_time(text: object) -> None:
-    with pytest.raises(ValueError, match="a time such as"):
+def test_invalid_durations(text: object) -> None:
+    with pytest.raises(ValueError, match="a duration such as"):
         parse_seconds(text)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 10**7))
-def test_slurms_notation_is_read_back(seconds: int) -> None:
+def test_slurm_notation_round_trips(seconds: int) -> None:
     assert parse_seconds(slurm_time(seconds)) == seconds
 
 
@@ -42,16 +68,16 @@ def test_sizes(text: str, mebibytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["32", 32, "", "G", "-1G", "1K", "32 gigs", None])
-def test_what_is_no_size(text: object) -> None:
+def test_invalid_sizes(text: object) -> None:
     with pytest.raises(ValueError, match="a size such as"):
         parse_mebibytes(text)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 10**8))
-def test_a_size_is_read_back(mebibytes: int) -> None:
+def test_sizes_round_trip(mebibytes: int) -> None:
     assert parse_mebibytes(slurm_size(mebibytes)) == mebibytes
 
 
-def test_times_as_people_say_them() -> None:
+def test_durations_for_people() -> None:
     assert [show_seconds(value) for value in (3, 100, 7200, 90000)] == ["3 s", "1m 40s", "2h", "1d 1h"]

@@ -59,15 +59,15 @@ def test_what_was_typed_wins(tmp_path: Path) -> None:
         load_sweep(path)
     assert "--count 20" in refusal.value.hint
     assert load_sweep(path, [Flag("--count", "count", 7)]).table.count == 7
-    with pytest.raises(SpecError, match="--count: found 0, expected at least 1"):
+    with pytest.raises(SpecError, match="Invalid --count 0: use at least 1"):
         load_sweep(path, [Flag("--count", "count", 0)])
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        (HEAD + 'metrik = "x"\n[space]\nx = [1]\n', r"\[sweep\] has no key 'metrik'", "'metric'"),
-        (HEAD + "nodes = 2\n[space]\nx = [1]\n", r"\[sweep\] has no key 'nodes'", "belongs in [job]"),
+        (HEAD + 'metrik = "x"\n[space]\nx = [1]\n', r"Unknown key 'metrik' in \[sweep\]", "'metric'"),
+        (HEAD + "nodes = 2\n[space]\nx = [1]\n", r"Unknown key 'nodes' in \[sweep\]", "Move it to [job]"),
         (HEAD + "[spase]\nx = [1]\n", "unknown key 'spase'", "'space'"),
         (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "unknown key 'unifrom'", "'uniform'"),
         (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "unknown key 'stap'", "'step'"),

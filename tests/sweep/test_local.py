@@ -156,11 +156,11 @@ def test_a_file_that_is_wrong_leaves_nothing_behind(paceline: Type, folder: Path
     (folder / "digits.toml").write_text(SWEEP.replace("train.py", "trian.py"), encoding="utf-8")
     done = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert done.returncode == 2
-    assert "did you mean 'train.py'" in done.stderr
+    assert "Did you mean 'train.py'" in done.stderr
     assert not scratch.exists()
     unknown = paceline("sweep", "--local", "nothing.toml", cwd=folder)
     assert unknown.returncode == 2
-    assert "there is no file 'nothing.toml' here" in unknown.stderr
+    assert "There is no file 'nothing.toml' here" in unknown.stderr
 
 
 def test_trials_share_this_machine(tmp_path: Path) -> None:

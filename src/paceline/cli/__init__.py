@@ -1,4 +1,4 @@
-"""The command line: one file per verb, each imported when it is typed."""
+"""The command line: one module per command, imported when the command is typed."""
 
 from __future__ import annotations
 
@@ -11,119 +11,119 @@ from paceline.cli import console
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import PacelineError, UsageError
 
-# Each verb, the module that does it (its `command`, or its `app` where it has verbs of its own), and what it does.
-VERBS = {
-    "run": ("paceline.cli.run", "start a script here: N processes on this machine's GPUs or CPU cores"),
-    "submit": ("paceline.cli.submit", "the same on Slurm; --dry-run prints the exact script"),
-    "sweep": ("paceline.cli.sweep", "many runs: grid, random, TPE, seeds; as job arrays, or here"),
-    "ps": ("paceline.cli.ps", "the runs, and how each is doing"),
-    "show": ("paceline.cli.show", "one run: its attempts, and where its time went"),
-    "logs": ("paceline.cli.logs", "what a run prints; -f follows it"),
-    "cancel": ("paceline.cli.cancel", "end a run, and keep it ended"),
-    "export": ("paceline.cli.export", "a run's newest weights, as one plain file"),
-    "sync": ("paceline.cli.sync", "what a run kept for W&B, sent from where there is a network"),
-    "doctor": ("paceline.cli.doctor", "what is wrong here, before the queue finds it"),
-    "shell": ("paceline.cli.shell", "a shell inside an allocation, with a job's environment"),
-    "env": ("paceline.cli.env", "build: the venv or container that runs use, on a node like theirs"),
-    "data": ("paceline.cli.data", "stage: look at what runs copy to the nodes, and pack it"),
-    "clean": ("paceline.cli.clean", "what runs have left on nodes: show it, remove it"),
-    "init": ("paceline.cli.init", "write a commented paceline.toml from what the cluster answers"),
-    "sandbox": ("paceline.cli.sandbox", "a real multi-node Slurm on this machine, to rehearse on"),
+# Each command: its module (with a `command`, or an `app` if it has subcommands), and what it does.
+COMMANDS = {
+    "run": ("paceline.cli.run", "run a script here, on this machine's GPUs or CPU cores"),
+    "submit": ("paceline.cli.submit", "run a script on Slurm; --dry-run prints the exact job script"),
+    "sweep": ("paceline.cli.sweep", "start many runs: grid, random, TPE, seeds; as job arrays or here"),
+    "ps": ("paceline.cli.ps", "list runs and their status"),
+    "show": ("paceline.cli.show", "show one run: its attempts, and where its time went"),
+    "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
+    "cancel": ("paceline.cli.cancel", "cancel a run for good"),
+    "export": ("paceline.cli.export", "export a run's newest weights to one file"),
+    "sync": ("paceline.cli.sync", "send W&B data of offline runs"),
+    "doctor": ("paceline.cli.doctor", "check this machine, or a job before you submit it"),
+    "shell": ("paceline.cli.shell", "open a shell on a node, with a job's environment"),
+    "env": ("paceline.cli.env", "build, list and remove environments of runs"),
+    "data": ("paceline.cli.data", "inspect and pack the data that runs copy to the nodes"),
+    "clean": ("paceline.cli.clean", "list and remove leftover files on compute nodes"),
+    "init": ("paceline.cli.init", "write a commented paceline.toml for your cluster"),
+    "sandbox": ("paceline.cli.sandbox", "run a real multi-node Slurm on this machine, to try things out"),
 }
 
-ABOUT = (
-    "Take a PyTorch script that works on your laptop to every GPU of a Slurm cluster, and keep it running."
-)
+ABOUT = "Take a PyTorch script from your laptop to every GPU of a Slurm cluster, and keep it running until it is done."
 EXAMPLES = """\
-  paceline run train.py                        every GPU here, or two processes on the CPU
+  paceline run train.py                        one rank per GPU, or two on the CPU
   paceline run --nproc 4 --cpu train.py --lr 0.1
   paceline submit --nodes 2 --gpus 8 train.py --lr 0.1
 
-Everything before the script is Paceline's; everything after it is the script's, untouched.
-`paceline VERB --help` tells more about each."""
+Options of Paceline go before the script; everything after it is passed to the script unchanged.
+Run `paceline COMMAND --help` for the options of a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Do what was typed, and exit with its code. No error of ours or of the user's shows a traceback."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run the command and exit with its code. Expected errors print no traceback."""
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = dispatch(words)
+        code = dispatch(args)
     except PacelineError as error:
         console.say_error(error)
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT
     except BrokenPipeError:
-        # Whoever read our output has had enough; keep the interpreter from saying so at its exit.
+        # The reader of our output is gone; without this the interpreter complains at exit.
         sys.stdout = None
         code = 141
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        console.say_problem(f"{error.strerror or error}{where}")
+        where = f": {error.filename}" if error.filename else ""
+        console.say_problem(f"{error.strerror or error}{where}.")
         code = 1
     sys.exit(code)
 
 
-def dispatch(words: list[str]) -> int:
-    """Find the verb, import it, and give it the rest."""
-    if not words or words[0] in ("--help", "-h", "help"):
+def dispatch(args: list[str]) -> int:
+    """Import the module of a command and run it with the other arguments."""
+    if not args or args[0] in ("--help", "-h", "help"):
         print(overview())
-        return 0 if words else USAGE_EXIT
-    verb, rest = words[0], words[1:]
-    if verb in ("--version", "version"):
+        return 0 if args else USAGE_EXIT
+    name, rest = args[0], args[1:]
+    if name in ("--version", "version"):
         import paceline
 
         print(f"paceline {paceline.__version__}")
         return 0
-    if verb not in VERBS:
-        raise _unknown_verb(verb)
-    return perform(verb, rest)
+    if name not in COMMANDS:
+        raise _unknown_command(name)
+    return run_command(name, rest)
 
 
 def overview() -> str:
-    lines = [ABOUT, "", "paceline VERB [options]", ""]
-    lines += [f"  {name:<9} {text}" for name, (_, text) in VERBS.items()]
+    lines = [ABOUT, "", "Usage: paceline COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", EXAMPLES])
 
 
-def perform(verb: str, words: list[str]) -> int:
-    """Run a verb's typer command; what typer finds wrong with the words is said as our own errors are."""
-    module = importlib.import_module(VERBS[verb][0])
+def run_command(name: str, args: list[str]) -> int:
+    """Run a command's typer app; turn typer's usage errors into ours."""
+    module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None) or single_command(module.command)
     try:
-        result = app(args=words, prog_name=f"paceline {verb}", standalone_mode=False)
+        result = app(args=args, prog_name=f"paceline {name}", standalone_mode=False)
     except Exception as error:
-        # typer carries its own click in some versions and uses the installed one in others: known by its shape.
+        # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.
         if type(error).__name__ == "Abort":
             return INTERRUPTED_EXIT
         if hasattr(error, "format_message"):
-            raise UsageError(
-                error.format_message().rstrip("."), hint=f"see `paceline {verb} --help`"
-            ) from None
+            message = error.format_message().rstrip(".")
+            raise UsageError(f"{message}.", hint=f"See `paceline {name} --help`.") from None
         raise
     return result if isinstance(result, int) else 0
 
 
 def single_command(function: Any) -> Any:
-    """A typer app of one command. Words after the first that is no option belong to the user's script."""
+    """Return a typer app of one command. If it takes a script, options end at the script."""
     import typer
 
+    from paceline.cli.help import GroupedCommand
+
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings={"allow_interspersed_args": not _takes_a_script(function)})(function)
+    takes_a_script = getattr(function, "takes_a_script", False)
+    app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": not takes_a_script})(
+        function
+    )
     return app
 
 
-def _takes_a_script(function: Any) -> bool:
-    return bool(getattr(function, "takes_a_script", False))
-
-
-def _unknown_verb(verb: str) -> UsageError:
+def _unknown_command(name: str) -> UsageError:
     import difflib
 
-    if verb.endswith(".py"):
-        return UsageError(f"{verb!r} is no verb", hint=f"did you mean `paceline run {verb}`?")
-    close = difflib.get_close_matches(verb, VERBS, n=1)
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    if name.endswith(".py"):
+        suggestion = f" Did you mean `paceline run {name}`?"
+    else:
+        suggestion = f" Did you mean {close[0]!r}?" if close else ""
     return UsageError(
-        f"{verb!r} is no verb",
-        hint=f"did you mean {close[0]!r}?" if close else f"the verbs are: {', '.join(VERBS)}",
+        f"Unknown command {name!r}.{suggestion}",
+        hint="" if suggestion else f"The commands are {', '.join(COMMANDS)}.",
     )

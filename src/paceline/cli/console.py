@@ -1,4 +1,4 @@
-"""How the command line speaks: errors as one red line and a hint, notes in grey, tables by rich."""
+"""Console output: errors in red with a hint, notes in grey, tables by rich."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paint(text: str, colour: str, stream: IO[str]) -> str:
 
 
 def say(text: str, *, colour: str = "") -> None:
-    """A line of ours on stderr: stdout is the script's. A closed terminal is nobody's problem."""
+    """Print a line to stderr, since stdout is the script's; ignore a closed terminal."""
     try:
         print(paint(text, colour, sys.stderr) if colour else text, file=sys.stderr, flush=True)
     except OSError:
@@ -41,13 +41,13 @@ def say_error(error: PacelineError) -> None:
 
 
 def say_problem(message: str, hint: str = "") -> None:
-    say(f"paceline: {message}", colour=RED)
+    say(f"paceline: error: {message}", colour=RED)
     if hint:
         say(f"  {hint}")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console with our theme, for tables and trees. Imported late: most commands need none."""
+    """Return a rich console with our theme. rich is imported late, since most commands do not need it."""
     from rich.console import Console
     from rich.theme import Theme
 

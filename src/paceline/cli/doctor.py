@@ -1,4 +1,4 @@
-"""`paceline doctor`: what is wrong here, before the queue finds it."""
+"""`paceline doctor`: find problems on this machine, or of a job before it is queued."""
 
 from __future__ import annotations
 
@@ -9,63 +9,52 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console, options, runs
-from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding, worst
-from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
-from paceline.cluster.secrets.secrets import inspect_secrets
-from paceline.cluster.slurm.submission import Draft
-from paceline.spec import Program, load_job
+from paceline.cli import console, options
+from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding, worst
+from paceline.spec.options import LAUNCH, PROJECT, RESOURCES
 
-MARKS = {GOOD: ("✓", "good"), "warning": ("!", "yellow"), PROBLEM: ("✗", "bad")}
+MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
 
 
-@options.takes_a_script
+@options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT))
 def command(
-    words: options.Words = None,
+    args: options.ScriptArgs = None,
     *,
-    is_job: Annotated[bool, typer.Option("--job", help="Check a job, as `paceline submit` would.")] = False,
+    settings: options.Settings,
+    is_job: Annotated[bool, typer.Option("--job", help="Check a job, as `paceline submit` does.")] = False,
     module: options.Module = False,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="How many nodes.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs on each node.")] = None,
-    gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="Their model.")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="The time limit.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="The partition.")] = None,
-    account: Annotated[str | None, typer.Option("--account", help="The account.")] = None,
-    style: options.Style = None,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
 ) -> int:
-    """What is here, and what is wrong with it.
+    """Check this machine and its Slurm, or a job before you submit it.
+
+    All settings of `paceline submit` work here too.
 
     \b
-    paceline doctor                            this machine, and its Slurm
-    paceline doctor --job --gpus 4 train.py    a job: script, imports, limits, start estimate
+      paceline doctor                            this machine and its Slurm
+      paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
     """
-    if not is_job and not words:
-        here = load_job(Program(""))
-        return report(
-            [
-                *inspect_machine(os.environ, runs.scratch_here()),
-                inspect_secrets(here, os.environ),
-                *inspect_slurm(),
-            ]
-        )
-    flags = options.flags_of(
-        nodes=nodes, gpus=gpus, gpu_type=gpu_type, time=time, partition=partition, account=account,
-        style=style,
-    )  # fmt: skip
-    program = options.find_program(words, is_module=module, cwd=Path.cwd())
-    job = load_job(program, flags=flags, config=config, profile=cluster_profile)
-    return report(Draft(job).findings())
+    if is_job or args:
+        from paceline.cluster.slurm.submission import Draft
+
+        cwd = Path.cwd()
+        job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
+        return report(Draft(job).findings())
+    from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
+    from paceline.cluster.runs.folder import resolve_scratch
+    from paceline.cluster.secrets.secrets import inspect_secrets
+    from paceline.spec import Program
+
+    job = settings.load(Program(""))
+    machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
+    return report([*machine, inspect_secrets(job, os.environ), *inspect_slurm()])
 
 
-def report(found: Sequence[Finding]) -> int:
-    """One line each; 1 when something cannot work."""
+def report(findings: Sequence[Finding]) -> int:
+    """Print one line per finding; return 1 if one is a problem."""
     out = console.console()
-    for each in found:
-        mark, colour = MARKS[each.level]
-        out.print(f"[{colour}]{mark}[/] [dim]{each.about:<11}[/] ", end="")
-        out.print(each.text, markup=False, soft_wrap=True)
-        if each.hint:
-            out.print(f"              {each.hint}", markup=False, soft_wrap=True)
-    return 1 if worst(found) == PROBLEM else 0
+    for finding in findings:
+        mark, colour = MARKS[finding.level]
+        out.print(f"[{colour}]{mark}[/] [dim]{finding.about:<11}[/] ", end="")
+        out.print(finding.text, markup=False, soft_wrap=True)
+        if finding.hint:
+            out.print(f"              {finding.hint}", markup=False, soft_wrap=True)
+    return 1 if worst(findings) == PROBLEM else 0

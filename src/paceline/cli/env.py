@@ -1,19 +1,19 @@
-"""`paceline env`: build the environment that runs use, on a node like those they run on."""
+"""`paceline env`: build, list and remove the environments of runs."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time as clock
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.help import GroupedCommand
 from paceline.cluster.environment import build as builds
 from paceline.cluster.environment import store as stored
 from paceline.cluster.environment.build_progress import Watch
@@ -21,83 +21,67 @@ from paceline.cluster.environment.store import Built, Recipe
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions, select_partitions
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.environment.build import USUAL_CPUS, USUAL_TIME, Size
+from paceline.plan.environment.build import USUAL_CPUS, Size
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.quantities import parse_mebibytes, parse_seconds, show_seconds
+from paceline.spec.load import validate_flag
+from paceline.spec.options import PATH
+from paceline.spec.quantities import show_seconds
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
-    help="Environments that runs use: build, list, remove.",
+    help="Build, list and remove the environments of runs.",
 )  # fmt: skip
+
+FILES = "FILE"  # the source of requirements that were typed
+# Keys whose flags set the size of the build job here, and not that of runs.
+SIZES = {
+    "job.cpus_per_gpu": "cpus",
+    "job.gpus_per_node": "gpus",
+    "job.mem_per_node": "memory",
+    "job.time": "time",
+}
 
 
 @app.callback()
 def group() -> None:
-    """Environments that runs use: build, list, remove."""
+    """Build, list and remove the environments of runs."""
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
+@options.takes_settings("env")
 def build(
     files: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock, a lock file.",
+            help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock or a lock file.",
         ),
     ] = None,
     *,
-    local: Annotated[bool, typer.Option("--local", help="Build here, not in a job.")] = False,
-    partition: Annotated[str | None, typer.Option("--partition", help="The partition of the job.")] = None,
-    account: Annotated[str | None, typer.Option("--account", help="The account that pays.")] = None,
-    time: Annotated[str | None, typer.Option("--time", metavar="2h", help="The job's time limit.")] = None,
-    cpus: Annotated[int | None, typer.Option("--cpus", metavar="N", help="Cores of the job.")] = None,
-    mem: Annotated[str | None, typer.Option("--mem", metavar="16G", help="The job's memory.")] = None,
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of the job, if it needs any.")] = 0,
-    python: Annotated[
-        str | None, typer.Option("--python", help="The Python to build with; else that of the modules.")
-    ] = None,
-    constraint_file: Annotated[
-        str | None, typer.Option("--constraints", metavar="FILE", help="Versions to be held to.")
-    ] = None,
-    with_horovod: Annotated[
-        bool, typer.Option("--with-horovod", help="Compile Horovod for the torch of the requirements.")
-    ] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Submit the build, and return.")] = False,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
+    settings: options.Settings,
+    local: Annotated[bool, typer.Option("--local", help="Build here instead of in a job.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Submit the build and return.")] = False,
     dry_run: options.DryRun = False,
 ) -> int:
-    """Build the venv (or the container's image) from the project's requirements, as a job where runs will be.
+    """Build the venv or the container image of a project, in a job on the nodes where it will run.
+
+    Equal requirements, Python and modules make one environment, which is built once. If a build fails, nothing is left.
 
     \b
-    paceline env build                       what [environment] says; else requirements.txt, pyproject.toml, ...
-    paceline env build requirements.lock     from this file
-    paceline env build 'pyproject.toml[gpu]' its dependencies, and those of an extra
-    paceline env build --local               here: where nodes have no internet
-    paceline env build --dry-run             print the exact script
-
-    Equal requirements, Python and modules are one environment: it is built once, whoever asks, and a change makes
-    another one. A build that fails leaves nothing.
+      paceline env build                       from [environment], requirements.txt, pyproject.toml, ...
+      paceline env build requirements.lock     from this file
+      paceline env build 'pyproject.toml[gpu]' its dependencies, and those of an extra
+      paceline env build --local               here: for nodes without internet
+      paceline env build --dry-run             print the exact script
     """
-    flags = [
-        Flag("FILE", "environment.requirements", files or None),
-        Flag("--partition", "job.partition", partition),
-        Flag("--account", "job.account", account),
-        Flag("--python", "environment.base_python", python),
-        Flag("--constraints", "environment.constraints", constraint_file),
-        Flag("--with-horovod", "environment.horovod", with_horovod or None),
-    ]
-    job = _as_typed_here(_load(flags, config, cluster_profile))
+    flags = [flag for flag in settings.flags if flag.key not in SIZES]
+    job = _load(settings, [Flag(FILES, "environment.requirements", files or None, PATH), *flags])
     builds.refuse_other_kinds(job)
     recipe = stored.recipe_of(job, os.environ)
     for note in recipe.requirements.notes:
         console.say_note(note)
-    size = Size(
-        cpus=cpus or _cores(job),
-        gpus=gpus,
-        memory=None if mem is None else _amount("--mem", mem, parse_mebibytes),
-        time=USUAL_TIME if time is None else _amount("--time", time, parse_seconds),
-    )
+    typed = {SIZES[flag.key]: validate_flag(flag) for flag in settings.flags if flag.key in SIZES}
+    size = Size(**{"cpus": _cores(job), **typed})
     plan = builds.plan_build(job, recipe, os.environ, size)
     if dry_run:
         print(plan.script, end="")
@@ -116,41 +100,12 @@ def build(
     return _tell_use(job, recipe, plan.target)
 
 
-def _amount(flag: str, text: str, parse: Callable[[object], int]) -> int:
-    try:
-        return parse(text)
-    except ValueError as problem:
-        raise UsageError(
-            f"{flag}: found {text!r}, expected {problem}", hint="write it with its unit"
-        ) from None
-
-
-def _load(flags: list[Flag], config: Path | None, profile: str | None) -> Job:
-    job = load_job(Program("env"), flags=flags, config=config, profile=profile)
-    if job.environment.kind == "current":  # whoever builds an environment is about to use it
+def _load(settings: options.Settings, flags: Sequence[Flag]) -> Job:
+    job = settings.load(Program("env"), flags=flags)
+    if job.environment.kind == "current":  # a build is for later use: the default is a venv
         environment = job.environment.model_copy(update={"kind": "venv"})
         return replace(job, tables=job.tables.model_copy(update={"environment": environment}))
     return job
-
-
-def _as_typed_here(job: Job) -> Job:
-    """Paths in paceline.toml are the project's; one that was typed is meant from where it was typed."""
-    typed: dict[str, object] = {}
-    if job.source("environment.requirements") == "FILE":
-        typed["requirements"] = tuple(_from(job, name) for name in job.environment.requirements)
-    for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
-        name = getattr(job.environment, key)
-        if job.source(f"environment.{key}") == flag and (key == "constraints" or os.sep in name):
-            typed[key] = _from(job, name)
-    environment = job.environment.model_copy(update=typed)
-    return replace(job, tables=job.tables.model_copy(update={"environment": environment}))
-
-
-def _from(job: Job, name: str) -> str:
-    """The same path, from the project's folder on."""
-    if os.path.isabs(name) or name.startswith("~") or job.cwd.resolve() == job.folder.resolve():
-        return name
-    return os.path.relpath(job.cwd.resolve() / name, job.folder.resolve())
 
 
 def _cores(job: Job) -> int:
@@ -207,7 +162,7 @@ def _tell_use(job: Job, recipe: Recipe, target: Built) -> int:
         is_said = environment.image is None
         lines = ['kind = "container"', f'image = "{target.image}"']
     else:
-        is_said = job.source("environment.requirements") != "FILE" and environment.path is None
+        is_said = job.source("environment.requirements") != FILES and environment.path is None
         is_said &= bool(environment.requirements) and job.is_set("environment.kind")
         names = ", ".join(f'"{name}"' for name in recipe.requirements.files)
         lines = ['kind = "venv"', f"requirements = [{names}]"]

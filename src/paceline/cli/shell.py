@@ -1,4 +1,4 @@
-"""`paceline shell`: a shell inside an allocation, with exactly a job's environment."""
+"""`paceline shell`: a shell inside an allocation, with a job's exact environment."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
-from paceline.spec import Program, load_job
+from paceline.spec import Program
+from paceline.spec.options import PROJECT, RESOURCES
 from paceline.watch.records import read_record
 
 
+@options.takes_settings("shell", shown=(RESOURCES, PROJECT))
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run that is running; else a new allocation.")
+        str | None, typer.Argument(metavar="[RUN]", help="A run in progress; without it, a new allocation.")
     ] = None,
     *,
-    node: Annotated[str | None, typer.Option("--node", help="On which of its nodes; else the first.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="Of a new allocation: how many nodes.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs on each node.")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="The time limit.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="The partition.")] = None,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
+    settings: options.Settings,
+    node: Annotated[
+        str | None, typer.Option("--node", help="Which node of the run (default: the first).")
+    ] = None,
     dry_run: options.DryRun = False,
 ) -> int:
-    """A shell on a node, with exactly the environment that a job has: modules, venv, variables.
+    """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
+
+    The resources and the environment of a new allocation are set as for `paceline submit`.
 
     \b
-    paceline shell 1a2b          inside a running run, beside its ranks
-    paceline shell --gpus 1      in an allocation of its own, as paceline.toml says
-    echo nvidia-smi | paceline shell 1a2b     commands from a pipe: no terminal, and their exit code
+      paceline shell 1a2b          inside a run, next to its ranks
+      paceline shell --gpus 1      in a new allocation
+      echo nvidia-smi | paceline shell 1a2b     run commands from a pipe; exits with their code
     """
     terminal = sys.stdin is not None and sys.stdin.isatty()
     if run is not None:
         argv, setup, environ = _inside(run, node, terminal=terminal)
     else:
-        flags = options.flags_of(nodes=nodes, gpus=gpus, time=time, partition=partition)
-        job = load_job(Program("shell"), flags=flags, config=config, profile=cluster_profile)
+        job = settings.load(Program("shell"))
         draft = Draft(job)
         plan = draft.plan(draft.run_path)
         half = (

@@ -1,131 +1,67 @@
-"""`paceline submit`: a script on Slurm."""
+"""`paceline submit`: run a script on Slurm."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import console, options
-from paceline.cluster.checks.finding import Finding
-from paceline.cluster.slurm.submission import Draft, Submitted
-from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
-from paceline.spec import load_job
+from paceline.spec.options import OUTPUT, RESOURCES
+
+if TYPE_CHECKING:
+    from paceline.cluster.checks.finding import Finding
+    from paceline.cluster.slurm.submission import Submitted
+    from paceline.contract.run_folder import RunFolder
 
 
-def option(name: str, text: str, *, metavar: str | None = None) -> typer.models.OptionInfo:
-    found: typer.models.OptionInfo = typer.Option(name, help=text, metavar=metavar)
-    return found
-
-
-@options.takes_a_script
+@options.takes_settings("submit", script=True)
 def command(
-    words: options.Words = None,
+    args: options.ScriptArgs = None,
     *,
+    settings: options.Settings,
     module: options.Module = False,
-    nodes: Annotated[int | None, option("--nodes", "How many nodes.", metavar="N")] = None,
-    gpus: Annotated[
-        int | None, option("--gpus", "GPUs on each node; one rank runs per GPU.", metavar="N")
-    ] = None,
-    gpu_type: Annotated[str | None, option("--gpu-type", "Their model, as the cluster calls it.")] = None,
-    cpus_per_gpu: Annotated[
-        int | None, option("--cpus-per-gpu", "Cores per GPU (else a fair share).")
-    ] = None,
-    mem_per_gpu: Annotated[str | None, option("--mem-per-gpu", "Memory per GPU.", metavar="32G")] = None,
-    mem_per_node: Annotated[str | None, option("--mem-per-node", "Memory per node.", metavar="256G")] = None,
-    time: Annotated[str | None, option("--time", "The time limit.", metavar="2h")] = None,
-    partition: Annotated[str | None, option("--partition", "The partition, or several with commas.")] = None,
-    account: Annotated[str | None, option("--account", "The account that pays.")] = None,
-    qos: Annotated[str | None, option("--qos", "The quality of service.")] = None,
-    constraint: Annotated[str | None, option("--constraint", "Features that the nodes must have.")] = None,
-    reservation: Annotated[str | None, option("--reservation", "The reservation to run in.")] = None,
-    nodelist: Annotated[str | None, option("--nodelist", "Nodes that must be used.")] = None,
-    exclude: Annotated[str | None, option("--exclude", "Nodes that must not be used.")] = None,
     after: Annotated[
-        list[str] | None, option("--after", "Start when this run has ended well.", metavar="RUN")
-    ] = None,
-    exclusive: Annotated[bool, option("--exclusive", "Share the nodes with nobody.")] = False,
-    comment: Annotated[str | None, option("--comment", "A comment for the accounting.")] = None,
-    mail: Annotated[str | None, option("--mail", "Who is told when it ends.", metavar="ADDRESS")] = None,
-    sbatch_arg: Annotated[
         list[str] | None,
-        option("--sbatch-arg", "A further argument of sbatch (again for more).", metavar="ARG"),
+        typer.Option(
+            "--after", metavar="RUN", help="Start after this run is done; repeatable.", rich_help_panel=RESOURCES
+        ),
     ] = None,
-    style: options.Style = None,
-    nproc: options.Nproc = None,
-    cpu: options.Cpu = False,
-    backend: options.Backend = None,
-    env: options.Env = None,
-    param: options.Param = None,
-    experiment: options.Experiment = None,
-    name: options.Name = None,
-    precision: options.Precision = None,
-    seed: options.Seed = None,
-    max_steps: options.MaxSteps = None,
-    profile: options.Profile = None,
-    start_from: options.StartFrom = None,
-    preload: options.Preload = None,
-    tee: options.Tee = None,
-    hang_timeout: options.HangTimeout = None,
-    max_attempts: Annotated[
-        int | None, option("--max-attempts", "Failures before the run is given up.", metavar="N")
-    ] = None,
-    grace: Annotated[
-        str | None, option("--grace", "How long before the limit the ranks save and stop.", metavar="2m")
-    ] = None,
-    no_requeue: Annotated[bool, option("--no-requeue", "End at the time limit, for good.")] = False,
-    data: options.Data = None,
-    debug: options.Debug = False,
-    wandb: options.Wandb = None,
-    wandb_project: options.WandbProject = None,
-    wandb_group: options.WandbGroup = None,
-    wandb_all_processes: options.WandbAllProcesses = False,
-    tensorboard: options.Tensorboard = False,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
-    no_snapshot: options.NoSnapshot = False,
-    no_check: Annotated[bool, option("--no-check", "Do not look for problems first.")] = False,
     dry_run: options.DryRun = False,
     script_only: Annotated[
         Path | None,
-        option("--script-only", "Prepare all, write the script to FILE, submit nothing.", metavar="FILE"),
+        typer.Option(
+            "--script-only", metavar="FILE", help="Prepare the run and write its script to FILE; submit nothing.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    wait: Annotated[bool, option("--wait", "Return when the run is over, with its status.")] = False,
-    follow: Annotated[bool, option("--follow", "The same, and print what rank 0 prints.")] = False,
-) -> int:
-    """Start a script on Slurm.
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT)
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> int:  # fmt: skip
+    """Run a script on Slurm.
 
-    All options come before the script; all that follows it is the script's, untouched.
+    Options of Paceline go before the script; everything after it is passed on unchanged. Shortly before the time limit
+    the run saves a checkpoint, requeues itself and resumes.
 
     \b
-    paceline submit --nodes 2 --gpus 8 --time 4h train.py --lr 0.1
-    paceline submit --gpus 1 --follow train.py         watch rank 0
-    paceline submit --dry-run --gpus 8 train.py        print the exact script
-    paceline submit --after last --gpus 8 evaluate.py  once the newest run is done
-
-    The run goes back into the queue by itself when its time is up, and goes on from its newest checkpoint.
+      paceline submit --nodes 2 --gpus 8 --time 4h train.py --lr 0.1
+      paceline submit -N 2 --gpus 8 -t 1-12 -p gpu -A project train.py
+      paceline submit --gpus 1 --follow train.py         print rank 0's output
+      paceline submit --dry-run --gpus 8 train.py        print the exact script
+      paceline submit --after last --gpus 8 evaluate.py  start when the newest run is done
     """
-    flags = options.flags_of(
-        nodes=nodes, gpus=gpus, gpu_type=gpu_type, cpus_per_gpu=cpus_per_gpu, mem_per_gpu=mem_per_gpu,
-        mem_per_node=mem_per_node, time=time, partition=partition, account=account, qos=qos,
-        constraint=constraint, reservation=reservation, nodelist=nodelist, exclude=exclude,
-        exclusive=exclusive, comment=comment, mail=mail, sbatch_arg=sbatch_arg, style=style, nproc=nproc,
-        cpu=cpu, backend=backend, env=env, experiment=experiment, name=name, precision=precision, seed=seed,
-        max_steps=max_steps, profile=profile, start_from=start_from, preload=preload, tee=tee,
-        hang_timeout=hang_timeout, max_attempts=max_attempts, grace=grace, no_requeue=no_requeue, data=data,
-        debug=debug, no_snapshot=no_snapshot, no_check=no_check,
-    )  # fmt: skip
-    flags += options.tracking_flags(
-        wandb=wandb, project=wandb_project, group=wandb_group, all_processes=wandb_all_processes,
-        tensorboard=tensorboard,
-    )  # fmt: skip
+    from paceline.cluster.slurm.submission import Draft
+
     cwd = Path.cwd()
-    program = options.find_program(words, is_module=module, cwd=cwd)
-    job = load_job(program, flags=flags, params=param or (), config=config, profile=cluster_profile, cwd=cwd)
+    job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
     draft = Draft(job, after=after or ())
     if dry_run:
         print(draft.plan(draft.run_path).show(), end="")
@@ -134,7 +70,7 @@ def command(
     submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)
     describe(submitted, script_only)
     if submitted.job_id is not None and (follow or wait):
-        return see_it_through(submitted.folder, follow=follow)
+        return wait_until_done(submitted.folder, follow=follow)
     return 0
 
 
@@ -157,11 +93,11 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     if job_id is not None:
         print(f"  logs    paceline logs -f {run}")
         print("  state   paceline ps")
-        print(f"  end it  paceline cancel {run}", flush=True)
+        print(f"  cancel  paceline cancel {run}", flush=True)
 
 
-def see_it_through(folder: RunFolder, *, follow: bool) -> int:
-    """Until the run is over; its status as an exit code."""
+def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
+    """Wait for the end of a run; return its status as an exit code."""
     from paceline.watch.logs import RunMonitor, wait_until_over
     from paceline.watch.logs import follow as stream
 

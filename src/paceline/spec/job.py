@@ -1,4 +1,4 @@
-"""The job: what was asked, from every layer, with the memory of who asked it."""
+"""A job: what the user asked for, and which file or flag set each key."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from paceline.spec.tables import (
     Tracking,
 )
 
-LEAST_GRACE = 60  # limits act on ticks of 30 s, and ranks need time to save
-USUAL_GRACE = 120
-COLLECT_GRACE = 60  # more where results are to come back from the nodes
+MIN_GRACE = 60  # Slurm acts on time limits every 30 s, and ranks need time to save
+DEFAULT_GRACE = 120
+COLLECT_GRACE = 60  # extra time to copy results back from the nodes
 
 
 @dataclass(frozen=True)
 class Program:
-    """The user's script (or module) and its arguments, untouched."""
+    """The user's script or module, and its arguments exactly as typed."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -38,11 +38,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked. `sources` tells where each key that was set comes from, by dotted name."""
+    """What the user asked for. `sources` maps each key that was set ("job.time") to the flag or file that set it."""
 
     program: Program
     tables: Tables
-    folder: Path  # the project's: that of its file, else of its repository, else the current one
+    folder: Path  # of the project: where its file is, else its repository, else the current folder
     cwd: Path
     file: Path | None = None
     profile: str | None = None
@@ -94,15 +94,15 @@ class Job:
 
     @property
     def grace(self) -> int:
-        """Seconds before the time limit at which the ranks are asked to save and stop."""
+        """How many seconds before the time limit the ranks save and stop."""
         if self.resume.grace is not None:
             return self.resume.grace
         limit = self.resources.time
-        usual = USUAL_GRACE + (COLLECT_GRACE if self.data.collect else 0)
-        return usual if limit is None else min(usual, limit // 3)
+        default = DEFAULT_GRACE + (COLLECT_GRACE if self.data.collect else 0)
+        return default if limit is None else min(default, limit // 3)
 
     def is_set(self, key: str) -> bool:
-        """Whether a layer set this key ("job.time"), or it is the default."""
+        """Whether a file or a flag set this key ("job.time")."""
         return key in self.sources
 
     def is_typed(self, key: str) -> bool:
@@ -114,26 +114,26 @@ class Job:
         return self.sources.get(key, f"{key} (default)")
 
 
-def check_agreement(job: Job) -> None:
-    """Refuse values that are fine alone and impossible together."""
+def check_consistency(job: Job) -> None:
+    """Reject values that are valid alone but not together."""
     _check_grace(job)
     environment, resources = job.environment, job.resources
     if environment.kind == "container" and environment.image is None and environment.base is None:
         raise SpecError(
-            f'{job.source("environment.kind")} is "container", and there is no image',
-            hint='set image in [environment], such as image = "/shared/images/torch.sif", or base to build one from',
+            f'{job.source("environment.kind")} is "container", but there is no image.',
+            hint="Set --image (or image in [environment]), or --base-image to build one.",
         )
     buildable = environment.kind == "venv" and environment.requirements
     if environment.kind in ("venv", "conda") and environment.path is None and not buildable:
+        or_build = ", or requirements to build it from" if environment.kind == "venv" else ""
         raise SpecError(
-            f'{job.source("environment.kind")} is "{environment.kind}", and there is no path',
-            hint="set path in [environment] to the environment's folder"
-            + (", or requirements to what it is built from" if environment.kind == "venv" else ""),
+            f'{job.source("environment.kind")} is "{environment.kind}", but there is no path.',
+            hint=f"Set --{environment.kind} (or path in [environment]) to the environment's folder{or_build}.",
         )
     if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
         raise SpecError(
-            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the memory",
-            hint="leave one of them out",
+            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the memory.",
+            hint="Use only one of them.",
         )
 
 
@@ -141,14 +141,14 @@ def _check_grace(job: Job) -> None:
     grace, limit = job.resume.grace, job.resources.time
     if grace is None or limit is None or not job.resume.requeue:
         return
-    if grace < LEAST_GRACE:
+    if grace < MIN_GRACE:
         raise SpecError(
-            f"{job.source('resume.grace')} is {show_seconds(grace)}, expected at least {LEAST_GRACE} s",
-            hint="time limits act on ticks of 30 s, and the ranks must finish a step and save: give them 2m",
+            f"{job.source('resume.grace')} is {show_seconds(grace)}, but it must be at least {MIN_GRACE} s.",
+            hint="Slurm acts on time limits every 30 s, and the ranks must finish a step and save: use 2m.",
         )
     if grace * 2 >= limit:
         raise SpecError(
-            f"{job.source('resume.grace')} is {show_seconds(grace)}, and {job.source('job.time')} is"
-            f" {show_seconds(limit)}: the grace must be less than half of the time",
-            hint=f"ask for more than {show_seconds(grace * 2)}, shorten the grace, or set requeue = false in [resume]",
+            f"{job.source('resume.grace')} is {show_seconds(grace)} and {job.source('job.time')} is"
+            f" {show_seconds(limit)}, but the grace must be less than half of the time limit.",
+            hint=f"Ask for more than {show_seconds(grace * 2)}, shorten the grace, or add --no-requeue.",
         )

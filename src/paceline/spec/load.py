@@ -1,4 +1,4 @@
-"""From `paceline.toml` and the command line to a `Job`: file < profile < flags."""
+"""Load a `Job` from `paceline.toml` and the command line: flags override the profile, which overrides the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.errors import SpecError
-from paceline.spec.job import Job, Program, check_agreement
+from paceline.spec.flags import Flag, from_folder
+from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.tables import Tables
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
@@ -23,18 +24,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 FILE = "paceline.toml"
-PROFILE = (
-    "PACELINE_PROFILE"  # which [profiles.NAME] to use, where no flag says it: one line in a shell's rc file
-)
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A value from the command line: the flag as typed, the key that it sets ("job.nodes"), the value."""
-
-    name: str
-    key: str
-    value: Any
+PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
 
 
 @dataclass(frozen=True)
@@ -51,14 +41,14 @@ def load_job(
     config: Path | None = None,
     profile: str | None = None,
     cwd: Path | None = None,
-    over: tuple[Mapping[str, Any], Path] | None = None,
-    around: Path | None = None,
+    overlay: tuple[Mapping[str, Any], Path] | None = None,
+    default_folder: Path | None = None,
 ) -> Job:
-    """Read all layers, check each by itself, merge them, check what they say together.
+    """Read all layers, check each by itself, merge them, and check the result.
 
-    `flags` whose value is None were not typed. `params` are the `key=value` texts of `--param`. `over` are tables
-    of another file (a sweep's) that lie over those of paceline.toml. `around` is a folder above `cwd` that is the
-    project where neither a file nor a repository says so.
+    Flags whose value is None were not typed. `params` are the `key=value` texts of `--param`. `overlay` is the tables
+    of another file (a sweep's), which override those of paceline.toml. `default_folder` is the project's folder if
+    there is neither a file nor a repository.
     """
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
@@ -73,30 +63,32 @@ def load_job(
         layers += _profile_layer(profiles, chosen, file)
     elif profile is not None:
         raise SpecError(
-            f"--cluster-profile {profile}: there is no {FILE} to look in",
-            hint="write one with `paceline init`, or name one with --config",
+            f"Invalid --cluster-profile {profile}: there is no {FILE}.",
+            hint="Create one with `paceline init`, or name one with --config.",
         )
-    if over is not None:
-        _validate(over[0], where=str(over[1]))
-        layers.append(_Layer(dict(over[0]), str(over[1])))
+    if overlay is not None:
+        _validate(overlay[0], where=str(overlay[1]))
+        layers.append(_Layer(dict(overlay[0]), str(overlay[1])))
     merged, sources = _merge(layers)
-    _add_flags(flags, merged, sources)
+    folder = file.resolve().parent if file is not None else root or default_folder or cwd
+    for flag in flags:
+        _add_flag(flag, folder, merged, sources)
     _add_params(params, merged, sources)
     job = Job(
         program=program,
         tables=Tables.model_validate(merged),
-        folder=(file.resolve().parent if file is not None else root or around or cwd),
+        folder=folder,
         cwd=cwd,
         file=file,
         profile=chosen if file is not None else None,
         sources=sources,
     )
-    check_agreement(job)
+    check_consistency(job)
     return job
 
 
 def repository_root(cwd: Path) -> Path | None:
-    """The folder that holds `.git`, here or above."""
+    """Return the nearest folder, here or above, that holds `.git`."""
     for folder in (cwd, *cwd.parents):
         if (folder / ".git").exists():
             return folder
@@ -104,7 +96,7 @@ def repository_root(cwd: Path) -> Path | None:
 
 
 def find_file(cwd: Path, root: Path | None) -> Path | None:
-    """The nearest `paceline.toml`, or `pyproject.toml` with `[tool.paceline]`, up to the repository's root."""
+    """Find the nearest `paceline.toml`, or `pyproject.toml` with `[tool.paceline]`, up to the repository's root."""
     for folder in (cwd, *cwd.parents):
         if (folder / FILE).is_file():
             return folder / FILE
@@ -117,49 +109,46 @@ def find_file(cwd: Path, root: Path | None) -> Path | None:
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """What a file says, as plain values; `[tool.paceline]` of a pyproject."""
+    """Read a TOML file as plain values; of a pyproject.toml only `[tool.paceline]`."""
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(
-            f"{file}: there is no such file", hint="check --config, or leave it out to search for one"
+            f"There is no file {file}.", hint="Check --config, or omit it to use the nearest paceline.toml."
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise SpecError(
-            f"{file}: cannot be read: {problem}", hint="check the path and its permissions"
+            f"Cannot read {file}: {problem}.", hint="Check the path and its permissions."
         ) from None
     except tomllib.TOMLDecodeError as problem:
-        raise SpecError(f"{file}: is not TOML: {problem}", hint="mend the line that it names") from None
+        raise SpecError(f"{file} is not valid TOML: {problem}.", hint="Fix that line.") from None
     if file.name == "pyproject.toml":
         values = values.get("tool", {}).get("paceline", {})
     return {key: _plain(value) for key, value in values.items()}
 
 
 def parse_param(text: str) -> tuple[list[str], Any]:
-    """`model.width=64` -> (["model", "width"], 64). Values in TOML's syntax; anything else is a text."""
+    """Parse `model.width=64` into (["model", "width"], 64)."""
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise SpecError(
-            f"--param: found {show(text)}, expected key=value",
-            hint="such as --param lr=0.1 or --param model.width=64",
-        )
+        raise SpecError(f"Invalid --param {show(text)}: use key=value, e.g. lr=0.1 or model.width=64.")
     return path, parse_value(value)
 
 
 def parse_value(text: str) -> Any:
-    """A value in TOML's syntax (0.1, true, [1, 2], "text"); what is none is a text as it stands."""
+    """Parse a value in TOML syntax (0.1, true, [1, 2], "text"); return anything else as a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    # A text with newlines might have been read as further keys, and a date has no place in JSON.
+    # A string with newlines may parse as further keys, and JSON has no dates.
     return value if len(parsed) == 1 and _plain(value) == value else text
 
 
 def _plain(value: Any) -> Any:
-    """Dates and times as texts: all else in TOML is plain data."""
+    """Return dates and times as strings; everything else in TOML is plain data."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -175,12 +164,12 @@ def _validate(values: Mapping[str, Any], *, where: str, prefix: tuple[str, ...] 
 
 
 def _take_profiles(values: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
-    """Take `[profiles.*]` out of a file's values; each must be right by itself, also those not chosen."""
+    """Remove `[profiles.*]` from a file's values and validate each, including those not chosen."""
     profiles = values.pop("profiles", {})
     if not isinstance(profiles, dict) or not all(isinstance(each, dict) for each in profiles.values()):
         raise SpecError(
-            f"{file}: [profiles]: found {show(profiles)}, expected tables",
-            hint="write [profiles.NAME.job], [profiles.NAME.environment] and so on",
+            f"Invalid profiles = {show(profiles)} in {file}: use tables.",
+            hint="Write [profiles.NAME.job], [profiles.NAME.environment] and so on.",
         )
     for name, overrides in profiles.items():
         _validate(overrides, where=str(file), prefix=("profiles", name))
@@ -192,17 +181,14 @@ def _profile_layer(profiles: Mapping[str, dict[str, Any]], chosen: str | None, f
         return []
     if chosen not in profiles:
         close = nearest(chosen, list(profiles))
-        known = (
-            f"the profiles are: {', '.join(sorted(profiles))}" if profiles else "it has no [profiles.NAME]"
-        )
-        raise SpecError(
-            f"{file}: there is no profile {chosen!r}", hint=f"did you mean {close!r}?" if close else known
-        )
+        known = f"Its profiles: {', '.join(sorted(profiles))}." if profiles else "It has no [profiles.NAME]."
+        hint = f"Did you mean {close!r}?" if close else known
+        raise SpecError(f"There is no profile {chosen!r} in {file}.", hint=hint)
     return [_Layer(profiles[chosen], f"profile {chosen} of {file}")]
 
 
 def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Later layers win key by key; `variables` and `params` are merged, lists are replaced."""
+    """Merge layers: later ones win key by key. `variables` and `params` are merged; lists are replaced."""
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -225,18 +211,22 @@ def _copied(value: Any) -> Any:
     return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _add_flags(flags: Iterable[Flag], merged: dict[str, Any], sources: dict[str, str]) -> None:
-    for flag in flags:
-        if flag.value is None:
-            continue
-        table, key = flag.key.split(".", 1)
-        values = {table: {key: flag.value}}
-        try:
-            Tables.model_validate(values)
-        except ValidationError as problem:
-            raise explain_flag(problem, flag.name) from None
-        _overlay(merged, values)
-        sources[flag.key] = flag.name
+def validate_flag(flag: Flag) -> Any:
+    """Return the validated value of a flag."""
+    table, key = flag.key.split(".", 1)
+    try:
+        return getattr(getattr(Tables.model_validate({table: {key: flag.value}}), table), key)
+    except ValidationError as problem:
+        raise explain_flag(problem, flag.name) from None
+
+
+def _add_flag(flag: Flag, folder: Path, merged: dict[str, Any], sources: dict[str, str]) -> None:
+    if flag.value is None:
+        return
+    validate_flag(flag)
+    table, key = flag.key.split(".", 1)
+    _overlay(merged, {table: {key: from_folder(flag, str(folder))}})
+    sources[flag.key] = flag.name
 
 
 def _add_params(params: Iterable[str], merged: dict[str, Any], sources: dict[str, str]) -> None:
@@ -247,8 +237,8 @@ def _add_params(params: Iterable[str], merged: dict[str, Any], sources: dict[str
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
                 raise SpecError(
-                    f"--param: {'.'.join(path)} needs {key} to be a table, found {show(table)}",
-                    hint="give the two another name",
+                    f"Invalid --param {'.'.join(path)}: {key} is {show(table)}, not a table.",
+                    hint="Rename one of the two.",
                 )
         table[path[-1]] = value
         sources[f"params.{'.'.join(path)}"] = "--param"

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from paceline.errors import SpecError
-from paceline.spec.load import Flag, read_file
-from paceline.spec.tables import Count, FolderName, Line, Table, Tables, Words
+from paceline.spec.flags import Flag
+from paceline.spec.load import read_file
+from paceline.spec.tables import Count, FolderName, Line, Strings, Table, Tables
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
@@ -49,7 +50,7 @@ class SweepTable(Table):
     """The script, relative to this file."""
     module: Line | None = None
     """A module instead of a script, as in python -m."""
-    args: Words = ()
+    args: Strings = ()
     """Arguments for the script; {key} is replaced by the point's value, {seed} by the seed."""
     arguments: Literal["options", "none"] = "options"
     """Whether to pass keys that args doesn't name as --key value. run.params always has them."""

@@ -1,4 +1,4 @@
-"""Validation errors, said so that the reader can mend the file: where, what was found, what was expected."""
+"""Validation errors as messages: which key or flag is wrong, its value, and what to use instead."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": 'a text in quotes, such as "this"',
+    "string_type": 'a string, e.g. "text"',
     "dict_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
 
 
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The known word that a misspelt one most likely means."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that a misspelt one most likely means."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return close[0] if close else None
 
 
 def show(value: object) -> str:
-    """A value as TOML would write it, cut short; of a table its keys alone, since there may be secrets in it."""
+    """Return a value as TOML writes it, shortened. Of a table only the keys: the values may be secrets."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, Mapping):
-        text = f"a table of {', '.join(map(str, value))}" if value else "an empty table"
+        text = f"{{{', '.join(map(str, value))}}}"
     elif isinstance(value, str):
         text = '"' + value.replace("\n", "\\n") + '"'
     else:
@@ -47,14 +47,14 @@ def _expected(error: Mapping[str, Any]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
-        return f"one of {context['expected']}".replace("'", '"')
+        return f"one of {context['expected']}".replace(" or ", ", ").replace("'", "")
     if kind == "greater_than_equal":
         return f"at least {context['ge']}"
     return _EXPECTED.get(kind, str(error["msg"]))
 
 
 def _table(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
-    """The model that a path of keys leads to."""
+    """Return the model that a path of keys leads to."""
     model = root
     for key in path:
         kind = model.model_fields[key].annotation if key in model.model_fields else None
@@ -66,11 +66,11 @@ def _table(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None
     return model
 
 
-def _homes(key: str) -> list[str]:
-    """The tables that know a key: it is often right, and in the wrong table."""
+def _tables_with(key: str) -> list[str]:
+    """Return the tables that have a key: a key is often right, but in the wrong table."""
     found = []
-    for name, each in Tables.model_fields.items():
-        kind = each.annotation
+    for name, field in Tables.model_fields.items():
+        kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and key in kind.model_fields:
             found.append(name)
     return found
@@ -78,21 +78,19 @@ def _homes(key: str) -> list[str]:
 
 def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError:
     key = path[-1]
-    inside = f"[{'.'.join(path[:-1])}]" if path[:-1] else "the file"
-    close, homes = nearest(key, known), _homes(key)
-    if homes:
-        hint = f"{key} belongs in [{homes[0]}]"
-    elif close:
-        hint = f"the nearest known key is {close!r}"
+    table = f"[{'.'.join(path[:-1])}] of {where}" if path[:-1] else where
+    close, tables = nearest(key, known), _tables_with(key)
+    if tables:
+        hint = f"Move it to [{tables[0]}]."
     else:
-        hint = f"{inside} knows: {', '.join(known)}"
-    return SpecError(f"{where}: {inside} has no key {key!r}", hint=hint)
+        hint = f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."
+    return SpecError(f"Unknown key {key!r} in {table}.", hint=hint)
 
 
 def explain(
     problem: ValidationError, *, where: str, prefix: Sequence[str] = (), root: type[BaseModel] = Tables
 ) -> SpecError:
-    """The first thing wrong with a layer, as one error. `prefix` is where in the file the layer stands."""
+    """Return the first problem of a layer as an error. `prefix` is the layer's table in the file."""
     error = problem.errors(include_url=False)[0]
     path = [str(key) for key in error["loc"]]
     while path and (_table(path[:-1], root) is None):  # inside a value: name the key that holds it
@@ -102,17 +100,11 @@ def explain(
         known = sorted(model.model_fields) + (["profiles"] if model is Tables and not prefix else [])
         return _unknown(where, [*prefix, *path], known)
     full = [*prefix, *path]
-    name = f"[{'.'.join(full[:-1])}] {full[-1]}" if len(full) > 1 else f"[{full[0]}]"
-    return SpecError(
-        f"{where}: {name}: found {show(error['input'])}, expected {_expected(error)}",
-        hint=f"change {full[-1]} in {where}",
-    )
+    table = f"[{'.'.join(full[:-1])}] of {where}" if len(full) > 1 else where
+    return SpecError(f"Invalid {full[-1]} = {show(error['input'])} in {table}: use {_expected(error)}.")
 
 
 def explain_flag(problem: ValidationError, flag: str) -> SpecError:
-    """The same for a value that came by the command line."""
+    """Return the same for a value from the command line."""
     error = problem.errors(include_url=False)[0]
-    return SpecError(
-        f"{flag}: found {show(error['input'])}, expected {_expected(error)}",
-        hint=f"give {flag} another value",
-    )
+    return SpecError(f"Invalid {flag} {show(error['input'])}: use {_expected(error)}.")

@@ -71,8 +71,9 @@ def read_settings(
         config=config,
         profile=profile,
         cwd=folder,
-        over=(tables, file.path),
-        around=here if folder.is_relative_to(here) else None,  # as for `paceline run` of a script below
+        overlay=(tables, file.path),
+        # as for `paceline run` of a script below
+        default_folder=here if folder.is_relative_to(here) else None,
     )
     search = Search(
         name=file.name, metric=table.metric, direction=table.direction,

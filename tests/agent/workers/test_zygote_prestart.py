@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
-from paceline.agent.workers.zygote.prestart import FLAGS, NO_PRESTART, guess
+from paceline.agent.workers.zygote.prestart import FLAGS, SHORT, guess
 from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
-from paceline.cli.run import command
+from paceline.spec.options import SWITCH, options_of
 from tests.agent.conftest import Launch, is_alive, until
 
 
@@ -27,6 +25,7 @@ from tests.agent.conftest import Launch, is_alive, until
         (["--nproc", "99", "--env", "A=1", "--style", "fork", "t.py"], 1, []),
         (["--no-snapshot", "--nproc", "1", "t.py"], 8, []),
         (["-m", "some.module"], 4, []),
+        (["--no-check", "--deterministic", "-J", "x", "-N1", "--nproc", "1", "t.py"], 8, []),
     ],
 )
 def test_a_guess(
@@ -52,7 +51,8 @@ def test_a_guess_knows_of_threads_that_are_exported(tmp_path: Path, monkeypatch:
     "words",
     [
         [], ["--help"], ["--dry-run", "t.py"], ["--style", "torchrun", "t.py"], ["--style=spawn", "t.py"],
-        ["--nodes", "2", "t.py"], ["--resume", "last"], ["missing.py"], ["--nproc", "0", "t.py"],
+        ["--nodes", "2", "t.py"], ["-N", "2", "t.py"], ["-N2", "t.py"],
+        ["--resume", "last"], ["missing.py"], ["--nproc", "0", "t.py"],
         ["--env", "OMP_NUM_THREADS=3", "t.py"], ["sets.py"], ["--nproc"],
     ],
 )  # fmt: skip
@@ -63,16 +63,12 @@ def test_no_guess(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert guess(words, cores=8, environ={}) is None
 
 
-def test_options_that_stand_alone_are_known() -> None:
+def test_options_without_a_value_are_known() -> None:
     """The guess must not take the script for an option's value."""
-    hints = get_type_hints(command, include_extras=True)
-    kinds = {name: get_args(hints[name])[0] for name in inspect.signature(command).parameters}
-    flags = [name for name, kind in kinds.items() if kind is bool or bool in get_args(kind)]
-    options = [get_args(hints[name])[1] for name in flags]
-    words = [word for option in options for word in (option.default, *option.param_decls)]
-    alone = {part for word in words if isinstance(word, str) for part in word.split("/")}
-    assert {"--cpu", "--no-wandb"} <= alone
-    assert alone <= {*FLAGS, *NO_PRESTART}
+    table = [option for _, option in options_of("run")]
+    switches = {flag for option in table if option.kind == SWITCH for flag in option.flags}
+    assert set(FLAGS) == switches | {"-m", "--module"}
+    assert {flag for option in table for flag in option.flags if not flag.startswith("--")} == set(SHORT)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -22,7 +22,7 @@ TRIALS = "trials"  # in a sweep's folder
 
 def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
     """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project folder."""
-    if environ.get(SCRATCH):
+    if environ.get(SCRATCH) and not job.is_typed("project.scratch"):
         return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
     if job.project.scratch is None:
         return job.folder.absolute() / DEFAULT_SCRATCH

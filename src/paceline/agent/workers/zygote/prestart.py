@@ -18,11 +18,13 @@ from paceline.agent.workers.zygote.start import (
 )
 from paceline.contract.gpus import visible_devices
 
-# Options of `paceline run` that take no value; all others are followed by one.
+# Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A test compares them
+# with the table of options, which takes too long to import here.
 FLAGS = (
-    "-m", "--module", "--cpu", "--debug", "--no-snapshot", "--wandb", "--no-wandb", "--wandb-all-processes",
-    "--tensorboard",
+    "-m", "--module", "--check", "--cpu", "--debug", "--deterministic", "--proxies", "--purge-modules", "--snapshot",
+    "--system-packages", "--tensorboard", "--wandb", "--wandb-all-processes", "--with-horovod",
 )  # fmt: skip
+SHORT = {"-N": "--nodes", "-J": "--name"}  # with a value, which may be attached: -N2
 NO_PRESTART = (
     "--dry-run",
     "--help",
@@ -80,11 +82,15 @@ def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | No
     rest = iter(args)
     for arg in rest:
         name, equals, value = arg.partition("=")
+        if arg[:2] in SHORT:
+            options.setdefault(SHORT[arg[:2]], []).append(arg[2:] or next(rest, ""))
+            continue
         if not arg.startswith("-"):
             return options, "-m" in options or "--module" in options, arg
         if name in NO_PRESTART:
             return None, False, None
-        text = value if equals else "" if name in FLAGS else next(rest, "")
+        takes_none = name in FLAGS or name.startswith("--no-")
+        text = value if equals else "" if takes_none else next(rest, "")
         options.setdefault(name, []).append(text)
     return options, False, None
 

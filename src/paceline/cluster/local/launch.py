@@ -1,0 +1,103 @@
+"""Runs on this machine, from the job to a prepared run folder: new ones, and ones that are resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.cluster.local.machine import detect_machine, interpreter
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.prepare import prepare, read_launch_spec
+from paceline.cluster.secrets.secrets import read_secrets
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
+from paceline.plan.redaction import REDACTED
+from paceline.plan.run_path import RunPath
+from paceline.spec import Job, Program
+
+
+class NewRun:
+    """A run to start here. Nothing is written before `prepare`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.machine, self.python = detect_machine(os.environ), interpreter(job)
+        self.secrets = read_secrets(job, os.environ)
+        self.plan = self._plan(folders.new_run_path(job, os.environ))
+
+    def _plan(self, run_path: RunPath) -> LocalPlan:
+        return plan_local(
+            self.job, run_path=run_path, machine=self.machine, python=self.python, environ=os.environ,
+            file_secrets=self.secrets,
+        )  # fmt: skip
+
+    def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Create the run folder; return notes for the user. `command` is recorded as what the user typed."""
+        if self.plan.launch_spec.data:
+            from paceline.cluster.checks.data import refuse_missing
+
+            refuse_missing(self.job, self.plan.run_path, os.environ)
+        with folders.create_run_folder(self.plan.run_path) as run_path:
+            self.plan = plan = self._plan(run_path)
+            prepared = prepare(
+                self.job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=list(command),
+                backend="local", snapshot_required=False,
+            )  # fmt: skip
+        return (*plan.notes, *prepared.notes)
+
+
+class ResumedRun:
+    """An existing run to resume here, with what was typed this time."""
+
+    def __init__(self, job: Job, folder: RunFolder, launch_spec: LaunchSpec) -> None:
+        self.job, self.folder = job, folder
+        self.plan = plan_local(
+            job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job),
+            old=launch_spec, environ=os.environ, file_secrets=read_secrets(job, os.environ),
+        )  # fmt: skip
+
+    def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Write the new launch spec; return notes for the user. The run's record keeps its first `command`."""
+        folder = self.folder
+        folder.cancelled.unlink(missing_ok=True)
+        try:
+            write_atomically(folder.launch_spec, launch_spec_text(self.plan.launch_spec), mode=0o600)
+        except OSError as error:
+            raise folders.path_error("write the run folder", folder.path, error) from None
+        missing = ", ".join(self._missing_secrets())
+        note = f"secrets are not stored, so pass these --env variables again if you need them: {missing}"
+        return (*self.plan.notes, *((note,) if missing else ()))
+
+    def _missing_secrets(self) -> list[str]:
+        """Return the secrets that `--env` gave the run when it was started, and that it lacks now."""
+        try:
+            record = json.loads(self.folder.run_json.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        variables = record.get("spec", {}).get("environment", {}).get("variables", {})
+        hidden = [name for name, text in variables.items() if text == REDACTED]
+        return [name for name in hidden if name not in self.plan.secrets and name not in os.environ]
+
+
+def find_resumed_run(
+    name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path
+) -> ResumedRun:
+    """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
+    job = load(program or Program(""))
+    folder = folders.find_run(name, folders.resolve_scratch(job, os.environ))
+    spec = read_launch_spec(folder)
+    folders.require_not_running(folder)
+    if program is None:
+        return ResumedRun(
+            load(Program(spec.program, tuple(spec.args), is_module=spec.is_module)), folder, spec
+        )
+    script = program.name if program.is_module else str(cwd / program.name)
+    spec = replace(
+        spec, program=script, args=list(program.args), is_module=program.is_module,
+        import_path=[str(cwd)] if program.is_module else [], cwd=str(cwd),
+    )  # fmt: skip
+    return ResumedRun(job, folder, spec)

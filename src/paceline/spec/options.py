@@ -1,0 +1,268 @@
+"""The table of options: each key of `paceline.toml`, its flag, its help, and the commands that take it.
+
+This is the only place where a setting is described; types and defaults are in `tables.py`. It imports nothing heavy,
+so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+# Groups, in the order in which `--help` shows them.
+SWEEP, RESOURCES, LAUNCH, ENVIRONMENT = "Sweep", "Resources", "Launch", "Environment"
+TRAINING, UNTIL_DONE, DATA, TRACKERS = "Training", "Until it is done", "Data", "Trackers"
+PROJECT, OUTPUT = "Project", "Output"
+
+# Commands that take a group of options.
+QUEUE = frozenset({"submit", "sweep", "doctor", "shell"})
+RUNS = frozenset({"run", "submit", "sweep", "doctor"})
+ANY = RUNS | QUEUE
+BUILD = ANY | {"env"}
+
+TEXT, NUMBER, SWITCH, LIST, VARIABLES = "text", "number", "switch", "list", "variables"
+PATH, NAME_OR_PATH = "path", "name or path"  # typed relative to the current folder; the latter if that exists
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting. `usage` is its flags and the metavar: "-N --nodes N"."""
+
+    key: str
+    usage: str
+    help: str
+    kind: str = TEXT
+    commands: frozenset[str] = RUNS
+    path: str = ""
+    implies: tuple[str, object] | None = None  # another key, and what setting this one makes it
+    alias: Mapping[str, str] = field(default_factory=dict)  # command -> a flag that only this command has
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple(part for part in self.usage.split() if part.startswith("-"))
+
+    @property
+    def name(self) -> str:
+        """The flag that messages name."""
+        return next(flag for flag in self.flags if flag.startswith("--"))
+
+    @property
+    def negative(self) -> str:
+        """The flag that turns a switch off."""
+        return f"--no-{self.name.removeprefix('--').removeprefix('with-')}"
+
+    @property
+    def parameter(self) -> str:
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def metavar(self) -> str | None:
+        return next((part for part in self.usage.split() if not part.startswith("-")), None)
+
+
+def _number(key: str, usage: str, text: str, **more: Any) -> Option:
+    return Option(key, usage, text, NUMBER, **more)
+
+
+def _switch(key: str, usage: str, text: str, **more: Any) -> Option:
+    return Option(key, usage, text, SWITCH, **more)
+
+
+def _list(key: str, usage: str, text: str, **more: Any) -> Option:
+    return Option(key, usage, f"{text}; repeatable.", LIST, **more)
+
+
+def _queue(key: str, usage: str, text: str, kind: str = TEXT) -> Option:
+    return Option(key, usage, text, kind, QUEUE)
+
+
+_SWEEP_ONLY: Mapping[str, Any] = {"commands": frozenset({"sweep"})}
+_BUILD_ONLY: Mapping[str, Any] = {"commands": frozenset({"env"})}
+_ANY: Mapping[str, Any] = {"commands": ANY}
+_BUILD: Mapping[str, Any] = {"commands": BUILD}
+_WANDB: Mapping[str, Any] = {"implies": ("tracking.wandb", True)}
+_CONTAINER: Mapping[str, Any] = {"implies": ("environment.kind", "container"), "path": NAME_OR_PATH}
+
+TABLE: Mapping[str, tuple[Option, ...]] = {
+    SWEEP: (
+        _number("sweep.count", "--count N", "Number of points.", **_SWEEP_ONLY),
+        _number("sweep.parallel", "--parallel K", "Trials that run at the same time.", **_SWEEP_ONLY),
+        _number("sweep.seeds", "--seeds S", "Runs of each point, each with its own seed.", **_SWEEP_ONLY),
+        _number("sweep.pack", "--pack N", "Small trials that share one job.", **_SWEEP_ONLY),
+        Option("sweep.metric", "--metric NAME", "Metric that ranks the trials.", **_SWEEP_ONLY),
+        Option("sweep.script", "--script FILE", "Script, if a list has only its arguments.", **_SWEEP_ONLY),
+        Option("sweep.name", "-J --name NAME", "Sweep name (default: the file's).", **_SWEEP_ONLY),
+        Option(
+            "tracking.wandb_sweep", "--wandb-sweep ENTITY/PROJECT/ID",
+            "W&B sweep that chooses the points. paceline.toml takes precedence.", **_SWEEP_ONLY,
+        ),
+    ),
+    RESOURCES: (
+        _number(
+            "job.nodes", "-N --nodes N", "Number of nodes; `paceline run` simulates them here.", **_ANY
+        ),
+        Option(
+            "job.gpus_per_node", "--gpus --gpus-per-node N",
+            "GPUs per node (not in total, as sbatch's --gpus); one rank runs on each.", NUMBER, QUEUE | {"env"},
+        ),
+        Option(
+            "job.time", "-t --time TIME",
+            "Time limit: 90m, 2h30m, or Slurm's own forms: 30 (minutes), 2:30:00, 1-12 (days-hours).",
+            commands=QUEUE | {"env"},
+        ),
+        Option(
+            "job.partition", "-p --partition NAME", "Partition, or several separated by commas.",
+            commands=QUEUE | {"env"},
+        ),
+        Option("job.account", "-A --account NAME", "Account to charge.", commands=QUEUE | {"env"}),
+        Option("job.name", "-J --name NAME", "Name of the run and its job (default: the script's).",
+               commands=RUNS - {"sweep"}),
+        _queue("job.gpu_type", "--gpu-type NAME", "GPU type, as your cluster names it."),
+        _queue("job.cpus_per_gpu", "--cpus-per-gpu N",
+               "CPU cores per GPU, or per rank without GPUs (default: a fair share).", NUMBER),
+        _queue("job.mem_per_gpu", "--mem-per-gpu SIZE", "Memory per GPU, or per rank without GPUs, e.g. 32G."),
+        _queue("job.mem_per_node", "--mem-per-node SIZE", "Memory per node, e.g. 256G."),
+        _number("job.cpus_per_gpu", "--cpus N", "CPU cores of the build job.", **_BUILD_ONLY),
+        Option("job.mem_per_node", "--mem SIZE", "Memory of the build job, e.g. 16G.", **_BUILD_ONLY),
+        _queue("job.qos", "--qos NAME", "Quality of service."),
+        _queue("job.constraint", "--constraint FEATURES", "Features that the nodes must have."),
+        _queue("job.reservation", "--reservation NAME", "Reservation to use."),
+        _queue("job.nodelist", "--nodelist NODES", "Nodes to use, e.g. node[1-4]."),
+        _queue("job.exclude", "--exclude NODES", "Nodes to avoid, e.g. node[1-4]."),
+        _queue("job.exclusive", "--exclusive", "Request exclusive nodes.", SWITCH),
+        _queue("job.dependency", "--dependency SPEC", "Slurm dependency, e.g. afterok:1234."),
+        _queue("job.comment", "--comment TEXT", "Comment for the accounting."),
+        _queue("job.mail", "--mail ADDRESS", "Email address to notify when the run ends or fails."),
+        _queue("job.extra", "--sbatch-arg ARG", "Extra sbatch argument, e.g. --switches=1; repeatable.", LIST),
+    ),
+    LAUNCH: (
+        _number("launch.nproc", "--nproc N", "Ranks per node (default: one per GPU)."),
+        Option(
+            "launch.style", "--style STYLE",
+            "What starts the ranks: fork (default), srun, torchrun, spawn, mpirun, lightning or accelerate.",
+        ),
+        _switch("runtime.cpu", "--cpu", "Train on the CPU, even if there are GPUs."),
+        Option("runtime.backend", "--backend NAME", "Process group backend: nccl, gloo, ..."),
+        _list("launch.preload", "--preload MODULE", "Module to import once per node before ranks are forked"),
+        Option("launch.gpu_binding", "--gpu-binding all|one",
+               "GPUs that each rank sees: all of its node (default), or only its own."),
+        Option("launch.mpirun_over", "--mpirun-over ranks|torchrun",
+               "What mpirun starts: each rank (default), or one torchrun per node."),
+        _switch("launch.check", "--check", "Check the job before it is queued and when it starts (default)."),
+        _switch("launch.debug", "--debug", "Enable debug output of NCCL and torch.distributed."),
+    ),
+    ENVIRONMENT: (
+        _list("environment.modules", "--load-module NAME", "Environment module to load", **_BUILD),
+        Option("environment.path", "--venv PATH", "Use the venv in this folder.", path=PATH,
+               implies=("environment.kind", "venv"), **_ANY),
+        Option("environment.path", "--conda ENV", "Use this conda environment (name or folder).",
+               path=NAME_OR_PATH, implies=("environment.kind", "conda"), **_ANY),
+        Option("environment.image", "--image IMAGE", "Use this container image.", **_ANY, **_CONTAINER),
+        Option("environment.kind", "--environment KIND",
+               "Kind of environment: current (default: this Python), venv, conda or container.", **_BUILD),
+        Option("environment.variables", "--env K=V", "Environment variable for the ranks; repeatable.",
+               VARIABLES, ANY),
+        _list("environment.secrets", "--secret NAME",
+              "Variable to take from your shell; never written to scripts or logs", **_ANY),
+        _list("environment.secret_files", "--secret-file FILE",
+              "File of secrets (default: .env, ~/.config/paceline/secrets.env, ~/.netrc, ...)", path=PATH, **_ANY),
+        _list("environment.binds", "--bind OUTSIDE:INSIDE", "Folder to mount in the container", **_ANY),
+        Option("environment.engine", "--engine NAME",
+               "Container engine: apptainer (default), singularity or pyxis.", **_BUILD),
+        _list("environment.engine_options", "--engine-option OPTION",
+              "Extra option of the engine's exec, or of srun with pyxis", **_ANY),
+        Option("environment.python", "--python PATH", "Interpreter, if not the environment's own.", **_ANY),
+        _list("environment.module_paths", "--module-path DIR", "Extra module folder, as for `module use`", **_BUILD),
+        _switch("environment.purge", "--purge-modules",
+                "Unload all modules first (default: if you load any).", **_BUILD),
+        _list("environment.setup", "--setup COMMAND", "Shell command to run in the job before the launch", **_ANY),
+        _switch("environment.proxies", "--proxies", "Pass on http_proxy, https_proxy and no_proxy.", **_ANY),
+        _list("environment.requirements", "--requirements FILE",
+              "What to install: requirements.txt, pyproject.toml[extra], Pipfile or a lock file", path=PATH, **_ANY),
+        Option("environment.constraints", "--constraints FILE",
+               "Version constraints (default: constraints.txt next to the requirements).", path=PATH, **_BUILD),
+        Option("environment.base_python", "--base-python PATH",
+               "Python to build a venv with (default: python3 of the modules, or this one).",
+               path=NAME_OR_PATH, alias={"env": "--python"}, **_BUILD),
+        Option("environment.base", "--base-image IMAGE",
+               "Image to build the container from, e.g. docker://python:3.12.", **_BUILD, **_CONTAINER),
+        _switch("environment.system_packages", "--system-packages",
+                "Let a venv see the packages of its base Python.", **_BUILD),
+        _switch("environment.horovod", "--with-horovod", "Compile Horovod for the venv's torch.", **_BUILD),
+    ),
+    TRAINING: (
+        Option("params", "--param K=V", "Hyperparameter: run.params.K in the script; repeatable.", LIST),
+        Option("runtime.precision", "--precision TYPE", "Autocast precision: fp32, bf16 or fp16."),
+        _number("runtime.seed", "--seed N", "Seed for Python, NumPy and torch on all ranks."),
+        _number("runtime.max_steps", "--max-steps N", "Stop after N training steps."),
+        Option("runtime.start_from", "--start-from RUN", "Start from a checkpoint of another run."),
+        _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only."),
+        Option("runtime.on_nonfinite", "--on-nonfinite ACTION", "On a NaN or infinite loss: stop, skip or ignore."),
+        Option("runtime.profile", "--profile A:B", "Profile steps A to B; the trace goes to the run folder."),
+        Option("runtime.timeout", "--timeout TIME", "Time limit of a collective, e.g. 10m."),
+        Option("runtime.system_metrics", "--system-metrics TIME",
+               "Interval of CPU, memory, GPU and network metrics (default: 15s; 0s turns them off)."),
+    ),
+    UNTIL_DONE: (
+        _queue("resume.requeue", "--requeue",
+               "Requeue at the time limit or after preemption, and resume (default).", SWITCH),
+        _number("resume.max_attempts", "--max-attempts N",
+                "Failed attempts before giving up (default: 1 here, 3 on a cluster)."),
+        Option("resume.hang_timeout", "--hang-timeout TIME",
+               "Treat ranks as hung after this long without a heartbeat, e.g. 10m; 0s means never."),
+        _queue("resume.grace", "--grace TIME",
+               "Save and stop this long before the time limit (default: 2m, or a third of the limit)."),
+        _number("checkpoint.every_steps", "--save-every-steps N", "Save a checkpoint every N steps."),
+        Option("checkpoint.every_seconds", "--save-every-seconds TIME",
+               "Save a checkpoint whenever this much time has passed, e.g. 10m."),
+        _number("checkpoint.keep_last", "--keep-last N", "Keep the N newest checkpoints."),
+        _number("checkpoint.keep_every", "--keep-every N", "Also keep checkpoints at multiples of N steps."),
+    ),
+    DATA: (
+        _list("data.stage", "--data PATH",
+              "File or folder to copy to each node first: below <scratch>/<project>, or a full path"),
+        _list("data.collect", "--collect PATTERN",
+              "Files below $PACELINE_DATA to copy back however the run ends"),
+        Option("data.keep", "--keep-data TIME", "Keep staged data on the nodes for later jobs, e.g. 2d."),
+        Option("data.verify", "--verify size|checksum", "Check copies by size (default) or by checksum."),
+        Option("data.folder", "--data-folder DIR",
+               "Folder on the node (default: $SLURM_TMPDIR, $TMPDIR or /tmp)."),
+    ),
+    TRACKERS: (
+        _switch("tracking.wandb", "--wandb", "Log to W&B; --no-wandb silences `paceline.wandb` too."),
+        Option("tracking.wandb_project", "--wandb-project NAME", "W&B project (default: the project's name).",
+               **_WANDB),
+        Option("tracking.wandb_group", "--wandb-group NAME", "W&B group (default: the experiment's name).",
+               **_WANDB),
+        Option("tracking.wandb_entity", "--wandb-entity NAME", "W&B user or team (default: the key's own)."),
+        Option("tracking.wandb_mode", "--wandb-mode MODE",
+               "online, offline (send later with `paceline sync`) or disabled (default: online if possible)."),
+        _switch("tracking.wandb_all_processes", "--wandb-all-processes",
+                "Log each rank to its own W&B run, in one group.", **_WANDB),
+        _switch("tracking.tensorboard", "--tensorboard", "Write TensorBoard files to the run folder."),
+        _list("tracking.trackers", "--tracker MODULE:CLASS", "Your own tracker class"),
+    ),
+    PROJECT: (
+        Option("project.experiment", "--experiment NAME", "Experiment name; runs are grouped by it."),
+        Option("project.name", "--project NAME", "Project name (default: the folder's).", **_BUILD),
+        Option("project.scratch", "--scratch DIR",
+               "Folder for run folders (default: $PACELINE_SCRATCH, or `runs` in the project).", path=PATH, **_BUILD),
+        _switch("project.snapshot", "--snapshot", "Run a copy of the code, taken when you submit (default)."),
+        Option("project.snapshot_limit", "--snapshot-limit SIZE", "Largest size of that copy (default: 200M)."),
+        _list("project.exclude", "--snapshot-exclude PATTERN",
+              "Files to leave out of the copy, besides those git ignores"),
+    ),
+    OUTPUT: (
+        Option("launch.tee", "--tee 0|all|none", "Print output of rank 0 (default), all ranks, or none."),
+    ),
+}  # fmt: skip
+
+
+def options_of(command: str) -> Iterator[tuple[str, Option]]:
+    """Yield the options that a command takes, each with its group."""
+    for group, options in TABLE.items():
+        for option in options:
+            if command in option.commands:
+                alias = option.alias.get(command)
+                yield group, replace(option, usage=f"{alias} {option.usage}") if alias else option
