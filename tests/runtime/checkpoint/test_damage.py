@@ -70,7 +70,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_one_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
     make(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002")
     world = World(tmp_path, seed=5)
@@ -80,7 +80,7 @@ def test_a_damaged_one_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
     assert len(world.warnings) == 1
     assert "skipping checkpoint step-00000002" in world.warnings[0]
     assert DAMAGES[damage] in world.warnings[0]
-    # The step is reached again: the damaged one makes room, and the next resume finds it sound.
+    # When the step is reached again, a new checkpoint replaces the damaged one.
     world.step(2)
     world.checkpoints.save(2, wait=True)
     world.close()
@@ -91,15 +91,15 @@ def test_a_damaged_one_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
-def resume_two(folder: Path) -> tuple[int | None, list[str], str]:
+def resume(folder: Path) -> tuple[int | None, list[str], str]:
     world = World(folder, seed=3)
     restored = world.checkpoints.restore()
-    told = (restored and restored.step, world.warnings, world.digest())
+    result = (restored and restored.step, world.warnings, world.digest())
     world.close()
-    return told
+    return result
 
 
-def save_two(folder: Path, *steps: int) -> None:
+def save_steps(folder: Path, *steps: int) -> None:
     world = World(folder, policy=RetentionPolicy(keep_last=9))
     for number in steps:
         world.step(number)
@@ -107,13 +107,13 @@ def save_two(folder: Path, *steps: int) -> None:
     world.close()
 
 
-def test_all_ranks_take_the_same_one(ranks: Ranks, tmp_path: Path) -> None:
-    """Each rank verifies a part only: damage in what one of them reads is heard by all."""
-    ranks(save_two, 2, tmp_path, 1, 2, 3)
+def test_all_ranks_load_the_same_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank verifies only a part: damage that one of them finds counts for all."""
+    ranks(save_steps, 2, tmp_path, 1, 2, 3)
     for share in (tmp_path / "step-00000003").glob("share-00002-*"):
         share.write_bytes(share.read_bytes()[:-1] + b"!")
     (tmp_path / "step-00000002" / "state-00001-of-00002.json").write_text("{}")
-    found = ranks(resume_two, 2, tmp_path)
+    found = ranks(resume, 2, tmp_path)
     assert [step for step, _, _ in found] == [1, 1]
     assert found[0][2] == found[1][2]
     assert [warning.split(":")[0] for warning in found[0][1]] == [
@@ -122,7 +122,7 @@ def test_all_ranks_take_the_same_one(ranks: Ranks, tmp_path: Path) -> None:
     assert found[1][1] == []
 
 
-def test_nothing_usable_is_an_error_and_not_another_beginning(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
     make(tmp_path / "run", 1, 2)
     make(tmp_path / "other", 7)
     for step in (1, 2):
@@ -135,11 +135,11 @@ def test_nothing_usable_is_an_error_and_not_another_beginning(tmp_path: Path) ->
             "skipping checkpoint step-00000002", "skipping checkpoint step-00000001",
         ]  # fmt: skip
         assert f"rm -r {tmp_path}/run/step-*" in caught.value.hint
-        # Any rank may be the one whose error is shown: it says all by itself.
+        # Any rank's error may be the one that is shown, so each is complete.
         assert all(f"step-0000000{step}: share-" in caught.value.message for step in (1, 2))
     with pytest.raises(CheckpointError, match="no complete checkpoint at"):
         World(tmp_path / "new").checkpoints.restore(tmp_path / "run")
-    for step in (1, 2):  # as the hint says
+    for step in (1, 2):  # as the hint suggests
         shutil.rmtree(tmp_path / "run" / f"step-0000000{step}")
     assert World(tmp_path / "run").checkpoints.restore() is None
 
@@ -150,21 +150,21 @@ def test_nothing_usable_is_an_error_and_not_another_beginning(tmp_path: Path) ->
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Any:
     """A file system of 9 MB; a checkpoint takes a bit more than 3."""
-    there = tmp_path / "small"
-    there.mkdir()
+    folder = tmp_path / "small"
+    folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=9m", "paceline-test", str(there)],
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "paceline-test", str(folder)],
         capture_output=True,
         text=True,
     )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    yield there
-    subprocess.run(["umount", "-l", str(there)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill_the_disk(folder: Path) -> list[Any]:
-    """Save one that fits, then two beside ballast that leaves no room, then one without it."""
+    """Save one that fits, two next to ballast that leaves no space, then one without it."""
     world = World(folder)
     world.checkpoints.restore()
     ended = []
@@ -189,20 +189,20 @@ def fill_the_disk(folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: Path, world: int) -> None:
-    """Training goes on, the last complete one stays, the partial one leaves, and space is used when it is back."""
-    told = ranks(fill_the_disk, world, small_disk / "checkpoints")
-    *ended, warnings = told[0]
+    """Training continues, the last complete one stays, the partial one goes, and a later save works again."""
+    results = ranks(fill_the_disk, world, small_disk / "checkpoints")
+    *ended, warnings = results[0]
     assert ended == [(1, True), (2, False), (3, False), ["step-00000001"], (4, True)]
     assert len(warnings) == 2
     assert "could not write the checkpoint of step 2" in warnings[0]
     assert "No space left on device" in warnings[0]
-    for each in told[1:]:
-        assert each[:-1] == [(1, True), (2, False), (3, False), (4, True)]
-        assert each[-1] == []
+    for result in results[1:]:
+        assert result[:-1] == [(1, True), (2, False), (3, False), (4, True)]
+        assert result[-1] == []
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """Root writes everywhere, so a file stands where the folder should be."""
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
+    """Root may write everywhere, so a file takes the folder's place."""
     (tmp_path / "file").write_text("in the way")
     world = World(tmp_path / "file" / "checkpoints")
     assert world.checkpoints.restore() is None
@@ -218,13 +218,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -> None:
-    """Save step 1 wholly, then begin step 2, in which the victim is killed at a given moment of its writing."""
+    """Save step 1, then start to save step 2 and kill the victim at a given moment."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     world = World(folder)
     world.step(1)
     world.checkpoints.save(1, wait=True)
     if (victim, moment) == (1, "write_image"):
-        world.checkpoints.timeout = 2  # the only case in which rank 0 waits in vain
+        world.checkpoints.timeout = 2  # the only case in which rank 0 has to time out
     if rank == victim:
         inner = getattr(writer, moment)
 
@@ -247,7 +247,7 @@ def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -
     [(0, "write_image"), (1, "write_image"), (0, "_commit"), (1, "_write_report"), (0, "_sync_folder")],
 )
 def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -> None:
-    """Whenever it happens, what is left is complete or absent, and the next attempt clears the rest away."""
+    """Whenever it happens, the checkpoint is complete or absent, and the next attempt removes the leftovers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     port = free_port()
@@ -266,12 +266,12 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
     assert restored.step == len(complete)
     assert world.warnings == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in complete)
-    # Killed after everything of its own was reported: then the survivor commits it.
+    # If the victim was killed after its report, the survivor commits the checkpoint.
     assert restored.step == (2 if (victim, moment) == (1, "_write_report") else 1)
 
 
 def hurry(folder: Path) -> list[tuple[int, bool]]:
-    """Rank 0's thread begins its first save only when rank 1 is in its second."""
+    """Rank 0's thread starts its first save only when rank 1 is in its second."""
     world = World(folder)
     world.checkpoints.restore()
     if world.rank == 0:
@@ -295,7 +295,7 @@ def hurry(folder: Path) -> list[tuple[int, bool]]:
 
 
 def test_a_rank_that_is_one_save_ahead(ranks: Ranks, tmp_path: Path) -> None:
-    """What it has written already is not swept away with the remains of earlier saves."""
+    """Its files are not removed with the leftovers of earlier saves."""
     assert ranks(hurry, 2, tmp_path) == [[(1, True), (2, True), (3, True)]] * 2
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000003", "step-00000002"]
 
@@ -310,7 +310,7 @@ def disagree(folder: Path) -> list[tuple[bool, str | None]]:
     return ended
 
 
-def test_ranks_that_hold_other_tensors(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_with_different_tensors(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(disagree, 2, tmp_path)
     assert first[0][0] is second[0][0] is False
     assert "rank 1 has different tensors than rank 0" in str(first[0][1])
@@ -342,12 +342,12 @@ def test_retention(tmp_path: Path) -> None:
         (RetentionPolicy(keep_last=2, keep_every=3, best="loss"), [3, 5, 6, 8, 9]),
         (RetentionPolicy(keep_last=1, best="accuracy"), [9]),
     ]
-    for number, (policy, stay) in enumerate(cases):
-        assert save_all(tmp_path / str(number), policy, losses) == stay, policy
+    for number, (policy, kept) in enumerate(cases):
+        assert save_all(tmp_path / str(number), policy, losses) == kept, policy
 
 
-def test_the_only_sound_one_is_never_removed(tmp_path: Path) -> None:
-    """Two damaged ones count for nothing: with keep_last=1 the sound older one stays until a new one stands."""
+def test_the_only_intact_checkpoint_is_never_removed(tmp_path: Path) -> None:
+    """Damaged ones don't count: with keep_last=1 the intact older one stays until a new one is committed."""
     make(tmp_path, 1, 2, 3)
     flip_a_byte(tmp_path / "step-00000003")
     shutil.rmtree(tmp_path / "step-00000002")

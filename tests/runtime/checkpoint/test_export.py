@@ -20,7 +20,7 @@ from tests.runtime.checkpoint.worlds import World
 
 
 def read_plain(path: Path) -> dict[str, torch.Tensor]:
-    """A safetensors file, read as the format's description says."""
+    """Read a safetensors file by the format's specification."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     table = json.loads(raw[8 : 8 + length])
@@ -39,22 +39,22 @@ def read_plain(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def save_and_tell(folder: Path) -> dict[str, list[float]]:
+def save_and_return_weights(folder: Path) -> dict[str, list[float]]:
     world = World(folder)
     world.step(1)
     world.checkpoints.save(1, wait=True)
-    told = {key: value.double().flatten().tolist() for key, value in world.model.state_dict().items()}
+    weights = {key: value.double().flatten().tolist() for key, value in world.model.state_dict().items()}
     world.close()
-    return told
+    return weights
 
 
-def test_weights_that_four_ranks_cut(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
-    """Put together from four files, tied weights under both names, and no torch imported on the way."""
-    expected = ranks(save_and_tell, 4, tmp_path / "run" / "checkpoints")[0]
-    blind = tmp_path / "blind" / "torch"
-    blind.mkdir(parents=True)
-    (blind / "__init__.py").write_text("raise ImportError('torch must not be imported')\n")
-    done = paceline("export", "run", "-o", "model.safetensors", cwd=tmp_path, PYTHONPATH=str(blind.parent))
+def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
+    """They are assembled from four files, with tied weights under both names and without importing torch."""
+    expected = ranks(save_and_return_weights, 4, tmp_path / "run" / "checkpoints")[0]
+    no_torch = tmp_path / "no-torch" / "torch"
+    no_torch.mkdir(parents=True)
+    (no_torch / "__init__.py").write_text("raise ImportError('torch must not be imported')\n")
+    done = paceline("export", "run", "-o", "model.safetensors", cwd=tmp_path, PYTHONPATH=str(no_torch.parent))
     assert done.returncode == 0, done.stderr
     found = {
         key: value.double().flatten().tolist()
@@ -65,7 +65,7 @@ def test_weights_that_four_ranks_cut(ranks: Ranks, paceline: Callable[..., Any],
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_the_newest_sound_one_or_an_error(paceline: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_newest_intact_checkpoint_or_an_error(paceline: Callable[..., Any], tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     checkpoints = CheckpointManager(tmp_path / "checkpoints")
     checkpoints.register(net=model, other=nn.Linear(1, 1))
@@ -89,7 +89,7 @@ def test_the_newest_sound_one_or_an_error(paceline: Callable[..., Any], tmp_path
     assert "no complete checkpoint of step 7" in absent.stderr
 
 
-def test_sharded_weights_are_put_together(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
+def test_sharded_weights_are_assembled(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
     left = ranks(test_sharded.train, 2, tmp_path / "checkpoints", 2, True, 1)[0]["left"]
     done = paceline("export", str(tmp_path), "-o", str(tmp_path / "whole.safetensors"))
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_sharded_weights_are_put_together(ranks: Ranks, paceline: Callable[..., 
         (["_orig_mod.module.a", "_orig_mod.module.b"], ["a", "b"]),
         (["a._orig_mod.weight", "b"], ["a.weight", "b"]),
         (["n_averaged", "module.a"], ["n_averaged", "a"]),
-        (["module.a", "head"], ["module.a", "head"]),  # a submodule that the user called so
+        (["module.a", "head"], ["module.a", "head"]),  # a submodule with that name
     ],
 )
 def test_prefixes_of_wrappers(keys: list[str], plain: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""On a CUDA device: copies are queued, small tensors cross together, and what was saved is what was there."""
+"""Checkpoints of a CUDA model: copies are queued, small tensors are packed, and the state round-trips."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def test_round_trip_on_cuda(tmp_path: Path) -> None:
-    """The save does not wait for the device, and steps after it do not reach the file."""
+    """The save doesn't wait for the device, and later steps don't change the file."""
     model, optimizer = build()
     checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(model=model, opt=optimizer)
@@ -35,7 +35,7 @@ def test_round_trip_on_cuda(tmp_path: Path) -> None:
         expected = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [optimizer.state[parameter]["exp_avg"].clone() for parameter in model.parameters()]
         mode = torch.cuda.get_sync_debug_mode()
-        if step == 2:  # the first makes the memory
+        if step == 2:  # the first one allocates memory
             torch.cuda.set_sync_debug_mode("error")
         try:
             checkpoints.save(step)

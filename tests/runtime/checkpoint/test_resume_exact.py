@@ -1,4 +1,4 @@
-"""A run that is stopped in the midst of an epoch and resumed equals one that was not: every loss, every weight."""
+"""A run that is stopped during an epoch and resumed equals an uninterrupted one: every loss, every weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import paceline
 from tests.forked import Ranks
 from tests.runtime.checkpoint.worlds import bytes_of
 
-SAMPLES, BATCH, EPOCHS = 3200, 16, 2  # 200 steps an epoch: a stop lands in its midst
+SAMPLES, BATCH, EPOCHS = 3200, 16, 2  # 200 steps per epoch, so that the stop comes during one
 
 
 def example(index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,14 +39,14 @@ class Augmented(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """An iterable that keeps no position: a resume counts its samples."""
+    """An iterable that saves no position: a resume counts its samples."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(example, range(SAMPLES))
 
 
 class StatefulStream(IterableDataset[Any]):
-    """An iterable that says where it is, and can go there."""
+    """An iterable that saves and restores its position."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -75,7 +75,7 @@ DATA: dict[str, Any] = {
 
 
 def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
-    """Train, or train until the ranks have agreed to stop, which rank 1 alone is asked to at `stop_at`."""
+    """Train to the end, or until the ranks agree to stop; only rank 1 gets the signal, at `stop_at`."""
     losses: dict[int, float] = {}
     weights: list[bytes] = []
     stopped = True
@@ -97,7 +97,7 @@ def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
                         schedule.step()
                     losses[run.step] = loss.item()
                     if stop_at is not None:
-                        time.sleep(0.02)  # so that the agreement comes after a few dozen steps, not thousands
+                        time.sleep(0.02)  # so that the stop comes after a few dozen steps, not thousands
                         if run.rank == 1 and len(losses) == stop_at:
                             os.kill(os.getpid(), signal.SIGUSR1)
             stopped = False
@@ -125,7 +125,7 @@ def test_stopped_and_resumed_equals_uninterrupted(ranks: Ranks, tmp_path: Path, 
         assert before["code"] in (0, None)
         assert not after["stopped"]
         assert 5 <= len(before["losses"]) < 399
-        assert not set(before["losses"]) & set(after["losses"])  # no step twice, none left out
+        assert not set(before["losses"]) & set(after["losses"])  # no step twice
         assert {**before["losses"], **after["losses"]} == whole["losses"]
         assert after["weights"] == whole["weights"]
     assert first[0]["losses"].keys() == first[1]["losses"].keys()

@@ -1,4 +1,4 @@
-"""What is saved is what is loaded, bit by bit, with any number of ranks."""
+"""Loaded state equals saved state, bit for bit, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.checkpoint.worlds import World, draws, make
 
 
 def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, Any]:
-    """Resume, train some steps, save at the end without waiting in between."""
+    """Resume, train some steps, and save at each, waiting only for the last save."""
     world = World(folder, seed=attempt, attempt=attempt)
     restored = world.checkpoints.restore()
     found = world.digest()
@@ -30,22 +30,22 @@ def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, An
         world.checkpoints.save(number, epoch=1, meta={"tracker": "abc"}, wait=number == last)
         world.checkpoints.poll()
     expected_draws = draws() if restored is None else None
-    told = {
+    result = {
         "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world_size),
         "found": found, "digest": world.digest(), "warnings": world.warnings, "loader": loader,
         "draws": next_draws, "expected": expected_draws,
     }  # fmt: skip
     world.close()
-    return told
+    return result
 
 
 def test_four_ranks_then_two_then_four(ranks: Ranks, tmp_path: Path) -> None:
-    """Every job start finds what the one before it left, and ends where a run without interruption ends."""
+    """Every job start continues from the one before it; the last ends where an uninterrupted run ends."""
     straight = ranks(job_start, 1, tmp_path / "straight", 1, 6, 1)[0]
     four = ranks(job_start, 4, tmp_path / "run", 1, 2, 1)
     sizes = {
-        name: whole.size
-        for name, whole in read_marker(tmp_path / "run/step-00000002").files.items()
+        name: checksum.size
+        for name, checksum in read_marker(tmp_path / "run/step-00000002").files.items()
         if name.endswith(".safetensors")
     }
     two = ranks(job_start, 2, tmp_path / "run", 3, 4, 2)
@@ -59,17 +59,17 @@ def test_four_ranks_then_two_then_four(ranks: Ranks, tmp_path: Path) -> None:
             assert each["loader"][0] == step
             assert not each["warnings"]
     assert {each["digest"] for each in again} == {straight["digest"]}
-    # Each byte once: the shares of four ranks together are not larger than the state, and about equal.
+    # Each byte is written once: the four shares together are no larger than the state, and about equal.
     state = sum(path.stat().st_size for path in (tmp_path / "straight/step-00000006").glob("*.safetensors"))
     assert len(sizes) == 4
     assert sum(sizes.values()) < state * 1.05
     assert max(sizes.values()) < state / 4 + 10_000
-    # Other ranks, other randomness: but each rank its own, and not what it was seeded with.
+    # With another number of ranks, each rank gets a new state of its generators.
     assert len({each["draws"] for each in [*two, *again]}) == 6
 
 
 def test_every_rank_gets_its_own_state_back(ranks: Ranks, tmp_path: Path) -> None:
-    """With the same number of ranks: generators and loaders go on where each of them was."""
+    """With the same number of ranks, generators and loaders continue where they were."""
     before = ranks(job_start, 2, tmp_path, 1, 2, 1)
     after = ranks(job_start, 2, tmp_path, 3, 3, 2)
     for rank, (first, second) in enumerate(zip(before, after, strict=True)):
@@ -97,19 +97,19 @@ ODD_STATE = {
 
 
 @pytest.mark.parametrize("with_tensor", [True, False])
-def test_python_values_come_back_as_they_were(tmp_path: Path, with_tensor: bool) -> None:
-    """Both ways: beside tensors (in objects.json) and without (each rank's own file)."""
+def test_python_values_round_trip(tmp_path: Path, with_tensor: bool) -> None:
+    """Both with tensors (in objects.json) and without (in each rank's own file)."""
     numpy = pytest.importorskip("numpy")
     state = {**ODD_STATE, "float": numpy.float32(0.1), "array": numpy.arange(6).reshape(2, 3)}
     if with_tensor:
         state["tensor"] = torch.arange(3.0)
-    saving = CheckpointManager(tmp_path)
-    saving.register(it=Holder(state))
-    saving.save(1, wait=True)
+    saver = CheckpointManager(tmp_path)
+    saver.register(it=Holder(state))
+    saver.save(1, wait=True)
     found = Holder(None)
-    loading = CheckpointManager(tmp_path)
-    loading.register(it=found)
-    assert loading.restore() is not None
+    loader = CheckpointManager(tmp_path)
+    loader.register(it=found)
+    assert loader.restore() is not None
     array, tensor = found.state.pop("array"), found.state.pop("tensor", None)
     assert (array == state.pop("array")).all()
     assert tensor is None or torch.equal(tensor, state.pop("tensor"))
@@ -119,7 +119,7 @@ def test_python_values_come_back_as_they_were(tmp_path: Path, with_tensor: bool)
     assert type(found.state["counter"]) is collections.Counter
 
 
-def test_a_state_that_no_file_holds_is_named_at_once(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_saved_is_named_at_registration(tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path)
     with pytest.raises(CheckpointError, match=r"it/state/1/deep is a builtins.object"):
         checkpoints.register(it=Holder([1, {"deep": object()}]))
@@ -134,14 +134,14 @@ def test_every_dtype_and_stride(tmp_path: Path) -> None:
         short: torch.arange(6).reshape(2, 3).to(dtype) for short, dtype in state_tree.TORCH_DTYPES.items()
     }
     tensors |= {"transposed": torch.randn(5, 7).t(), "number": torch.tensor(3.5), "step": torch.randn(9)[::2]}
-    saving = CheckpointManager(tmp_path)
-    saving.register(it=Holder(tensors))
-    saving.save(1, wait=True)
-    assert saving.poll()[0].error is None
+    saver = CheckpointManager(tmp_path)
+    saver.register(it=Holder(tensors))
+    saver.save(1, wait=True)
+    assert saver.poll()[0].error is None
     found = Holder(None)
-    loading = CheckpointManager(tmp_path)
-    loading.register(it=found)
-    loading.restore()
+    loader = CheckpointManager(tmp_path)
+    loader.register(it=found)
+    loader.restore()
     for name, tensor in tensors.items():
         assert found.state[name].dtype == tensor.dtype
         assert torch.equal(found.state[name].to(torch.complex128), tensor.to(torch.complex128)), name
@@ -157,15 +157,15 @@ def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    saving = CheckpointManager(tmp_path)
-    saving.register(model=model, opt=optimizer)
-    saving.save(1, wait=True)
+    saver = CheckpointManager(tmp_path)
+    saver.register(model=model, opt=optimizer)
+    saver.save(1, wait=True)
     names = list(json.loads((tmp_path / "step-00000001/objects.json").read_text())["model"])
     assert len(names) == 2001
     other, other_optimizer = build()
-    loading = CheckpointManager(tmp_path)
-    loading.register(model=other, opt=other_optimizer)
-    loading.restore()
+    loader = CheckpointManager(tmp_path)
+    loader.register(model=other, opt=other_optimizer)
+    loader.restore()
     assert other[0] is other[2000]
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -174,7 +174,7 @@ def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
 
 
 def test_the_copy_is_taken_when_save_returns(tmp_path: Path) -> None:
-    """What training does to the tensors afterwards does not reach the file, at the second save neither."""
+    """Changes after the save don't reach the file, not at the second save either."""
     model = nn.Linear(400, 400)
     checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(model=model)
@@ -203,10 +203,10 @@ def test_state_that_grows_gets_new_memory(tmp_path: Path) -> None:
         assert [each.tolist() for each in holder.state] == [each.tolist() for each in state]
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    saving = CheckpointManager(tmp_path)
-    saving.register(model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
-    saving.save(1, wait=True)
+def test_state_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    saver = CheckpointManager(tmp_path)
+    saver.register(model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    saver.save(1, wait=True)
     cases = {
         "missing in the checkpoint: 2.weight, 2.bias": nn.Sequential(
             nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)
@@ -214,21 +214,21 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         "unexpected in the checkpoint: 1.weight, 1.bias": nn.Sequential(nn.Linear(3, 4)),
         r"0.weight \(4, 3\) instead of \(4, 5\)": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)),
     }
-    for told, model in cases.items():
+    for message, model in cases.items():
         before = model[0].weight.clone()
-        loading = CheckpointManager(tmp_path)
-        loading.register(model=model)
-        with pytest.raises(CheckpointError, match=told):
-            loading.restore()
+        loader = CheckpointManager(tmp_path)
+        loader.register(model=model)
+        with pytest.raises(CheckpointError, match=message):
+            loader.restore()
         assert torch.equal(before, model[0].weight)
-    loading = CheckpointManager(tmp_path)
-    loading.register(model=nn.Linear(3, 4), ema=nn.Linear(3, 4))
+    loader = CheckpointManager(tmp_path)
+    loader.register(model=nn.Linear(3, 4), ema=nn.Linear(3, 4))
     with pytest.raises(CheckpointError, match="has no state for 'ema'; it has model"):
-        loading.restore()
+        loader.restore()
 
 
 def test_starting_from_another_run(tmp_path: Path) -> None:
-    """A run folder, its checkpoints, or one of them; but the run's own newest goes first."""
+    """From a run folder, its checkpoints folder or one checkpoint; the run's own checkpoints come first."""
     other = tmp_path / "other"
     make(other / "checkpoints", 1, 2)
     for given, step in ((other, 2), (other / "checkpoints", 2), (other / "checkpoints/step-00000001", 1)):
@@ -236,7 +236,7 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
         restored = world.checkpoints.restore(given)
         assert restored is not None
         assert (restored.step, restored.own) == (step, False)
-        # It is not here yet, so it is saved here even at the step at which it was found.
+        # This run has no checkpoint of that step yet, so it is saved here.
         world.checkpoints.save(step, wait=True)
         restored = world.checkpoints.restore(given)
         assert restored is not None
@@ -246,8 +246,8 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
         World(tmp_path / "fresh").checkpoints.restore(tmp_path / "nowhere")
 
 
-def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
-    """Parsed here from the format's own description: a length, a header, bytes without holes."""
+def test_the_file_follows_the_safetensors_format(tmp_path: Path) -> None:
+    """It is parsed by the format's specification: a length, a header, bytes without gaps."""
     model = nn.Linear(4, 3)
     checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(model=model)
@@ -264,8 +264,8 @@ def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
     assert torch.equal(found.reshape(3, 4), model.weight)
 
 
-def test_a_model_in_another_memory_layout_comes_back_in_it(tmp_path: Path) -> None:
-    def built(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def test_a_channels_last_model_keeps_its_memory_format(tmp_path: Path) -> None:
+    def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed)
         layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 64, 3))
         model = layers.to(memory_format=torch.channels_last)
@@ -275,7 +275,7 @@ def test_a_model_in_another_memory_layout_comes_back_in_it(tmp_path: Path) -> No
         optimizer.step()
         return model, optimizer
 
-    saved, restored = built(1), built(2)
+    saved, restored = build(1), build(2)
     for (model, optimizer), attempt in ((saved, 1), (restored, 2)):
         checkpoints = CheckpointManager(
             tmp_path, rank=0, world_size=1, group=None, attempt=attempt, policy=RetentionPolicy()

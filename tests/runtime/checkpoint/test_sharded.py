@@ -1,4 +1,4 @@
-"""State cut over a device mesh: saved by two ranks, loaded by one, two and four, sharded or not."""
+"""State sharded over a device mesh: saved by two ranks, loaded by one, two and four, sharded or not."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def build(world: int, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimize
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
-def whole(tensor: Any) -> list[float]:
+def full(tensor: Any) -> list[float]:
     value = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return value.detach().double().flatten().tolist()  # type: ignore[no-any-return]
 
 
-def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[float]]:
-    told = {key: whole(value) for key, value in model.state_dict().items()}
+def all_values(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[float]]:
+    values = {key: full(value) for key, value in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
-        told |= {f"{index}/{key}": whole(value) for key, value in state.items()}
-    return told
+        values |= {f"{index}/{key}": full(value) for key, value in state.items()}
+    return values
 
 
 def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, Any]:
-    """Resume, tell what was found, train, save twice (the second without new memory), tell what is left."""
+    """Resume, train, and save at each step (the second without new memory); return the state before and after."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model, optimizer = build(world, sharded=sharded)
@@ -52,7 +52,7 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
     )
     checkpoints.register(model=model, opt=optimizer)
     restored = checkpoints.restore()
-    found = held(model, optimizer)
+    found = all_values(model, optimizer)
     step = restored.step if restored else 0
     for _ in range(steps):
         step += 1
@@ -62,7 +62,7 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
         optimizer.zero_grad()
         checkpoints.save(step, wait=step % 2 == 0)
     ended = [saved.error for saved in checkpoints.poll()]
-    left = held(model, optimizer)
+    left = all_values(model, optimizer)
     checkpoints.close()
     dist.destroy_process_group()
     return {"found": found, "left": left, "restored": step - steps, "ended": ended, "warnings": warnings}
@@ -77,7 +77,7 @@ def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
         for each in ranks(train, world, tmp_path, 0, sharded, 2):
             assert each["restored"] == 2
             assert each["found"] == saved[0]["left"], (world, sharded)
-    # And the other way: what one plain rank saved, four sharded ones load.
+    # And the other way around: four sharded ranks load what one plain rank saved.
     plain = ranks(train, 1, tmp_path, 2, False, 3)
     for each in ranks(train, 4, tmp_path, 0, True, 4):
         assert (each["restored"], each["found"]) == (4, plain[0]["left"])

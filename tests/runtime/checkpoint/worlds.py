@@ -1,4 +1,4 @@
-"""What the tests' ranks do: they make a small training, save it, load it, and say what they hold."""
+"""A small training for the tests' ranks: it trains, saves, loads, and reports its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy
 
 
 class Net(nn.Module):
-    """Big enough to be cut between four ranks; tied weights, buffers, an empty tensor, another dtype."""
+    """Big enough to be split between four ranks; tied weights, buffers, an empty tensor, another dtype."""
 
     def __init__(self, width: int = 256) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Loader:
-    """A loader's state is each rank's own."""
+    """A loader, whose state each rank saves for itself."""
 
     def __init__(self, rank: int) -> None:
         self.position, self.rank = 0, rank
@@ -46,7 +46,12 @@ class Loader:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "rank": self.rank, "noise": self.noise, "marks": [(0, 1, None)]}
+        return {
+            "position": self.position,
+            "rank": self.rank,
+            "noise": self.noise,
+            "positions": [(0, 1, None)],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position, self.rank, self.noise = state["position"], state["rank"], state["noise"]
@@ -80,7 +85,7 @@ class World:
         )
 
     def step(self, number: int) -> None:
-        """The same on every rank, and dependent on every bit of the state."""
+        """Do a step that is the same on every rank and depends on every bit of the state."""
         generator = torch.Generator().manual_seed(number)
         tokens = torch.randint(0, 1024, (16,), generator=generator)
         self.model(tokens).square().mean().backward()
@@ -91,18 +96,18 @@ class World:
         self.loader.noise += self.rank + 1
 
     def digest(self) -> str:
-        """All that is replicated, in 16 letters."""
-        whole = hashlib.blake2b(digest_size=8)
+        """A digest of all replicated state."""
+        digest = hashlib.blake2b(digest_size=8)
         for key, value in self.model.state_dict().items():
-            whole.update(key.encode())
-            whole.update(bytes_of(value))
+            digest.update(key.encode())
+            digest.update(bytes_of(value))
         for index, state in sorted(self.optimizer.state_dict()["state"].items()):
             for key, value in sorted(state.items()):
-                whole.update(f"{index} {key}".encode())
-                whole.update(bytes_of(value))
-        whole.update(repr(self.optimizer.param_groups[0]["lr"]).encode())
-        whole.update(repr(sorted(self.scheduler.state_dict().items())).encode())
-        return whole.hexdigest()
+                digest.update(f"{index} {key}".encode())
+                digest.update(bytes_of(value))
+        digest.update(repr(self.optimizer.param_groups[0]["lr"]).encode())
+        digest.update(repr(sorted(self.scheduler.state_dict().items())).encode())
+        return digest.hexdigest()
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -115,12 +120,12 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def draws() -> tuple[float, float]:
-    """What the generators give next."""
+    """The next numbers of the generators."""
     return random.random(), torch.rand(1).item()
 
 
 def make(folder: Path, *steps: int, keep_last: int = 9) -> None:
-    """Checkpoints of one rank, for tests that look at the folder."""
+    """Write checkpoints of one rank, for tests that inspect the folder."""
     world = World(folder, policy=RetentionPolicy(keep_last=keep_last))
     for number in range(1, max(steps) + 1):
         world.step(number)
