@@ -212,9 +212,8 @@ def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(
     assert not started.job_start.excluded_nodes.exists()
 
 
-def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:
-    script = """
-import os, time
+HANGS = """
+import os, signal, time
 from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 def send_heartbeat(step):
     with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
@@ -223,9 +222,11 @@ def send_heartbeat(step):
 def stuck_here():
     time.sleep(3600)
 send_heartbeat(4 if os.environ["RANK"] == "1" else 5)
-stuck_here()
 """
-    started = launch(script, hang_timeout=0.5)
+
+
+def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:
+    started = launch(HANGS + "stuck_here()", hang_timeout=0.5)
     began = time.monotonic()
     assert started.wait() == 1
     assert time.monotonic() - began < 90
@@ -234,3 +235,11 @@ stuck_here()
     assert "is stuck at step 4" in started.err()
     for rank in (0, 1):
         assert "stuck_here" in started.attempt().stacks(rank).read_text()
+
+
+def test_a_rank_that_crashes_while_stacks_are_dumped_has_still_hung(launch: Launch) -> None:
+    """Python may crash when it prints the stacks of running threads."""
+    crash = "signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))\n"
+    started = launch(HANGS + crash + "stuck_here()", hang_timeout=0.5)
+    assert started.wait() == 1
+    assert (started.failure()["cause"], started.failure()["rank"]) == ("hang", 1)

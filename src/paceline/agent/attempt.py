@@ -222,11 +222,12 @@ class Attempt:
     def _check_for_hang(self) -> None:
         if self.termination.started:
             return
+        detected = time.time()  # before the stacks are dumped: a rank that crashes meanwhile is not the cause
         hang = self.monitor.check(set(self.rank_of) - self.ended)
         if hang is not None:
             first = hang.stuck[0]
             self._fail(Failure(
-                restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=time.time(),
+                restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=detected,
                 log=str(self.folder.stacks(first.rank)),
             ))  # fmt: skip
 
