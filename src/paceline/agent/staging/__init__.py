@@ -1,5 +1,4 @@
-"""Data on its way to a node's own disk, and results on their way back. Asked for by `[data]`; nothing happens without.
+"""Copies data to a node's own disk before the ranks start, and results back afterwards, as `[data]` requests.
 
-wish -> manifest -> copying (packs, ahead) -> folders (private, swept) -> collecting; `node_staging` is what a agent
-calls.
+An agent uses `node_staging`: request -> manifest -> stage (copy, packs, prefetch, cache) -> collect -> cleanup.
 """

@@ -1,7 +1,7 @@
-"""Staged data that stays on a node for later jobs (`keep`): one folder per content, with a lock beside it.
+"""The cache: staged data that stays on a node for later jobs (`keep`), one folder per content with a lock beside it.
 
-Who stages holds the lock alone; who uses the data shares it; what nobody holds and has not been used for its time
-goes. Locks are the kernel's own: a process that is killed lets go of them.
+The job that stages holds the lock exclusively; jobs that use the data share it. Data that nobody uses expires. The
+kernel releases the locks of a killed process.
 """
 
 from __future__ import annotations
@@ -19,50 +19,52 @@ from paceline.agent.staging.copy.transfer import Stopped
 from paceline.agent.staging.folders import remove_tree
 from paceline.contract.run_folder import write_atomically
 
-LOOK_EVERY = 0.2  # seconds
+POLL_INTERVAL = 0.2  # seconds
+CACHE = "cache"  # below the user's private folder on the node
+COMPLETE = "complete.json"
 
 
 class Lock:
-    """A lock file that may be removed by whoever holds it alone."""
+    """A lock file that may be removed by whoever holds it exclusively."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.number = -1
+        self.descriptor = -1
 
-    def take(self, *, alone: bool) -> bool:
-        """Without waiting; False when somebody else holds it."""
+    def acquire(self, *, exclusive: bool) -> bool:
+        """Take the lock without waiting. Returns False if another process holds it."""
         while True:
-            number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(number, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             except OSError:
-                os.close(number)
+                os.close(descriptor)
                 return False
-            # The file may have been removed, and made again, between the two calls.
+            # The file may have been removed and made again between the two calls.
             with suppress(OSError):
-                if os.fstat(number).st_ino == os.stat(self.path).st_ino:
-                    self.number = number
+                if os.fstat(descriptor).st_ino == os.stat(self.path).st_ino:
+                    self.descriptor = descriptor
                     return True
-            os.close(number)
+            os.close(descriptor)
 
-    def share(self) -> None:
-        """From alone to shared."""
-        fcntl.flock(self.number, fcntl.LOCK_SH)
+    def downgrade(self) -> None:
+        """Turn an exclusive lock into a shared one."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def touch(self) -> None:
-        os.utime(self.number)
+        os.utime(self.descriptor)
 
     def close(self) -> None:
-        if self.number >= 0:
-            os.close(self.number)
-            self.number = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 @dataclass(frozen=True)
 class CachedItem:
-    """One content on this node."""
+    """One content in the cache of this node."""
 
-    folder: Path  # kept/<key>
+    folder: Path  # cache/<key>
 
     @property
     def content(self) -> Path:
@@ -72,25 +74,24 @@ class CachedItem:
     def partial(self) -> Path:
         return self.folder / "partial"
 
-    def is_whole(self) -> bool:
-        return (self.folder / "kept.json").exists()
+    def is_complete(self) -> bool:
+        return (self.folder / COMPLETE).exists()
 
     def lock(self) -> Lock:
         return Lock(self.folder.with_name(f"{self.folder.name}.lock"))
 
     def finish(self, *, keep: float, source: str, size: int) -> None:
         os.replace(self.partial, self.content)
-        write_atomically(
-            self.folder / "kept.json", json.dumps({"keep": keep, "source": source, "size": size}), mode=0o600
-        )
+        record = json.dumps({"keep": keep, "source": source, "size": size})
+        write_atomically(self.folder / COMPLETE, record, mode=0o600)
 
-    def about(self) -> tuple[float, str]:
-        """For how long it is kept after its last use, and what it is a copy of."""
+    def read_record(self) -> tuple[float, str]:
+        """Return how long to keep the item after its last use, and its source."""
         try:
-            value = json.loads((self.folder / "kept.json").read_text(encoding="utf-8"))
-            return float(value["keep"]), str(value["source"])
+            record = json.loads((self.folder / COMPLETE).read_text(encoding="utf-8"))
+            return float(record["keep"]), str(record["source"])
         except (OSError, ValueError, KeyError, TypeError):
-            return 86400.0, "unfinished"  # a day to go on with it
+            return 86400.0, "unfinished"  # another job may resume it within a day
 
     def is_expired(self, now: float) -> bool:
         lock = self.lock().path
@@ -98,67 +99,72 @@ class CachedItem:
             used = (lock if lock.exists() else self.folder).stat().st_mtime
         except OSError:
             return False
-        return now - used > self.about()[0]
+        return now - used > self.read_record()[0]
+
+    def last_use(self) -> float:
+        try:
+            return self.lock().path.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def remove(self) -> bool:
-        """If nobody uses it."""
+        """Remove the item unless somebody uses it."""
         lock = self.lock()
-        if not lock.take(alone=True):
+        if not lock.acquire(exclusive=True):
             return False
         try:
-            gone = remove_tree(self.folder)
-            if gone:
+            is_gone = remove_tree(self.folder)
+            if is_gone:
                 lock.path.unlink(missing_ok=True)
-            return gone
+            return is_gone
         finally:
             lock.close()
 
 
 def cached_item(private: Path, key: str) -> CachedItem:
-    kept = private / "kept"
-    kept.mkdir(mode=0o700, exist_ok=True)
-    return CachedItem(kept / key)
+    cache = private / CACHE
+    cache.mkdir(mode=0o700, exist_ok=True)
+    return CachedItem(cache / key)
 
 
 def cached_items(private: Path) -> list[CachedItem]:
-    kept = private / "kept"
-    if not kept.is_dir():
+    cache = private / CACHE
+    if not cache.is_dir():
         return []
-    return [CachedItem(path) for path in sorted(kept.iterdir()) if path.is_dir()]
+    return [CachedItem(path) for path in sorted(cache.iterdir()) if path.is_dir()]
 
 
-def obtain(
-    item: CachedItem, *, stage: Callable[[Path, bool], None], stopped: Callable[[], bool]
+def acquire_item(
+    item: CachedItem, *, stage: Callable[[Path, bool], None], is_stopped: Callable[[], bool]
 ) -> tuple[Lock, bool]:
-    """The item whole, and the shared lock that holds it; whether it was there already.
+    """Wait until the item is complete. Returns the shared lock that protects it, and whether it was there already.
 
-    `stage` fills a folder (True: something of it may be there from before) and is called by one job at a time.
+    `stage` fills a folder (True: parts of it may exist) and is called by one job at a time.
     """
     lock = item.lock()
     while True:
-        if item.is_whole() and lock.take(alone=False):
-            if item.is_whole():  # still: it may have been removed before it was locked
+        if item.is_complete() and lock.acquire(exclusive=False):
+            if item.is_complete():  # it may have been removed before it was locked
                 lock.touch()
                 return lock, True
             lock.close()
-        if lock.take(alone=True):
+        if lock.acquire(exclusive=True):
             break
-        if stopped():
+        if is_stopped():
             raise Stopped
-        time.sleep(LOOK_EVERY)  # somebody else is at it
+        time.sleep(POLL_INTERVAL)  # another job stages it
     try:
-        found = item.is_whole()
-        if not found:
+        is_cached = item.is_complete()
+        if not is_cached:
             if item.content.exists() and not item.partial.exists():
-                os.replace(
-                    item.content, item.partial
-                )  # its end was not written: the disk was full, or it was killed
+                # The last job could not write the record: its disk was full, or it was killed.
+                os.replace(item.content, item.partial)
             resumes = item.partial.exists()
             item.partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             stage(item.partial, resumes)
         lock.touch()
-        lock.share()
+        lock.downgrade()
     except BaseException:
         lock.close()
         raise
-    return lock, found
+    return lock, is_cached

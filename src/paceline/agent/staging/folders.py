@@ -1,8 +1,8 @@
-"""Folders on a node's own disk: private, each with a marker that says whose it is, and removed in every ending.
+"""Folders on a node's own disk: private, marked with their owner, and removed however the run ends.
 
-<base>/paceline-<uid>/           0700
-  run-<run>-<job start>-<node>/        owner.json, data/ (PACELINE_DATA)
-  kept/<key>/                    what `keep` leaves for later jobs
+<base>/paceline-<uid>/            mode 0700
+  run-<run>-<job start>-<node>/   owner.json, data/ (PACELINE_DATA)
+  cache/<key>/                    data that `keep` leaves for later jobs
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JOB_TMP = "SLURM_TMPDIR"
 
 @dataclass(frozen=True)
 class Owner:
-    """Who made a folder: a job of the scheduler's, or a process of this machine."""
+    """What made a folder: a Slurm job, or a process on this machine."""
 
     run: str
     job_start: str
@@ -46,63 +46,67 @@ class Owner:
     collected: bool = False
 
 
-def choose_base(wish: StagingRequest, environ: Mapping[str, str]) -> Path:
-    """The folder that was asked for, else the job's own, else the machine's. What is kept outlives the job."""
+def choose_base(request: StagingRequest, environ: Mapping[str, str]) -> Path:
+    """Return the requested folder, else the job's own, else the machine's. Cached data must outlive the job."""
     own = environ.get(JOB_TMP, "")
-    if wish.folder:
-        folder = _on_this_node(wish.folder, environ)
-        if wish.keep and own and _inside(folder, own):
+    if request.folder:
+        folder = _expand(request.folder, environ)
+        if request.keep and own and _is_inside(folder, own):
             raise UsageError(
-                f"[data] keep: {folder} is the job's own folder (${JOB_TMP}), which ends with the job",
-                hint="set folder in [data] to one that stays, or leave keep out",
+                f"[data] keep: {folder} is inside the job's own folder (${JOB_TMP}), which is removed with the job.",
+                hint="Set folder in [data] to a permanent one, or remove keep.",
             )
         return Path(folder)
     tmp = environ.get("TMPDIR", "")
-    if wish.keep:
+    if request.keep:
         job = environ.get("SLURM_JOB_ID", "")
-        per_job = (own and _inside(tmp, own)) or (job and any(job in part for part in Path(tmp).parts))
+        per_job = (own and _is_inside(tmp, own)) or (job and any(job in part for part in Path(tmp).parts))
         candidates = [tmp if not per_job else ""]
     else:
         candidates = [own, tmp]
-    for each in candidates:
-        if each and os.path.isdir(each) and os.access(each, os.W_OK):
-            return Path(each)
-    return Path("/tmp") if wish.keep else Path(tempfile.gettempdir())
+    for folder in candidates:
+        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK):
+            return Path(folder)
+    return Path("/tmp") if request.keep else Path(tempfile.gettempdir())
 
 
-def private_folder(base: Path) -> Path:
-    """The user's own folder below a base, made where it is not there; somebody else's is refused."""
-    path = base / f"paceline-{os.geteuid()}"
+def private_path(base: Path) -> Path:
+    return base / f"paceline-{os.geteuid()}"
+
+
+def make_private_folder(base: Path) -> Path:
+    """Return the user's own folder below a base, and make it if necessary. Another user's is rejected."""
+    path = private_path(base)
     try:
         base.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        about = os.lstat(path)
-    except OSError as problem:
+        status = os.lstat(path)
+    except OSError as error:
         raise EnvironmentProblem(
-            f"cannot make a folder for data in {base}: {problem.strerror}",
-            hint="set folder in [data] to one on the nodes' own disks that you may write to",
+            f"Cannot make a folder for data in {base}: {error.strerror}.",
+            hint="Set folder in [data] to a writable folder on the nodes' own disks.",
         ) from None
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise EnvironmentProblem(
-            f"{path} is not a folder of yours, expected one that only you can read",
-            hint="set folder in [data] to another place, and tell the administrators",
+            f"{path} is not your own folder.",
+            hint="Set folder in [data] to another path, and tell your administrators.",
         )
-    if stat.S_IMODE(about.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         os.chmod(path, 0o700)
     return path
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether it is a folder that this user has made, and no link: in /tmp anybody may have been there first."""
+    """Whether this user made the folder, and it is not a link: in /tmp, anybody could have made it first."""
     try:
-        about = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def run_folder(private: Path, owner: Owner) -> Path:
+def run_folder_path(private: Path, owner: Owner) -> Path:
     return private / f"run-{owner.run}-{owner.job_start}-{owner.node}"
 
 
@@ -118,55 +122,61 @@ def write_owner(path: Path, owner: Owner) -> None:
 
 def read_owner(path: Path) -> Owner | None:
     try:
-        value = json.loads((path / "owner.json").read_text(encoding="utf-8"))
-        known = {each.name for each in fields(Owner)}
-        return Owner(**{key: each for key, each in value.items() if key in known})
+        record = json.loads((path / "owner.json").read_text(encoding="utf-8"))
+        known = {field.name for field in fields(Owner)}
+        return Owner(**{key: value for key, value in record.items() if key in known})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
 def this_process() -> dict[str, Any]:
-    """What names a process for good: ids are used again, by other processes and in other namespaces."""
-    return {"pid": os.getpid(), "started": start_of(os.getpid()), "namespace": namespace()}
+    """Identify this process for good: process ids are reused, and other namespaces have their own."""
+    pid = os.getpid()
+    return {"pid": pid, "started": process_start(pid), "namespace": pid_namespace()}
 
 
-def start_of(pid: int) -> str:
-    """When a process began, in the kernel's own words, with the boot that it began in; empty when there is none."""
+def process_start(pid: int) -> str:
+    """Return the boot id and the kernel's start time of a process; empty if it does not run."""
     try:
-        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (OSError, IndexError):
         return ""
-    return "" if ticks[0] in (b"Z", b"X") else f"{boot} {int(ticks[19])}"
+    return "" if values[0] in (b"Z", b"X") else f"{boot} {int(values[19])}"
 
 
-def namespace() -> str:
+def pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
+def free_space(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
 def check_free_space(base: Path, needed: int, files: int, *, host: str) -> None:
-    """Not enough room is known before anything is copied."""
-    about = os.statvfs(base)
-    free = about.f_bavail * about.f_frsize
+    """Raise an error if the data does not fit, before anything is copied."""
+    free = free_space(base)
     if needed > free:
         raise EnvironmentProblem(
-            f"node {host}: the data needs {format_size(needed)}, and {base} has {format_size(free)} free",
-            hint="stage less, choose a larger disk by folder in [data], or look at `paceline clean`",
+            f"Node {host}: the data needs {format_size(needed)}, but {base} has {format_size(free)} free.",
+            hint="Stage less, set folder in [data] to a larger disk, or free space with `paceline clean`.",
         )
-    if about.f_files and files > about.f_favail:
+    status = os.statvfs(base)
+    if status.f_files and files > status.f_favail:
         raise EnvironmentProblem(
-            f"node {host}: the data has {files} files, and {base} has room for {about.f_favail}",
-            hint="choose another disk by folder in [data]",
+            f"Node {host}: the data has {files} files, but {base} can hold only {status.f_favail} more.",
+            hint="Set folder in [data] to another disk.",
         )
 
 
 def remove_tree(path: Path) -> bool:
-    """Take a folder away, also where somebody has made parts of it read-only. False when some of it stays."""
+    """Remove a folder, read-only parts included. Returns False if some of it stays."""
 
-    def mend(action: Callable[..., Any], name: str, _: Any) -> None:
+    def retry(action: Callable[..., Any], name: str, _: Any) -> None:
         with suppress(OSError):
             os.chmod(os.path.dirname(name), 0o700)
             if os.path.isdir(name) and not os.path.islink(name):
@@ -177,9 +187,9 @@ def remove_tree(path: Path) -> bool:
 
     with suppress(OSError):
         if sys.version_info >= (3, 12):
-            shutil.rmtree(path, onexc=mend)
+            shutil.rmtree(path, onexc=retry)
         else:
-            shutil.rmtree(path, onerror=mend)
+            shutil.rmtree(path, onerror=retry)
     return not os.path.lexists(path)
 
 
@@ -191,15 +201,15 @@ def format_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def _on_this_node(text: str, environ: Mapping[str, str]) -> str:
-    """A folder's path with this node's variables in it, such as /local/$USER/$SLURM_JOB_ID."""
+def _expand(text: str, environ: Mapping[str, str]) -> str:
+    """Expand this node's variables in a folder's path, such as /local/$USER/$SLURM_JOB_ID."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not environ.get(name):
             raise UsageError(
-                f"[data] folder: {text!r} names ${name}, which is not set on this node",
-                hint="write another folder",
+                f"[data] folder: {text!r} uses ${name}, which is not set on this node.",
+                hint="Set another folder.",
             )
         return environ[name]
 
@@ -207,6 +217,6 @@ def _on_this_node(text: str, environ: Mapping[str, str]) -> str:
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text)
 
 
-def _inside(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     real, outer = os.path.realpath(path), os.path.realpath(folder)
     return real == outer or real.startswith(outer + "/")

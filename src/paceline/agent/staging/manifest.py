@@ -1,4 +1,4 @@
-"""What a staged path holds: its folders, files and links, and the key that changes when any of them does."""
+"""The contents of a staged path: its folders, files and links, and a key that changes when any of them does."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from paceline.agent.staging.copy.small_files import at
+from paceline.agent.staging.copy.small_files import join
 from paceline.errors import EnvironmentProblem
 
-SMALL = 256 * 1024  # files up to here are packed: opening them costs more than reading them
-MANY = 64  # fewer small files than this are copied one by one
-LOOKERS = 8  # threads that look at files, where that takes long
-PATIENCE = 0.05  # seconds of waiting after which they are called
-BLOCK = 4096  # what the smallest file takes on disk
-AT_ONCE = 4 << 20  # bytes of small files that one worker holds
-FILES_AT_ONCE = 256
+SMALL = 256 * 1024  # files up to this size are packed: opening them costs more than reading them
+MIN_PACKED_FILES = 64  # fewer small files than this are copied one by one
+SCAN_THREADS = 8  # threads that scan where the file system is slow
+SLOW_AFTER = 0.05  # seconds of waiting after which a file system counts as slow
+BLOCK = 4096  # bytes that the smallest file takes on disk
+GROUP_BYTES = 4 << 20  # small files are copied in groups of at most this size
+GROUP_FILES = 256
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Entry(NamedTuple):
-    """A file, by its path below the item; empty where the item itself is the file."""
+class FileEntry(NamedTuple):
+    """A file, by its path below the item; the path is empty if the item itself is the file."""
 
     path: str
     size: int
@@ -38,191 +38,194 @@ class Entry(NamedTuple):
     mode: int
 
 
-class Group(NamedTuple):
-    """Small files that are read and written together; `offset` is where they begin in the pack."""
+class FileGroup(NamedTuple):
+    """Small files that are copied together; `offset` is where they begin in the pack."""
 
     offset: int
     size: int
-    files: tuple[Entry, ...]
+    files: tuple[FileEntry, ...]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    source: str  # where it was read
-    folders: list[str]  # parents first; the item's own, where it is one, is the empty path
-    files: list[Entry]
-    links: list[tuple[str, str]]  # where, and what it says
-    outside: int = field(default=0, compare=False)  # links that lead out of the item
-    skipped: int = field(default=0, compare=False)  # sockets, pipes and devices
+    """Everything that one item holds."""
 
-    @property
-    def text(self) -> str:
-        return json.dumps([self.source, self.folders, self.files, self.links, self.outside, self.skipped])
+    source: str
+    folders: list[str]  # parents first; the item's own folder is the empty path
+    files: list[FileEntry]
+    links: list[tuple[str, str]]  # path and target
+    outside_links: int = field(default=0, compare=False)  # links that point out of the item
+    special_files: int = field(default=0, compare=False)  # sockets, pipes and devices, which are left out
+
+    def to_json(self) -> str:
+        values = [self.source, self.folders, self.files, self.links, self.outside_links, self.special_files]
+        return json.dumps(values)
 
     @classmethod
-    def of(cls, values: list[Any]) -> Manifest:
-        """From what `text` says."""
-        source, folders, files, links, outside, skipped = values
-        links = [(where, says) for where, says in links]
-        return cls(source, folders, list(map(Entry._make, files)), links, outside, skipped)
+    def from_values(cls, values: list[Any]) -> Manifest:
+        """Rebuild a manifest from the parsed values of `to_json`."""
+        source, folders, files, links, outside_links, special_files = values
+        links = [(path, target) for path, target in links]
+        return cls(source, folders, list(map(FileEntry._make, files)), links, outside_links, special_files)
 
     @cached_property
     def key(self) -> str:
-        """Names the content: source, paths, sizes and times of change."""
+        """A hash of source, paths, sizes and modification times."""
         text = json.dumps([self.source, self.folders, self.files, self.links])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.files)
+        return sum(file.size for file in self.files)
 
     @property
-    def needed(self) -> int:
-        """Bytes that the item takes on disk, about."""
-        blocks = sum(-(-each.size // BLOCK) for each in self.files)
+    def disk_usage(self) -> int:
+        """About how many bytes the item takes on disk."""
+        blocks = sum(-(-file.size // BLOCK) for file in self.files)
         return BLOCK * (blocks + len(self.folders) + len(self.links))
 
-    def small(self) -> list[Entry]:
-        return [each for each in self.files if each.size <= SMALL]
+    def small(self) -> list[FileEntry]:
+        return [file for file in self.files if file.size <= SMALL]
 
-    def large(self) -> list[Entry]:
-        return [each for each in self.files if each.size > SMALL]
+    def large(self) -> list[FileEntry]:
+        return [file for file in self.files if file.size > SMALL]
 
     @property
-    def has_many_small(self) -> bool:
-        return len(self.small()) >= MANY
+    def needs_pack(self) -> bool:
+        return len(self.small()) >= MIN_PACKED_FILES
 
-    def groups(self) -> Iterator[Group]:
-        """The small files in portions, in the order of the pack."""
-        offset = begun = 0
-        held: list[Entry] = []
-        for each in self.small():
-            if held and (offset - begun + each.size > AT_ONCE or len(held) == FILES_AT_ONCE):
-                yield Group(begun, offset - begun, tuple(held))
-                begun, held = offset, []
-            held.append(each)
-            offset += each.size
-        if held:
-            yield Group(begun, offset - begun, tuple(held))
+    def groups(self) -> Iterator[FileGroup]:
+        """Yield the small files in groups, in the order of the pack."""
+        offset = start = 0
+        group: list[FileEntry] = []
+        for file in self.small():
+            if group and (offset - start + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
+                yield FileGroup(start, offset - start, tuple(group))
+                start, group = offset, []
+            group.append(file)
+            offset += file.size
+        if group:
+            yield FileGroup(start, offset - start, tuple(group))
 
 
 def scan(source: Path) -> Manifest:
-    """Look at all that a path holds. A path that is itself a link is followed; links inside stay links."""
+    """Scan a path. If the path itself is a link it is followed; links inside it stay links."""
     real = os.path.realpath(source)
     try:
-        about = os.stat(real)
-        if stat.S_ISREG(about.st_mode):
-            return Manifest(real, [], [_entry("", about)], [])
+        status = os.stat(real)
+        if stat.S_ISREG(status.st_mode):
+            return Manifest(real, [], [_entry("", status)], [])
         return _walk(real)
-    except FileNotFoundError as problem:
-        what = (
-            "is not there" if problem.filename == real else f"lost {problem.filename} while it was looked at"
-        )
+    except FileNotFoundError as error:
+        what = "does not exist" if error.filename == real else f"lost {error.filename} during the scan"
         raise EnvironmentProblem(
-            f"[data] stage: {str(source)!r} {what}", hint="nodes must see the path under the same name"
+            f"[data] stage: {str(source)!r} {what}.",
+            hint="The path must exist under the same name on every node.",
         ) from None
-    except OSError as problem:
+    except OSError as error:
         raise EnvironmentProblem(
-            f"[data] stage: cannot read {problem.filename!r}: {problem.strerror}",
-            hint="mend its permissions, or stage less",
+            f"[data] stage: Cannot read {error.filename!r}: {error.strerror}.",
+            hint="Fix its permissions, or stage less.",
         ) from None
 
 
 def _walk(real: str) -> Manifest:
-    """Alone as long as answers come at once: threads would only be in each other's way. Where each look at a file
-    is a question to a server, many at a time, also within one large folder.
+    """Scan a folder with one thread while answers come fast: more threads would only get in each other's way.
+
+    Where every question goes to a server, ask many at a time, within one large folder too.
     """
-    whole = Manifest(real, [""], [], [])
-    outside = skipped = 0
-    patience = _Patience()
-    waiting = [""]
-    # Its threads start when they are needed, and not before.
-    with ThreadPoolExecutor(LOOKERS, thread_name_prefix="looking") as pool:
+    manifest = Manifest(real, [""], [], [])
+    outside_links = special_files = 0
+    latency = _Latency()
+    pending = [""]
+    # The pool starts its threads only when they are needed.
+    with ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan") as pool:
 
-        def done(work: Callable[[T], R], things: Sequence[T]) -> Iterator[R]:
-            for number, thing in enumerate(things):
-                if patience.is_over:
-                    yield from pool.map(work, things[number:])
+        def each_result(work: Callable[[T], R], inputs: Sequence[T]) -> Iterator[R]:
+            for number, value in enumerate(inputs):
+                if latency.is_high:
+                    yield from pool.map(work, inputs[number:])
                     return
-                yield work(thing)
+                yield work(value)
 
-        while waiting:
-            found = list(done(partial(_list, real), waiting))
-            for each in found:
-                whole.folders.extend(each.folders)
-                whole.links.extend(each.links)
-                outside += each.outside
-                skipped += each.skipped
-            for files in done(_look, [portion for each in found for portion in each.portions()]):
-                whole.files.extend(files)
-            waiting = [folder for each in found for folder in each.folders]
-    for paths in (whole.folders, whole.files, whole.links):
-        paths.sort()
-    return replace(whole, outside=outside, skipped=skipped)
+        while pending:
+            listings = list(each_result(partial(_list_folder, real), pending))
+            for listing in listings:
+                manifest.folders.extend(listing.folders)
+                manifest.links.extend(listing.links)
+                outside_links += listing.outside_links
+                special_files += listing.special_files
+            batches = [batch for listing in listings for batch in listing.batches()]
+            for files in each_result(_stat_files, batches):
+                manifest.files.extend(files)
+            pending = [folder for listing in listings for folder in listing.folders]
+    for entries in (manifest.folders, manifest.files, manifest.links):
+        entries.sort()
+    return replace(manifest, outside_links=outside_links, special_files=special_files)
 
 
-class _Patience:
-    """Whether more time went by in waiting than in work, and not only for a moment."""
+class _Latency:
+    """Whether a scan spends more time waiting than working, and not only for a moment."""
 
     def __init__(self) -> None:
-        self._began, self._work = time.perf_counter(), time.thread_time()
+        self._started, self._worked = time.perf_counter(), time.thread_time()
 
     @property
-    def is_over(self) -> bool:
-        work = time.thread_time() - self._work
-        waited = time.perf_counter() - self._began - work
-        return waited > max(PATIENCE, 2 * work)
+    def is_high(self) -> bool:
+        work = time.thread_time() - self._worked
+        waited = time.perf_counter() - self._started - work
+        return waited > max(SLOW_AFTER, 2 * work)
 
 
-Portion = tuple[str, list["os.DirEntry[str]"]]  # files of one folder, whose path stands before their names
+Batch = tuple[str, list["os.DirEntry[str]"]]  # files of one folder, and the prefix of their paths
 
 
 @dataclass
-class _Listed:
-    """The names in a folder: of its files no more is known yet."""
+class _Listing:
+    """The names in a folder; its files have not been stat'ed yet."""
 
-    above: str
+    prefix: str
     folders: list[str] = field(default_factory=list)
     files: list[os.DirEntry[str]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
-    outside: int = 0
-    skipped: int = 0
+    outside_links: int = 0
+    special_files: int = 0
 
-    def portions(self) -> Iterator[Portion]:
-        for start in range(0, len(self.files), FILES_AT_ONCE):
-            yield self.above, self.files[start : start + FILES_AT_ONCE]
+    def batches(self) -> Iterator[Batch]:
+        for start in range(0, len(self.files), GROUP_FILES):
+            yield self.prefix, self.files[start : start + GROUP_FILES]
 
 
-def _list(real: str, folder: str) -> _Listed:
-    found = _Listed(f"{folder}/" if folder else "")
-    with os.scandir(at(real, folder)) as entries:
+def _list_folder(real: str, folder: str) -> _Listing:
+    listing = _Listing(f"{folder}/" if folder else "")
+    with os.scandir(join(real, folder)) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False):
-                found.files.append(entry)
+                listing.files.append(entry)
             elif entry.is_symlink():
-                says, leads_out = _link(real, folder, os.readlink(entry.path))
-                found.links.append((found.above + entry.name, says))
-                found.outside += leads_out
+                target, is_outside = _link_target(real, folder, os.readlink(entry.path))
+                listing.links.append((listing.prefix + entry.name, target))
+                listing.outside_links += is_outside
             elif entry.is_dir():
-                found.folders.append(found.above + entry.name)
+                listing.folders.append(listing.prefix + entry.name)
             else:
-                found.skipped += 1
-    return found
+                listing.special_files += 1
+    return listing
 
 
-def _look(portion: Portion) -> list[Entry]:
-    above, files = portion
-    return [_entry(above + each.name, each.stat(follow_symlinks=False)) for each in files]
+def _stat_files(batch: Batch) -> list[FileEntry]:
+    prefix, files = batch
+    return [_entry(prefix + file.name, file.stat(follow_symlinks=False)) for file in files]
 
 
-def _entry(path: str, about: os.stat_result) -> Entry:
-    return Entry(path, about.st_size, about.st_mtime_ns, about.st_mode & 0o777)
+def _entry(path: str, status: os.stat_result) -> FileEntry:
+    return FileEntry(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777)
 
 
-def _link(real: str, folder: str, says: str) -> tuple[str, bool]:
-    """A link as it is written on the node: inside the item it stays inside, outside it leads where it led."""
-    here = at(real, folder)
-    target = os.path.normpath(os.path.join(here, says))
+def _link_target(real: str, folder: str, text: str) -> tuple[str, bool]:
+    """Return a link's target on the node: relative if it is inside the item, else absolute and True."""
+    parent = join(real, folder)
+    target = os.path.normpath(os.path.join(parent, text))
     if target == real or target.startswith(real + "/"):
-        return os.path.relpath(target, here), False
+        return os.path.relpath(target, parent), False
     return target, True

@@ -1,7 +1,7 @@
-"""Transfer ahead: what the last pack of an item holds is put on the node while the item itself is still looked at.
+"""Prefetch: unpack the last pack of an item while the item itself is still being scanned.
 
-Looking at a million files takes as long as unpacking them. If nothing has changed since the pack was made, the copy
-is the item's; if anything has, it goes, and the item is copied as if nobody had begun.
+Scanning a million files takes as long as unpacking them. If nothing has changed since the pack was made, the copy is
+the item's; otherwise it is removed and the item is copied from scratch.
 """
 
 from __future__ import annotations
@@ -20,96 +20,95 @@ from paceline.errors import EnvironmentProblem
 
 
 class ItemPrefetch:
-    """The small files of an item on their way to `target`, in a thread. To be ended by `is_of` or by `give_up`."""
+    """A thread that unpacks the small files of an item to `target`. End it with `accept` or `cancel`."""
 
     def __init__(
-        self, manifest: Manifest, target: Path, *, pack: int, above: Transfer, turn: threading.Lock
+        self, manifest: Manifest, target: Path, *, pack: int, transfer: Transfer, turn: threading.Lock
     ) -> None:
         self.manifest, self.target = manifest, target
-        self.copying = Transfer(above)
+        self.transfer = Transfer(transfer)
         self._pack, self._turn = pack, turn
-        self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._copy, name="ahead")
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._copy, name="prefetch")
         self._thread.start()
 
-    def is_of(self, manifest: Manifest) -> bool:
-        """Whether this is the item that was found: if so, wait until it is there; raises what went wrong on the way.
-        If not, nothing is left of it."""
+    def accept(self, manifest: Manifest) -> bool:
+        """If the scan found the same files, wait for the copy (raising its error); otherwise remove it."""
         if manifest != self.manifest:
-            if not self.give_up():
+            if not self.cancel():
                 raise EnvironmentProblem(
-                    f"[data] stage: {self.target} is there from an older pack, and cannot be removed",
-                    hint="is that disk sound? set folder in [data] to another",
+                    f"[data] stage: Cannot remove {self.target}, which was copied from an outdated pack.",
+                    hint="Check that disk, or set folder in [data] to another one.",
                 )
             return False
         self._thread.join()
-        if self._problem is not None:
-            raise self._problem
+        if self._error is not None:
+            raise self._error
         return True
 
-    def give_up(self) -> bool:
-        """Whether nothing is left of it."""
-        self.copying.stop.set()
+    def cancel(self) -> bool:
+        """Stop and remove the copy. Returns whether it is all gone."""
+        self.transfer.stop.set()
         self._thread.join()
-        self.copying.count(-self.copying.done)
+        self.transfer.add(-self.transfer.done)
         return not os.path.lexists(self.target) or remove_tree(self.target)
 
     def _copy(self) -> None:
         try:
-            copy = ItemCopy(self.manifest, self.target, copying=self.copying, fresh=True, pack=self._pack)
+            copy = ItemCopy(self.manifest, self.target, transfer=self.transfer, fresh=True, pack=self._pack)
             with self._turn, closing(copy):
-                if self.copying.is_over:
+                if self.transfer.is_stopped:
                     raise Stopped
-                copy.frame()
-                self.copying.run(copy.small_tasks())
-        except BaseException as problem:
-            self._problem = problem
+                copy.make_folders_and_links()
+                self.transfer.run(copy.small_tasks())
+        except BaseException as error:
+            self._error = error
         finally:
             os.close(self._pack)
 
 
 class Prefetcher:
-    """Items that are copied ahead, by their names. One of them has all helpers at a time."""
+    """The prefetches of a node, by item name. They take turns: one at a time has all helpers."""
 
-    def __init__(self, packs: Packs, *, private: Path, data: Path, above: Transfer) -> None:
-        self.packs, self.private, self.data, self.above = packs, private, data, above
-        self.begun: dict[str, ItemPrefetch] = {}
+    def __init__(self, packs: Packs, *, private: Path, data: Path, transfer: Transfer) -> None:
+        self.packs, self.private, self.data, self.transfer = packs, private, data, transfer
+        self.started: dict[str, ItemPrefetch] = {}
         self._turn = threading.Lock()
-        self._needed = self._files = 0
+        self._bytes = self._files = 0
 
-    def begin(self, item: Item) -> None:
-        """If it has a pack of ours, and there is room. Whatever else is the matter is found out in its turn."""
+    def start(self, item: Item) -> None:
+        """Prefetch an item if it has a pack of ours and there is space. Other problems show up in the regular copy."""
         try:
             manifest = self.packs.read_last(os.path.realpath(item.source))
             if manifest is None:
                 return
-            self._needed += manifest.needed
+            self._bytes += manifest.disk_usage
             self._files += len(manifest.files)
-            check_free_space(self.private, self._needed, self._files, host="")
+            check_free_space(self.private, self._bytes, self._files, host="")
             pack = self.packs.open(manifest.key)
         except Exception:
             return
         if pack is not None:
-            self.begun[item.name] = ItemPrefetch(
-                manifest, self.data / item.name, pack=pack, above=self.above, turn=self._turn
+            self.started[item.name] = ItemPrefetch(
+                manifest, self.data / item.name, pack=pack, transfer=self.transfer, turn=self._turn
             )
 
     @property
     def done(self) -> int:
-        return sum(each.copying.done for each in self.begun.values())
+        return sum(prefetch.transfer.done for prefetch in self.started.values())
 
-    def settle(self, name: str, manifest: Manifest) -> Manifest | None:
-        """The manifest of the pack, whose key is known, where the item was copied ahead and is still the same."""
-        begun = self.begun.pop(name, None)
-        if begun is None:
+    def accept(self, name: str, manifest: Manifest) -> Manifest | None:
+        """Return the pack's manifest, whose key is known, if the item was prefetched and has not changed."""
+        prefetch = self.started.pop(name, None)
+        if prefetch is None:
             return None
-        if begun.is_of(manifest):
-            return begun.manifest
-        self.packs.forget(manifest.source)
+        if prefetch.accept(manifest):
+            return prefetch.manifest
+        self.packs.clear_last(manifest.source)
         return None
 
-    def give_up(self) -> None:
-        for each in self.begun.values():
-            each.copying.stop.set()
-        while self.begun:
-            self.begun.popitem()[1].give_up()
+    def cancel(self) -> None:
+        for prefetch in self.started.values():
+            prefetch.transfer.stop.set()
+        while self.started:
+            self.started.popitem()[1].cancel()

@@ -1,7 +1,6 @@
-"""Helpers: processes that place small files. In threads of one process Python does so no faster than alone.
+"""Helper processes that copy small files: Python threads in one process do it no faster than one thread.
 
-A helper is told about one group at a time on its standard input, and ends when nobody is at the other end: with
-the agent, however that ended.
+A helper gets one group at a time on its stdin. It ends when that closes, so it never outlives the agent.
 """
 
 from __future__ import annotations
@@ -13,51 +12,51 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.staging.copy.small_files import IGNORED_SIGNALS, SmallFiles
-from paceline.agent.staging.manifest import Group
+from paceline.agent.staging.copy.small_files import IGNORED_SIGNALS, SmallFileCopier
+from paceline.agent.staging.manifest import FileGroup
 from paceline.agent.workers.zygote.start import python_command
 from paceline.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from paceline.agent.staging.copy.small_files import Placed
+    from paceline.agent.staging.copy.small_files import CopyResult
 
-WORTH_IT = 1000  # small files for each helper; to start one takes about as long as these
+FILES_PER_HELPER = 1000  # starting a helper takes about as long as copying this many files
 
 
 class Helper:
-    """One helper, seen from the agent."""
+    """The agent's side of one helper process."""
 
-    def __init__(self, files: SmallFiles) -> None:
-        # What is asked of the agent must not end a helper that does not yet say so itself.
+    def __init__(self, copier: SmallFileCopier) -> None:
+        # A stop request must not end a helper that does not ignore signals yet.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             self.process = subprocess.Popen(
                 python_command(sys.executable, "staging.copy.small_files", bare=True), stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, pass_fds=() if files.pack is None else (files.pack,),
+                stdout=subprocess.PIPE, pass_fds=() if copier.pack is None else (copier.pack,),
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._told = False
-        self._files = files
+        self._is_configured = False
+        self._copier = copier
 
-    def place(self, group: Group) -> Placed:
-        """As `SmallFiles.place` does, errors included."""
+    def copy(self, group: FileGroup) -> CopyResult:
+        """Do what `SmallFileCopier.copy` does, errors included."""
         try:
-            if not self._told:
-                self._send(vars(self._files))
-                self._told = True
+            if not self._is_configured:
+                self._send(vars(self._copier))
+                self._is_configured = True
             self._send((group.offset, group.size, [tuple(each) for each in group.files]))
             assert self.process.stdout is not None
-            kind, *answer = marshal.load(self.process.stdout)
+            kind, *values = marshal.load(self.process.stdout)
         except (OSError, EOFError):
             raise EnvironmentProblem(
-                "[data] stage: a process that copies files was ended from outside",
-                hint="was the node short of memory? ask for more by mem_per_gpu",
+                "[data] stage: A process that copies files was killed.",
+                hint="The node may be out of memory: ask for more with mem_per_gpu.",
             ) from None
-        if kind == "placed":
-            sums, problem = answer
-            return sums, problem
-        raise OSError(*answer) if kind == "system" else EnvironmentProblem(answer[0], hint=answer[1])
+        if kind == "copied":
+            checksums, problem = values
+            return checksums, problem
+        raise OSError(*values) if kind == "os_error" else EnvironmentProblem(values[0], hint=values[1])
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -66,7 +65,7 @@ class Helper:
         try:
             self.process.stdin.close()
         except OSError:
-            pass  # it has ended already
+            pass  # it has already ended
         self.process.wait()
 
     def _send(self, value: Any) -> None:
@@ -76,32 +75,32 @@ class Helper:
 
 
 class HelperPool:
-    """Places groups for as many threads as there are helpers; by itself where there is little to do."""
+    """Copies groups with as many helpers as there are threads; without helpers where there is little to do."""
 
-    def __init__(self, files: SmallFiles) -> None:
-        self.files = files
-        self._free: queue.LifoQueue[Helper] = queue.LifoQueue()
-        self._all: list[Helper] = []
+    def __init__(self, copier: SmallFileCopier) -> None:
+        self.copier = copier
+        self._idle: queue.LifoQueue[Helper] = queue.LifoQueue()
+        self._helpers: list[Helper] = []
 
-    def call(self, *, count: int, workers: int) -> None:
-        """Have helpers come, for so many files."""
-        helpers = min(workers, count // WORTH_IT)
+    def start(self, *, files: int, max_helpers: int) -> None:
+        """Start as many helpers as this number of files is worth."""
+        count = min(max_helpers, files // FILES_PER_HELPER)
         try:
-            for _ in range(helpers if helpers > 1 else 0):
-                self._all.append(Helper(self.files))
-                self._free.put(self._all[-1])
+            for _ in range(count if count > 1 else 0):
+                self._helpers.append(Helper(self.copier))
+                self._idle.put(self._helpers[-1])
         except OSError:
-            pass  # no more processes: those that there are must do
+            pass  # the process limit is reached: work with those that have started
 
-    def place(self, group: Group) -> Placed:
-        if not self._all:
-            return self.files.place(group.files, offset=group.offset, size=group.size)
-        helper = self._free.get()
+    def copy(self, group: FileGroup) -> CopyResult:
+        if not self._helpers:
+            return self.copier.copy(group.files, offset=group.offset, size=group.size)
+        helper = self._idle.get()
         try:
-            return helper.place(group)
+            return helper.copy(group)
         finally:
-            self._free.put(helper)
+            self._idle.put(helper)
 
     def close(self) -> None:
-        for each in self._all:
-            each.close()
+        for helper in self._helpers:
+            helper.close()

@@ -1,4 +1,4 @@
-"""How far a copy is, on the console."""
+"""Show the progress of a transfer on the console."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import format_size
 
 WIDTH = 24  # characters of the bar
-SAY_EVERY = 10.0  # seconds between lines in a log; a terminal is told at once
+LOG_INTERVAL = 10.0  # seconds between lines in a log
+TERMINAL_INTERVAL = 0.5
 
 
 class Progress:
-    """How far it is: in place on a terminal, now and then in a log."""
+    """A progress bar on a terminal; a line now and then in a log."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._is_terminal = sys.stderr.isatty()
-        self._began = self._said = time.monotonic()
+        self._started = self._updated = time.monotonic()
         self._shown = False
 
-    def show(self, what: str, copying: Transfer) -> None:
+    def show(self, title: str, transfer: Transfer) -> None:
         now = time.monotonic()
-        if now - self._said < (0.5 if self._is_terminal else SAY_EVERY):
+        if now - self._updated < (TERMINAL_INTERVAL if self._is_terminal else LOG_INTERVAL):
             return
-        self._said = now
-        rate = copying.done / max(now - self._began, 1e-3)
-        left = (copying.total - copying.done) / rate if rate else 0.0
-        share = min(1.0, copying.done / copying.total)
-        text = f"{share:.0%} of {format_size(copying.total)}, {format_size(rate)}/s, {left:.0f} s left"
+        self._updated = now
+        rate = transfer.done / max(now - self._started, 1e-3)
+        remaining = (transfer.total - transfer.done) / rate if rate else 0.0
+        share = min(1.0, transfer.done / transfer.total)
+        text = f"{share:.0%} of {format_size(transfer.total)}, {format_size(rate)}/s, {remaining:.0f} s left"
         if self._is_terminal:
             self._shown = True
             with suppress(OSError):
-                line = f"paceline: {what} {bar(share)} {text}"
+                line = f"paceline: {title} {bar(share)} {text}"
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         else:
-            self._say(f"{what}: {text}")
+            self._say(f"{title}: {text}")
 
     def clear(self) -> None:
         if self._shown:
@@ -48,23 +49,23 @@ class Progress:
 
 
 @contextmanager
-def shown(what: str, copying: Transfer, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Show how far some copying is, as long as it goes on inside."""
-    line, over = Progress(say), threading.Event()
+def show_progress(title: str, transfer: Transfer, *, say: Callable[[str], None]) -> Iterator[None]:
+    """Show the progress of a transfer while the body runs."""
+    progress, finished = Progress(say), threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.1):
-            if copying.total:
-                line.show(what, copying)
+        while not finished.wait(0.1):
+            if transfer.total:
+                progress.show(title, transfer)
 
     watcher = threading.Thread(target=watch, daemon=True, name="progress")
     watcher.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         watcher.join()
-        line.clear()
+        progress.clear()
 
 
 def bar(share: float) -> str:

@@ -1,7 +1,7 @@
-"""Small files, a group at a time: from their source or out of a pack, into the pack and onto the node's disk.
+"""Copy small files a group at a time: from their source or out of a pack, into a new pack and onto the node's disk.
 
-`main` is what a helper runs. It begins with this module, which therefore imports little: no `typing`, and nothing of
-ours but errors. To it a file is a plain (path, size, mtime, mode).
+`main` is what a helper process runs. Helpers start with this module, so it imports little: no `typing`, and nothing of
+ours but errors. A file is a plain tuple (path, size, mtime, mode) here.
 """
 
 from __future__ import annotations
@@ -21,202 +21,203 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     File: TypeAlias = tuple[str, int, int, int]
-    Placed: TypeAlias = tuple[dict[str, int], str]  # sums of files, if asked for; what is wrong with the pack
+    CopyResult: TypeAlias = tuple[dict[str, int], str]  # checksums, if requested; why the pack was not written
 
-FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-AHEAD = 16  # files that are opened, and their contents asked for, before the first of them is read
-HELPERS_AHEAD = 64  # the same for a helper, which has all its descriptors for itself
+READAHEAD = 16  # files to open, and to request from the kernel, before the first of them is read
+HELPER_READAHEAD = 64  # the same in a helper, which has all its descriptors to itself
 
 
-class SmallFiles:
-    """Where the small files of an item come from and go to."""
+class SmallFileCopier:
+    """Copies the small files of one item."""
 
-    ahead = AHEAD
+    readahead = READAHEAD
 
     def __init__(
         self, source: str, target: str, *, pack: int | None = None, pack_is_new: bool = False, fresh: bool = True,
-        sums: bool = False,
+        checksum: bool = False,
     ) -> None:  # fmt: skip
-        self.source, self.target = source, target  # without a target they go nowhere but into the pack
+        self.source, self.target = source, target  # without a target, files go into the pack only
         self.pack = pack  # a descriptor
-        self.pack_is_new = pack_is_new  # written on the way; otherwise it is read instead of the files
-        self.fresh = fresh  # nothing is there yet
-        self.sums = sums
+        self.pack_is_new = pack_is_new  # written while copying; otherwise it is read instead of the files
+        self.fresh = fresh  # the target is empty
+        self.checksum = checksum
 
-    def place(self, files: Sequence[File], *, offset: int, size: int) -> Placed:
-        """A group that begins at `offset` in the pack."""
-        wanted = files if self.fresh else [each for each in files if not is_there(self.target, each)]
+    def copy(self, files: Sequence[File], *, offset: int, size: int) -> CopyResult:
+        """Copy a group that begins at `offset` in the pack."""
+        missing = files if self.fresh else [each for each in files if not is_copied(self.target, each)]
         if self.pack_is_new:
-            return self._pack_and_place(files, offset, wanted)
-        if wanted and self.pack is not None:
-            self._write_out(files, self._unpacked(offset, size), wanted)
-        elif wanted:
-            self._write_out(wanted, b"".join(self._read(wanted)), wanted)
+            return self._pack_and_copy(files, offset, missing)
+        if missing and self.pack is not None:
+            self._write_files(files, self._read_pack(offset, size), missing)
+        elif missing:
+            self._write_files(missing, b"".join(self._read(missing)), missing)
         return {}, ""
 
-    def _pack_and_place(self, files: Sequence[File], offset: int, wanted: Sequence[File]) -> Placed:
-        """All are read, also those that are there already: the pack is for others."""
+    def _pack_and_copy(self, files: Sequence[File], offset: int, missing: Sequence[File]) -> CopyResult:
+        """Read all files, even those already copied: other jobs will read the pack."""
         contents = self._read(files)
-        held = b"".join(contents)
-        sums = {}
-        if self.sums:
-            sums = {path: zlib.crc32(content) for (path, *_), content in zip(files, contents, strict=True)}
-        problem = self._fill_pack(memoryview(held), offset)
+        data = b"".join(contents)
+        checksums = {}
+        if self.checksum:
+            checksums = {path: zlib.crc32(content) for (path, *_), content in zip(files, contents, strict=True)}
+        problem = self._write_pack(memoryview(data), offset)
         if self.target:
-            self._write_out(files, held, wanted)
-        return sums, problem
+            self._write_files(files, data, missing)
+        return checksums, problem
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _unpacked(self, offset: int, size: int) -> bytes:
+    def _read_pack(self, offset: int, size: int) -> bytes:
         assert self.pack is not None
-        held = read_all(self.pack, size, offset)
-        _ask_for(self.pack, offset + size, size)
-        if len(held) != size:
+        data = read_all(self.pack, size, offset)
+        _start_readahead(self.pack, offset + size, size)
+        if len(data) != size:
             raise EnvironmentProblem(
-                "[data] stage: a pack of small files is cut short", hint="remove .staged"
+                "[data] stage: A pack of small files is truncated.", hint="Remove the .staged folder."
             )
-        return held
+        return data
 
     def _read(self, files: Sequence[File]) -> list[bytes]:
-        """The disk, or the server, works on several files while one is read."""
+        """Read whole files. The disk or server works on several files while one is read."""
         contents = []
-        for start in range(0, len(files), self.ahead):
-            portion = files[start : start + self.ahead]
-            numbers: list[int] = []
+        for start in range(0, len(files), self.readahead):
+            batch = files[start : start + self.readahead]
+            descriptors: list[int] = []
             try:
-                for path, size, _, _ in portion:
-                    number = os.open(at(self.source, path), os.O_RDONLY | os.O_CLOEXEC)
-                    numbers.append(number)
-                    _ask_for(number, 0, size)
-                for number, (path, size, _, _) in zip(numbers, portion, strict=True):
-                    contents.append(self._read_one(number, path, size))
+                for path, size, _, _ in batch:
+                    descriptor = os.open(join(self.source, path), os.O_RDONLY | os.O_CLOEXEC)
+                    descriptors.append(descriptor)
+                    _start_readahead(descriptor, 0, size)
+                for descriptor, (path, size, _, _) in zip(descriptors, batch, strict=True):
+                    contents.append(self._read_one(descriptor, path, size))
             finally:
-                for number in numbers:
-                    os.close(number)
+                for descriptor in descriptors:
+                    os.close(descriptor)
         return contents
 
-    def _read_one(self, number: int, path: str, size: int) -> bytes:
-        content = os.read(number, size + 1)
-        while 0 < len(content) < size and (more := os.read(number, size + 1 - len(content))):
+    def _read_one(self, descriptor: int, path: str, size: int) -> bytes:
+        content = os.read(descriptor, size + 1)
+        while 0 < len(content) < size and (more := os.read(descriptor, size + 1 - len(content))):
             content += more
         if len(content) != size:
-            raise changed(at(self.source, path))
+            raise source_changed(join(self.source, path))
         return content
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def _fill_pack(self, held: memoryview, offset: int) -> str:
-        """A pack is for later: when it cannot be written, the data goes to the node all the same."""
+    def _write_pack(self, data: memoryview, offset: int) -> str:
+        """Write into the pack. Returns the problem: a pack is for later jobs, and this one does without."""
         assert self.pack is not None
         try:
-            write_all(self.pack, held, offset)
-        except OSError as problem:
-            return problem.strerror or str(problem)
+            write_all(self.pack, data, offset)
+        except OSError as error:
+            return error.strerror or str(error)
         return ""
 
-    def _write_out(self, files: Sequence[File], held: bytes, wanted: Sequence[File]) -> None:
-        """`held` has the contents of all these files, one after the other; some of them are wanted."""
-        view, begin = memoryview(held), 0
-        only = None if len(wanted) == len(files) else set(wanted)
-        folder, number = None, -1
+    def _write_files(self, files: Sequence[File], data: bytes, missing: Sequence[File]) -> None:
+        """Write the missing ones of these files; `data` holds the contents of all, one after the other."""
+        view, begin = memoryview(data), 0
+        only = None if len(missing) == len(files) else set(missing)
+        folder, descriptor = None, -1
         try:
-            for each in files:
-                end = begin + each[1]
-                if only is None or each in only:
-                    here, _, base = at(self.target, each[0]).rpartition("/")
-                    if here != folder:  # one look-up of the folder for all files in it
-                        if number >= 0:
-                            os.close(number)
-                        folder, number = here, os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    self._write_file(base, number, view[begin:end], each)
+            for file in files:
+                end = begin + file[1]
+                if only is None or file in only:
+                    parent, _, base = join(self.target, file[0]).rpartition("/")
+                    if parent != folder:  # resolve a folder once for all files in it
+                        if descriptor >= 0:
+                            os.close(descriptor)
+                        folder, descriptor = parent, os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    self._write_file(base, descriptor, view[begin:end], file)
                 begin = end
         finally:
-            if number >= 0:
-                os.close(number)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _write_file(self, base: str, folder: int, content: memoryview, file: File) -> None:
         _, size, mtime, mode = file
-        flags = FLAGS | (os.O_EXCL if self.fresh else os.O_TRUNC)
-        number = os.open(base, flags, mode | 0o600, dir_fd=folder)
+        flags = WRITE_FLAGS | (os.O_EXCL if self.fresh else os.O_TRUNC)
+        descriptor = os.open(base, flags, mode | 0o600, dir_fd=folder)
         try:
-            written = os.write(number, content)
+            written = os.write(descriptor, content)
             while written < size:
-                written += os.write(number, content[written:])
-            os.utime(number, ns=(mtime, mtime))
+                written += os.write(descriptor, content[written:])
+            os.utime(descriptor, ns=(mtime, mtime))
         finally:
-            os.close(number)
+            os.close(descriptor)
 
 
-def at(root: object, path: str) -> str:
-    """A path of a manifest below a folder; the folder itself for the empty one."""
+def join(root: object, path: str) -> str:
+    """Return a manifest's path below a folder; the empty path is the folder itself."""
     return f"{root}/{path}" if path else str(root)
 
 
-def is_there(target: str, file: File) -> bool:
-    """A file has the time of change of its source only once all of it is there."""
+def is_copied(target: str, file: File) -> bool:
+    """Whether a file is complete: only then does it have the modification time of its source."""
     path, size, mtime, _ = file
     try:
-        about = os.lstat(at(target, path))
+        status = os.lstat(join(target, path))
     except OSError:
         return False
-    return (about.st_size, about.st_mtime_ns) == (size, mtime)
+    return (status.st_size, status.st_mtime_ns) == (size, mtime)
 
 
-def changed(path: str) -> EnvironmentProblem:
+def source_changed(path: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"[data] stage: {path!r} was changed while it was staged", hint="wait until nobody writes it"
+        f"[data] stage: {path!r} changed while it was being staged.",
+        hint="Wait until nothing writes to it.",
     )
 
 
-def read_all(number: int, size: int, offset: int) -> bytes:
-    content = os.pread(number, size, offset)
-    while len(content) < size and (more := os.pread(number, size - len(content), offset + len(content))):
+def read_all(descriptor: int, size: int, offset: int) -> bytes:
+    content = os.pread(descriptor, size, offset)
+    while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
         content += more
     return content
 
 
-def write_all(number: int, content: memoryview, offset: int) -> None:
+def write_all(descriptor: int, content: memoryview, offset: int) -> None:
     done = 0
     while done < len(content):
-        done += os.pwrite(number, content[done:], offset + done)
+        done += os.pwrite(descriptor, content[done:], offset + done)
 
 
-def _ask_for(number: int, offset: int, size: int) -> None:
-    """Have the kernel fetch a part of a file, and not wait for it."""
+def _start_readahead(descriptor: int, offset: int, size: int) -> None:
+    """Have the kernel fetch a part of a file in the background."""
     if hasattr(os, "posix_fadvise"):  # not on macOS
         try:
-            os.posix_fadvise(number, offset, size, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
         except OSError:
-            pass  # it will be read all the same
+            pass  # the read will fetch it
 
 
 def main(argv: list[str]) -> None:
-    """Place groups as they are told on the standard input, until nobody is at its other end."""
+    """Copy the groups that arrive on stdin until the agent closes it."""
     del argv
-    # What the scheduler or a terminal sends is for the agent, which then closes the pipe.
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    gc.disable()  # nothing here refers to itself
-    told, answers = sys.stdin.buffer, sys.stdout.buffer
+    # Signals of the scheduler or a terminal are for the agent, which then closes the pipe.
+    for signum in IGNORED_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    gc.disable()  # nothing here has reference cycles
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
     try:
-        files = SmallFiles(**marshal.load(told))
-        files.ahead = HELPERS_AHEAD
+        copier = SmallFileCopier(**marshal.load(requests))
+        copier.readahead = HELPER_READAHEAD
         while True:
-            answers.write(marshal.dumps(_answer(files, marshal.load(told))))
-            answers.flush()
+            replies.write(marshal.dumps(_reply(copier, marshal.load(requests))))
+            replies.flush()
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # with nothing to flush, and nobody to tell
+        os._exit(0)  # nothing to flush, and nobody to report to
 
 
-def _answer(files: SmallFiles, group: tuple[int, int, list[File]]) -> tuple[Any, ...]:
-    offset, size, wanted = group
+def _reply(copier: SmallFileCopier, group: tuple[int, int, list[File]]) -> tuple[Any, ...]:
+    offset, size, files = group
     try:
-        return ("placed", *files.place(wanted, offset=offset, size=size))
-    except PacelineError as problem:
-        return ("problem", problem.message, problem.hint)
-    except OSError as problem:
-        return ("system", problem.errno, problem.strerror, problem.filename)
-    except Exception as problem:
-        return ("problem", f"staging failed: {type(problem).__name__}: {problem}", "")
+        return ("copied", *copier.copy(files, offset=offset, size=size))
+    except PacelineError as error:
+        return ("error", error.message, error.hint)
+    except OSError as error:
+        return ("os_error", error.errno, error.strerror, error.filename)
+    except Exception as error:
+        return ("error", f"Staging failed: {type(error).__name__}: {error}.", "")

@@ -1,6 +1,6 @@
-"""Transfer, by several workers at once: small files in groups, large ones in pieces.
+"""Copy items with several threads: small files in groups, large ones in pieces.
 
-A file has the time of change of its source only once all of it is there: whatever was interrupted goes on from there.
+A file gets the modification time of its source only when it is complete, so an interrupted copy can be resumed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from paceline.agent.staging.copy.helpers import HelperPool
-from paceline.agent.staging.copy.small_files import FLAGS, SmallFiles, at, changed, is_there, write_all
-from paceline.agent.staging.manifest import Entry, Group, Manifest
+from paceline.agent.staging.copy.small_files import (
+    WRITE_FLAGS,
+    SmallFileCopier,
+    is_copied,
+    join,
+    source_changed,
+    write_all,
+)
+from paceline.agent.staging.manifest import FileEntry, FileGroup, Manifest
 from paceline.errors import EnvironmentProblem
 
-PIECE = 64 << 20  # bytes of a large file that one worker copies
-_NOT_THIS_WAY = (
+PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
+# Errors after which another way of copying may work.
+_UNSUPPORTED = (
     errno.EXDEV,
     errno.EINVAL,
     errno.ENOSYS,
@@ -34,144 +42,147 @@ Task = Callable[[], None]
 
 
 class Stopped(Exception):
-    """Somebody wants it to end."""
+    """The transfer was asked to stop."""
 
 
-def cores() -> int:
+def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def workers() -> int:
-    """More than few cores: most of the time each waits for a disk or a server."""
-    return max(4, min(16, cores()))
+def count_threads() -> int:
+    """Return the number of copying threads: at least 4, since most of the time each waits for a disk or a server."""
+    return max(4, min(16, count_cores()))
 
 
 class Transfer:
-    """What is done so far, and whether to go on; shared by all workers of a node. One that is a part of another
-    counts there too, and ends with it.
+    """The progress and the stop flag that all copying threads of a node share.
+
+    A transfer with a parent counts towards it and stops with it.
     """
 
-    def __init__(self, above: Transfer | None = None) -> None:
-        self.above = above
+    def __init__(self, parent: Transfer | None = None) -> None:
+        self.parent = parent
         self.stop = threading.Event()
         self.total = 0
         self.done = 0
         self._lock = threading.Lock()
 
     @property
-    def is_over(self) -> bool:
-        return self.stop.is_set() or (self.above is not None and self.above.is_over)
+    def is_stopped(self) -> bool:
+        return self.stop.is_set() or (self.parent is not None and self.parent.is_stopped)
 
-    def count(self, size: int) -> None:
+    def add(self, size: int) -> None:
         with self._lock:
             self.done += size
-        if self.above is not None:
-            self.above.count(size)
+        if self.parent is not None:
+            self.parent.add(size)
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """All tasks, or the first error. Workers begin far apart, so that they do not meet in one folder."""
+        """Run all tasks, or raise the first error. Threads start far apart, so that they work in different folders."""
         if not tasks:
             return
-        count = workers()
+        count = count_threads()
         stride = -(-len(tasks) // count)
         spread = [tasks[start] for first in range(stride) for start in range(first, len(tasks), stride)]
         pool = ThreadPoolExecutor(count, thread_name_prefix="staging")
         try:
-            futures = [pool.submit(self._one, task) for task in spread]
+            futures = [pool.submit(self._run_task, task) for task in spread]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [error for each in done if (error := each.exception()) is not None]
-            if failed:
-                raise next((error for error in failed if not isinstance(error, Stopped)), failed[0])
+            errors = [error for future in done if (error := future.exception()) is not None]
+            if errors:
+                raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, task: Task) -> None:
-        if self.is_over:
+    def _run_task(self, task: Task) -> None:
+        if self.is_stopped:
             raise Stopped
         try:
             task()
         except BaseException:
-            self.stop.set()  # the others need not go on
+            self.stop.set()  # the other threads need not go on
             raise
 
 
 class ItemCopy:
-    """One item on its way to `target`, to be closed. `pack` is an archive of its small files: read, or written on
-    the way; without a target nothing else is written.
+    """Copies one item to `target`; must be closed.
+
+    `pack` is an archive of its small files, read or written while copying. Without a target, only the pack is written.
     """
 
     def __init__(
-        self, manifest: Manifest, target: Path | None, *, copying: Transfer, fresh: bool, pack: int | None = None,
-        pack_is_new: bool = False, sums: bool = False,
+        self, manifest: Manifest, target: Path | None, *, transfer: Transfer, fresh: bool, pack: int | None = None,
+        pack_is_new: bool = False, checksum: bool = False,
     ) -> None:  # fmt: skip
-        self.manifest, self.target, self.copying, self.fresh = manifest, str(target or ""), copying, fresh
-        files = SmallFiles(
-            manifest.source, self.target, pack=pack, pack_is_new=pack_is_new, fresh=fresh, sums=sums
+        self.manifest, self.target, self.transfer, self.fresh = manifest, str(target or ""), transfer, fresh
+        copier = SmallFileCopier(
+            manifest.source, self.target, pack=pack, pack_is_new=pack_is_new, fresh=fresh, checksum=checksum
         )
-        self._hands = HelperPool(files)
+        self._helpers = HelperPool(copier)
         self.pack_problem = ""
-        self.sums: dict[str, int] = {}  # of small files, where a pack is made and they are asked for
-        self._left: dict[str, int] = {}  # pieces of a large file that are not there yet
+        self.checksums: dict[str, int] = {}  # of the small files, if requested and the pack is new
+        self._missing_pieces: dict[str, int] = {}  # of each large file
         self._lock = threading.Lock()
 
-    def frame(self) -> None:
-        """Folders and links: few, and needed first."""
+    def make_folders_and_links(self) -> None:
+        """Make what the files need first."""
         os.makedirs(os.path.dirname(self.target), exist_ok=True)
         for folder in self.manifest.folders:
             try:
-                os.mkdir(at(self.target, folder), 0o700)
+                os.mkdir(join(self.target, folder), 0o700)
             except FileExistsError:
                 pass
-        for where, says in self.manifest.links:
-            path = at(self.target, where)
+        for path, link_target in self.manifest.links:
+            link = join(self.target, path)
             if not self.fresh:
-                _unlink(path)
-            os.symlink(says, path)
+                _unlink(link)
+            os.symlink(link_target, link)
 
     def tasks(self) -> list[Task]:
-        """Large files first: they take longest."""
+        """Return all tasks, large files first: they take longest."""
         return self.large_tasks() + self.small_tasks()
 
     def large_tasks(self) -> list[Task]:
-        return [task for each in self.manifest.large() for task in self._pieces(each)]
+        return [task for file in self.manifest.large() for task in self._piece_tasks(file)]
 
     def small_tasks(self) -> list[Task]:
-        self._hands.call(count=len(self.manifest.small()), workers=min(workers(), max(2, cores())))
-        return [lambda group=group: self._place(group) for group in self.manifest.groups()]  # type: ignore[misc]
+        max_helpers = min(count_threads(), max(2, count_cores()))
+        self._helpers.start(files=len(self.manifest.small()), max_helpers=max_helpers)
+        return [lambda group=group: self._copy_group(group) for group in self.manifest.groups()]  # type: ignore[misc]
 
     def close(self) -> None:
-        self._hands.close()
+        self._helpers.close()
 
-    def _place(self, group: Group) -> None:
-        sums, problem = self._hands.place(group)
-        self.sums.update(sums)
+    def _copy_group(self, group: FileGroup) -> None:
+        checksums, problem = self._helpers.copy(group)
+        self.checksums.update(checksums)
         self.pack_problem = self.pack_problem or problem
-        self.copying.count(group.size)
+        self.transfer.add(group.size)
 
     # -- large files -----------------------------------------------------------------------------------
 
-    def _pieces(self, entry: Entry) -> list[Task]:
-        if not self.fresh and is_there(self.target, entry):
-            self.copying.count(entry.size)
+    def _piece_tasks(self, file: FileEntry) -> list[Task]:
+        if not self.fresh and is_copied(self.target, file):
+            self.transfer.add(file.size)
             return []
-        starts = range(0, entry.size, PIECE)
-        self._left[entry.path] = len(starts)
-        return [lambda start=start: self._piece(entry, start) for start in starts]  # type: ignore[misc]
+        starts = range(0, file.size, PIECE)
+        self._missing_pieces[file.path] = len(starts)
+        return [lambda start=start: self._copy_piece(file, start) for start in starts]  # type: ignore[misc]
 
-    def _piece(self, entry: Entry, start: int) -> None:
-        path, target = at(self.manifest.source, entry.path), at(self.target, entry.path)
+    def _copy_piece(self, file: FileEntry, start: int) -> None:
+        path, target = join(self.manifest.source, file.path), join(self.target, file.path)
         reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            writer = os.open(target, FLAGS, entry.mode | 0o600)
+            writer = os.open(target, WRITE_FLAGS, file.mode | 0o600)
             try:
-                copy_range(reader, writer, start, min(PIECE, entry.size - start), self.copying)
+                copy_range(reader, writer, start, min(PIECE, file.size - start), self.transfer)
                 with self._lock:
-                    self._left[entry.path] -= 1
-                    is_last = not self._left[entry.path]
+                    self._missing_pieces[file.path] -= 1
+                    is_last = not self._missing_pieces[file.path]
                 if is_last:
-                    if (os.fstat(reader).st_size, os.fstat(writer).st_size) != (entry.size, entry.size):
-                        raise changed(path)
-                    os.utime(writer, ns=(entry.mtime, entry.mtime))
+                    if (os.fstat(reader).st_size, os.fstat(writer).st_size) != (file.size, file.size):
+                        raise source_changed(path)
+                    os.utime(writer, ns=(file.mtime, file.mtime))
             finally:
                 os.close(writer)
         finally:
@@ -179,72 +190,72 @@ class ItemCopy:
 
     # -- verification ----------------------------------------------------------------------------------
 
-    def verification(self, sums: dict[str, int]) -> list[Task]:
-        """Read everything again, here and there. `sums` spares reading small sources that a pack has summed up."""
-        return [lambda each=each: self._verify(each, sums.get(each.path)) for each in self.manifest.files]  # type: ignore[misc]
+    def verify_tasks(self, checksums: dict[str, int]) -> list[Task]:
+        """Return tasks that compare every copy with its source; a source whose checksum is known is not read again."""
+        return [lambda file=file: self._verify(file, checksums.get(file.path)) for file in self.manifest.files]  # type: ignore[misc]
 
-    def _verify(self, entry: Entry, known: int | None) -> None:
-        source = at(self.manifest.source, entry.path)
-        expected = file_sum(source, self.copying) if known is None else known
-        if file_sum(at(self.target, entry.path), self.copying) != expected:
+    def _verify(self, file: FileEntry, known: int | None) -> None:
+        source = join(self.manifest.source, file.path)
+        expected = compute_checksum(source, self.transfer) if known is None else known
+        if compute_checksum(join(self.target, file.path), self.transfer) != expected:
             raise EnvironmentProblem(
-                f"[data] stage: the copy of {source!r} differs from it",
-                hint="it was changed meanwhile, or the node's disk is bad: try again, or leave the node out",
+                f"[data] stage: The copy of {source!r} differs from its source.",
+                hint="The source changed, or the node's disk is bad: try again, or exclude the node.",
             )
 
 
-def file_sum(path: str, copying: Transfer) -> int:
+def compute_checksum(path: str, transfer: Transfer) -> int:
     value = 0
     with open(path, "rb", buffering=0) as file:
         while content := file.read(4 << 20):
-            if copying.is_over:
+            if transfer.is_stopped:
                 raise Stopped
             value = zlib.crc32(content, value)
     return value
 
 
-def copy_range(reader: int, writer: int, start: int, size: int, copying: Transfer) -> None:
-    """A part of a file into the same part of another: inside the kernel where it can, which moves no bytes here."""
+def copy_range(reader: int, writer: int, start: int, size: int, transfer: Transfer) -> None:
+    """Copy a part of a file to the same offset of another, inside the kernel where it can."""
     end, position, step = start + size, start, 8 << 20
-    ways = [*_IN_KERNEL, _by_hand]
+    methods = [*_IN_KERNEL, _by_read_and_write]
     while position < end:
-        if copying.is_over:
+        if transfer.is_stopped:
             raise Stopped
         try:
-            moved = ways[0](reader, writer, min(step, end - position), position)
-        except OSError as problem:
-            if len(ways) == 1 or problem.errno not in _NOT_THIS_WAY:
+            copied = methods[0](reader, writer, min(step, end - position), position)
+        except OSError as error:
+            if len(methods) == 1 or error.errno not in _UNSUPPORTED:
                 raise
-            moved = 0
-        if moved == 0:
-            if len(ways) == 1:
-                raise changed(f"descriptor {reader}")
-            del ways[0]
+            copied = 0
+        if copied == 0:
+            if len(methods) == 1:
+                raise source_changed(f"descriptor {reader}")
+            del methods[0]
             continue
-        position += moved
-        copying.count(moved)
+        position += copied
+        transfer.add(copied)
 
 
-def _by_range(reader: int, writer: int, count: int, position: int) -> int:
-    """Within one file system, or between two of a kind: the server, or the disk, may do it by itself."""
+def _by_copy_file_range(reader: int, writer: int, count: int, position: int) -> int:
+    """Within one file system or between two of a kind: the server or the disk may copy by itself."""
     return os.copy_file_range(reader, writer, count, position, position)
 
 
-def _by_pages(reader: int, writer: int, count: int, position: int) -> int:
-    """From any file system to any other."""
+def _by_sendfile(reader: int, writer: int, count: int, position: int) -> int:
+    """Between any two file systems."""
     os.lseek(writer, position, os.SEEK_SET)
     return os.sendfile(writer, reader, position, count)
 
 
-def _by_hand(reader: int, writer: int, count: int, position: int) -> int:
+def _by_read_and_write(reader: int, writer: int, count: int, position: int) -> int:
     content = os.pread(reader, count, position)
     write_all(writer, memoryview(content), position)
     return len(content)
 
 
-# A Python that was built for old systems lacks the one, macOS has another thing by the name of the other.
-_WAYS = {"copy_file_range": _by_range, "sendfile": _by_pages}
-_IN_KERNEL = [way for name, way in _WAYS.items() if sys.platform == "linux" and hasattr(os, name)]
+# Python builds for old systems lack copy_file_range, and sendfile is a different call on macOS.
+_METHODS = {"copy_file_range": _by_copy_file_range, "sendfile": _by_sendfile}
+_IN_KERNEL = [method for name, method in _METHODS.items() if sys.platform == "linux" and hasattr(os, name)]
 
 
 def _unlink(path: str) -> None:
@@ -252,7 +263,3 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         pass
-
-
-def total_of(manifests: Iterable[Manifest]) -> int:
-    return sum(each.size for each in manifests)
