@@ -1,9 +1,9 @@
-"""From the command to the moment at which every rank has done one all-reduce: `paceline run` beside torchrun.
+"""Measure the time from the command to every rank's first all-reduce: `paceline run` compared with torchrun.
 
     python benchmarks/launch.py [--ranks 2 4 8] [--repeats 5]
 
-Both start the same script, in turn, in one run. Memory is what the whole process tree holds at that moment
-(PSS: pages that ranks share are counted once).
+Both start the same script, in turn, in one run. Memory is that of the whole process tree at that moment (PSS: shared
+pages count once).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 one = torch.ones(1)
 dist.all_reduce(one)
-there = Path(sys.argv[1])
-(there / f"rank-{dist.get_rank()}.partial").write_text(repr(time.time()))
-os.rename(there / f"rank-{dist.get_rank()}.partial", there / f"rank-{dist.get_rank()}")
-while not (there / "go").exists():
+folder = Path(sys.argv[1])
+(folder / f"rank-{dist.get_rank()}.partial").write_text(repr(time.time()))
+os.rename(folder / f"rank-{dist.get_rank()}.partial", folder / f"rank-{dist.get_rank()}")
+while not (folder / "go").exists():
     time.sleep(0.01)
 dist.destroy_process_group()
 """
 
 
 def memory_of(pid: int) -> float:
-    """Megabytes of a process and all its descendants."""
+    """Return the megabytes of a process and all its descendants."""
     total = 0
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         try:
@@ -54,15 +54,15 @@ def memory_of(pid: int) -> float:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """As an ordinary shell has it: packages are compiled once, not at each start."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PACELINE_SCRATCH": str(folder / "runs")}
+    """Return the environment of an ordinary shell, where packages are compiled once and not at each start."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**variables, "PACELINE_SCRATCH": str(folder / "runs")}
 
 
 def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
-    """Seconds to the first all-reduce of all ranks, and the tree's memory then."""
+    """Return the seconds to the first all-reduce of all ranks, and the tree's memory at that moment."""
     folder.mkdir()
-    began = time.time()
+    started = time.time()
     with subprocess.Popen(
         [*command, str(folder)],
         stdout=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
         memory = memory_of(process.pid)
         (folder / "go").touch()
         process.communicate(timeout=60)
-    return reached - began, memory
+    return reached - started, memory
 
 
 def main() -> None:
@@ -88,26 +88,30 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=5)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     describe("launch to first all-reduce")
     binaries = Path(sys.executable).parent
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch) / "probe.py"
         script.write_text(SCRIPT)
-        for ranks in asked.ranks:
+        for ranks in options.ranks:
             peers = {
                 "paceline": [str(binaries / "paceline"), "run", "--cpu", "--nproc", str(ranks), str(script)],
                 "torchrun": [str(binaries / "torchrun"), "--nproc-per-node", str(ranks), str(script)],
             }
-            seen: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
-            for repeat in range(asked.repeats + 1):
+            results: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
+            for repeat in range(options.repeats + 1):
                 for name, command in peers.items():
                     result = once(command, ranks, Path(scratch) / f"{name}-{ranks}-{repeat}")
-                    if repeat:  # the first of each warms the page cache
-                        seen[name].append(result)
-            seconds = {name: statistics.median(each[0] for each in results) for name, results in seen.items()}
-            memory = {name: statistics.median(each[1] for each in results) for name, results in seen.items()}
+                    if repeat:  # the first run of each warms the page cache
+                        results[name].append(result)
+            seconds = {
+                name: statistics.median(each[0] for each in measured) for name, measured in results.items()
+            }
+            memory = {
+                name: statistics.median(each[1] for each in measured) for name, measured in results.items()
+            }
             rows.append(
                 [
                     f"{ranks} ranks",
@@ -119,7 +123,7 @@ def main() -> None:
                     f"{memory['torchrun']:.0f} MB",
                 ]
             )
-    show(["", "paceline", "torchrun", "faster", "target", "memory", "torchrun's"], rows)
+    show(["", "paceline", "torchrun", "faster", "target", "memory", "torchrun memory"], rows)
 
 
 if __name__ == "__main__":

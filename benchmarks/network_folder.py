@@ -1,7 +1,7 @@
-"""A folder of this machine as a node sees one of a shared file system: through a server, over a connection.
+"""A local folder mounted as a node sees a shared file system: through a server.
 
-sshfs asks an sftp-server here, without ssh between them: every look at a file costs a question and an answer, and
-nothing is further away than it has to be. File systems of clusters are further away, and shared with others.
+sshfs talks to an sftp-server on this machine, without ssh in between: every file operation costs a round trip, with
+the least possible latency. The file systems of clusters are further away, and shared with others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
 
 
-def lacking() -> str:
-    """What is needed and not here; empty if all is."""
+def missing_requirement() -> str:
+    """Return what is needed and not installed; empty if nothing is missing."""
     if not shutil.which("sshfs"):
         return "sshfs"
     if not any(os.path.exists(path) for path in SERVERS):
@@ -24,21 +24,21 @@ def lacking() -> str:
 
 
 class NetworkFolder:
-    """`behind`, seen at `mount`; to be closed."""
+    """The folder `stored`, mounted at `mount`; must be closed."""
 
-    def __init__(self, behind: Path, mount: Path) -> None:
-        self.behind, self.mount = behind, mount
+    def __init__(self, stored: Path, mount: Path) -> None:
+        self.stored, self.mount = stored, mount
         mount.mkdir()
         self._server = mount.with_name("server.sh")
         server = next(path for path in SERVERS if os.path.exists(path))
-        self._server.write_text(f"#!/bin/sh\nexec {server}\n")  # whatever ssh would have been told
+        self._server.write_text(f"#!/bin/sh\nexec {server}\n")  # ignores the arguments meant for ssh
         self._server.chmod(0o700)
         self._is_mounted = False
 
-    def renew(self) -> None:
-        """As a node sees it that has not asked for anything yet."""
+    def remount(self) -> None:
+        """Mount again, with nothing cached, as on a node that has not read anything yet."""
         self.close()
-        command = ["sshfs", "-o", f"ssh_command={self._server}", f"here:{self.behind}", str(self.mount)]
+        command = ["sshfs", "-o", f"ssh_command={self._server}", f"here:{self.stored}", str(self.mount)]
         subprocess.run(command, check=True)
         self._is_mounted = True
 

@@ -1,19 +1,19 @@
-"""Staging beside `cp -r`, `rsync -a` and `tar | tar`, in one run: many small files, and a few large ones.
+"""Compare staging with `cp -r`, `rsync -a` and `tar | tar` in one run: many small files, and a few large ones.
 
     python benchmarks/staging.py [--files 20000] [--megabytes 2000] [--rounds 5] [--folder DIR] [--disk DIR]
 
-The source lies in DIR: once it is read where it is, and once through a network file system, as nodes of a cluster read
-theirs (sshfs from a server on this machine, where that is installed). The copies go to --disk, the node's own.
+The source is in --folder. It is read once locally and once through a network file system, as the nodes of a cluster
+read theirs (sshfs from a server on this machine, if it is installed). The copies go to --disk, the node's own disk.
 
-"first job" packs the small files on its way; "later jobs" read the pack, on whatever node; "same node, kept" finds the
-data where an earlier job left it (`keep`).
+"first job" packs the small files while copying; "later jobs" read the pack, on any node; "same node, cached" finds the
+data in the cache that an earlier job left (`keep`).
 
-Nodes that start a job have not read the source before: it is not in the page cache, nor is anything known of it on the
-network, when a copy begins. Each goes into a folder of its own, with nothing left to be written from before. Small
-copies stay until the end, since ext4 is slow to make files for some minutes after many were removed, which would be
-measured instead. All ways take turns, in another order in every round: memory that somebody has just given back is
-quicker to be had. The least time of each is compared: what else the machine does only ever adds to it. CPU seconds are
-those of the copying processes, user and system, without the server's.
+When a copy starts, nothing of the source is in the page cache or known to the network client, as on a node that starts
+a job. Each copy goes into a folder of its own, after all earlier writes have reached the disk. Small copies stay until
+the end: for some minutes after many files were removed, ext4 is slow to create new ones, and the benchmark would
+measure that. The methods take turns, in a different order every round, because recently freed memory is faster to
+allocate. Only the minimum times are compared: other load on the machine can only add to them. CPU seconds are user and
+system time of the copying processes, without the server's.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.agent.staging.folders import private_folder
+from paceline.agent.staging.folders import make_private_folder
 from paceline.agent.staging.request import make_request
-from paceline.agent.staging.stage import Stager, look
+from paceline.agent.staging.stage import Stager, scan_items
 
 from machine import describe, show
-from network_folder import NetworkFolder, lacking
+from network_folder import NetworkFolder, missing_requirement
 
-FIRST, LATER, KEPT = "paceline, first job", "paceline, later jobs", "paceline, same node, kept"
-TARGETS = {"small": {FIRST: 1.0, LATER: 2.0, KEPT: 2.0}, "large": {FIRST: 1.0, LATER: 1.0}}
+FIRST, LATER, CACHED = "paceline, first job", "paceline, later jobs", "paceline, same node, cached"
+TARGETS = {"small": {FIRST: 1.0, LATER: 2.0, CACHED: 2.0}, "large": {FIRST: 1.0, LATER: 1.0}}
 
 
-def plant_small(root: Path, count: int) -> None:
-    """As image sets are: a hundred folders of files of a few kilobytes."""
-    chance = random.Random(1)
+def make_small_files(root: Path, count: int) -> None:
+    """Make a hundred folders of files of a few kilobytes, as in image data sets."""
+    generator = random.Random(1)
     for number in range(count):
         folder = root / f"class-{number % 100:03d}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:06d}.jpg").write_bytes(chance.randbytes(chance.randrange(1000, 8000)))
+        (folder / f"{number:06d}.jpg").write_bytes(generator.randbytes(generator.randrange(1000, 8000)))
 
 
-def plant_large(root: Path, megabytes: int) -> None:
+def make_large_files(root: Path, megabytes: int) -> None:
     root.mkdir(parents=True)
     block = os.urandom(1_000_000)
     for number in range(4):
@@ -63,13 +63,13 @@ def plant_large(root: Path, megabytes: int) -> None:
                 file.write(block)
 
 
-def ours(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
-    wish = make_request({"stage": [name], "keep": keep}, base=base, environ=os.environ)
-    private = private_folder(disk)
+def stage(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
+    request = make_request({"stage": [name], "keep": keep}, base=base, environ=os.environ)
+    private = make_private_folder(disk)
     data = Path(tempfile.mkdtemp(dir=private))
-    stager = Stager(wish, private=private, data=data, host="here", makes_packs=True)
-    stager.begin()
-    stager.stage(look(wish, stager.packs))
+    stager = Stager(request, private=private, data=data, host="here", makes_packs=True)
+    stager.start_prefetch()
+    stager.stage(scan_items(request, stager.packs))
     for lock in stager.locks:
         lock.close()
 
@@ -80,8 +80,8 @@ def shell(command: str, base: Path, name: str, disk: Path) -> None:
     )
 
 
-def forget_pages(root: Path) -> None:
-    """Take what lies below a folder out of the page cache, as it is on a node that has not read it yet."""
+def drop_cached_pages(root: Path) -> None:
+    """Drop the files below a folder from the page cache, as on a node that has not read them yet."""
     for path in root.rglob("*"):
         if path.is_file():
             number = os.open(path, os.O_RDONLY)
@@ -89,83 +89,85 @@ def forget_pages(root: Path) -> None:
             os.close(number)
 
 
-class Taken(NamedTuple):
+class Measurement(NamedTuple):
     seconds: float
     cpu: float
 
 
-def measure(copy: Callable[[], None]) -> Taken:
+def measure(copy: Callable[[], None]) -> Measurement:
     began, before = time.perf_counter(), os.times()
     copy()
     seconds, after = time.perf_counter() - began, os.times()
-    return Taken(seconds, sum(after[:4]) - sum(before[:4]))
+    return Measurement(seconds, sum(after[:4]) - sum(before[:4]))
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the data is read, and where it really is."""
+    """Where the data is read, and where it is stored."""
 
     title: str
     base: Path
-    behind: Path
-    renew: Callable[[], None] = lambda: None
+    stored: Path
+    remount: Callable[[], None] = lambda: None
 
-    def forget(self) -> None:
-        """Nothing of it has been read."""
+    def drop_caches(self) -> None:
+        """Forget everything that was read."""
         os.sync()
-        forget_pages(self.behind)
-        self.renew()
+        drop_cached_pages(self.stored)
+        self.remount()
 
 
-def ways(source: Source, name: str) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
-    """Each way of copying, and what is done ahead of it."""
+def copy_methods(source: Source, name: str) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
+    """Return each method of copying, and what to do before it."""
     base = source.base
 
-    def by(command: str) -> tuple[Callable[[Path], None], Callable[[], None]]:
+    def shell_method(command: str) -> tuple[Callable[[Path], None], Callable[[], None]]:
         return lambda disk: shell(command, base, name, disk), lambda: None
 
-    def forget() -> None:
-        shutil.rmtree(source.behind / ".staged", ignore_errors=True)
+    def remove_packs() -> None:
+        shutil.rmtree(source.stored / ".staged", ignore_errors=True)
 
-    found = {"cp -r": by("cp -r '{source}' '{disk}'")}
+    methods = {"cp -r": shell_method("cp -r '{source}' '{disk}'")}
     if shutil.which("rsync"):
-        found["rsync -a"] = by("rsync -a '{source}' '{disk}'")
-    found["tar | tar"] = by("tar -C '{base}' -cf - '{name}' | tar -C '{disk}' -xf -")
-    found[FIRST] = (lambda disk: ours(base, name, disk), forget)
-    found[LATER] = (lambda disk: ours(base, name, disk), lambda: None)
-    return found
+        methods["rsync -a"] = shell_method("rsync -a '{source}' '{disk}'")
+    methods["tar | tar"] = shell_method("tar -C '{base}' -cf - '{name}' | tar -C '{disk}' -xf -")
+    methods[FIRST] = (lambda disk: stage(base, name, disk), remove_packs)
+    methods[LATER] = (lambda disk: stage(base, name, disk), lambda: None)
+    return methods
 
 
-def compare(source: Source, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Taken]]:
-    """Every way, all taken in turn, each into an empty folder; the kept copy is made once, and then found."""
-    turns, chance = list(ways(source, name).items()), random.Random(7)
-    taken: dict[str, list[Taken]] = {label: [] for label in [*dict(turns), KEPT]}
-    kept = Path(tempfile.mkdtemp(dir=disk))
-    source.renew()
-    ours(source.base, name, kept, keep=3600)
+def compare(
+    source: Source, name: str, *, disk: Path, rounds: int, tidy: bool
+) -> dict[str, list[Measurement]]:
+    """Measure every method in turn, each into an empty folder; the cached copy is made once and then reused."""
+    turns, generator = list(copy_methods(source, name).items()), random.Random(7)
+    taken: dict[str, list[Measurement]] = {label: [] for label in [*dict(turns), CACHED]}
+    cache = Path(tempfile.mkdtemp(dir=disk))
+    source.remount()
+    stage(source.base, name, cache, keep=3600)
     for number in range(rounds):
         print(f"{name} files, {source.title}: round {number + 1} of {rounds}", file=sys.stderr)
-        chance.shuffle(turns)
+        generator.shuffle(turns)
         for label, (copy, before) in turns:
-            place = Path(tempfile.mkdtemp(dir=disk))
+            folder = Path(tempfile.mkdtemp(dir=disk))
             before()
-            source.forget()
-            taken[label].append(measure(partial(copy, place)))
+            source.drop_caches()
+            taken[label].append(measure(partial(copy, folder)))
             if tidy:
-                shutil.rmtree(place)
-        source.forget()
-        taken[KEPT].append(measure(partial(ours, source.base, name, kept, keep=3600)))
+                shutil.rmtree(folder)
+        source.drop_caches()
+        taken[CACHED].append(measure(partial(stage, source.base, name, cache, keep=3600)))
     if tidy:
-        shutil.rmtree(kept)
+        shutil.rmtree(cache)
     return taken
 
 
-def least(taken: list[Taken]) -> float:
+def minimum(taken: list[Measurement]) -> float:
     return min(each.seconds for each in taken)
 
 
-def best_peer(ways: dict[str, list[Taken]]) -> float:
-    return min(least(taken) for label, taken in ways.items() if not label.startswith("paceline"))
+def best_peer(ways: dict[str, list[Measurement]]) -> float:
+    return min(minimum(taken) for label, taken in ways.items() if not label.startswith("paceline"))
 
 
 def main() -> None:
@@ -175,8 +177,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--megabytes", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the source is; else the temporary folder")
-    parser.add_argument("--disk", type=Path, help="where copies go; else the same")
+    parser.add_argument("--folder", type=Path, help="folder for the source [default: the temporary folder]")
+    parser.add_argument("--disk", type=Path, help="folder for the copies [default: the same]")
     options = parser.parse_args()
     describe("staging")
     with (
@@ -184,8 +186,8 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=options.disk or options.folder, prefix="paceline-bench-") as disk,
     ):
         base = Path(folder) / "scratch" / "bench"
-        plant_small(base / "small", options.files)
-        plant_large(base / "large", options.megabytes)
+        make_small_files(base / "small", options.files)
+        make_large_files(base / "large", options.megabytes)
         found = {}
         for source in sources(Path(folder), base):
             for name in ("small", "large"):
@@ -198,31 +200,31 @@ def main() -> None:
 
 def sources(folder: Path, base: Path) -> Iterator[Source]:
     yield Source("local", base, base)
-    if lacking():
-        print(f"without {lacking()} nothing is read through a network file system")
+    if missing_requirement():
+        print(f"skipping the network file system: {missing_requirement()} is missing")
         return
     with closing(NetworkFolder(base.parent, folder / "network")) as network:
         try:
-            network.renew()
+            network.remount()
         except subprocess.CalledProcessError:
-            print("nothing can be mounted here: nothing is read through a network file system")
+            print("skipping the network file system: cannot mount here")
             return
-        yield Source("network", network.mount / base.name, base, network.renew)
+        yield Source("network", network.mount / base.name, base, network.remount)
 
 
-def report(found: dict[tuple[str, str], dict[str, list[Taken]]], titles: dict[str, str]) -> None:
+def report(found: dict[tuple[str, str], dict[str, list[Measurement]]], titles: dict[str, str]) -> None:
     rows = []
     for (source, name), ways_taken in found.items():
         for label, taken in ways_taken.items():
             cpu = min(each.cpu for each in taken)
             median = statistics.median(each.seconds for each in taken)
-            ratio = f"{best_peer(ways_taken) / least(taken):.1f}x"
-            times = [f"{least(taken):.2f} s", f"{median:.2f} s", f"{cpu:.2f} s"]
+            ratio = f"{best_peer(ways_taken) / minimum(taken):.1f}x"
+            times = [f"{minimum(taken):.2f} s", f"{median:.2f} s", f"{cpu:.2f} s"]
             rows.append([f"{titles[name]}, {source}", label, *times, ratio])
-    show(["data", "way", "least", "median", "CPU", "to the best peer"], rows)
+    show(["data", "method", "minimum", "median", "CPU", "vs. best peer"], rows)
     for (source, name), ways_taken in found.items():
         for label, target in TARGETS[name].items():
-            ratio = best_peer(ways_taken) / least(ways_taken[label])
+            ratio = best_peer(ways_taken) / minimum(ways_taken[label])
             print(f"{titles[name]}, {source}: {label}: {ratio:.2f}x the best peer (target {target:g}x)")
 
 

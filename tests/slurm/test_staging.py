@@ -1,4 +1,4 @@
-"""Data on a real Slurm: staged on two nodes and used again, results back in every ending, nothing left behind."""
+"""Staging on a real Slurm: two nodes, data reused, results collected however the job ends, nothing left behind."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.agent.staging.folders import Owner, make_run_folder, private_folder
+from paceline.agent.staging.folders import Owner, make_private_folder, make_run_folder
 from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Type, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
-PATIENCE = 400
+TIMEOUT = 400
 TINY = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
 SMALL = (*TINY, "--nodes", "2")
 
@@ -57,7 +57,7 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
 
     missing = slurm_paceline("submit", *SMALL, "train.py", cwd=home)
     assert missing.returncode == 2
-    assert f"there is no '{scratch / 'p' / 'set'}'" in missing.stderr
+    assert f"'{scratch / 'p' / 'set'}' does not exist" in missing.stderr
 
     for number in range(100):
         path = scratch / "p" / "set" / f"class {number % 3}" / f"{number}.bin"
@@ -66,7 +66,7 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
 
     first = run_of(slurm_paceline("submit", *SMALL, "--no-requeue", "train.py", "wait", cwd=home, check=True))
     job = first.job.read_text().strip()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     logs = [first.attempt(1).log(rank) for rank in (0, 1)]
     while not all(log.exists() and "ready" in log.read_text() for log in logs):
         assert time.monotonic() < deadline, diagnostics(first)
@@ -76,41 +76,41 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
     nodes = sorted(path.name for path in (tmp_path / "disks").iterdir())
     assert len(nodes) == 2
     cluster.run(["scancel", job])
-    assert cluster.wait(job, timeout=PATIENCE) == "CANCELLED"
+    assert cluster.wait(job, timeout=TIMEOUT) == "CANCELLED"
 
     again = slurm_paceline(
-        "submit", *SMALL, "--nodelist", ",".join(nodes), "--wait", "train.py", cwd=home, timeout=PATIENCE
+        "submit", *SMALL, "--nodelist", ",".join(nodes), "--wait", "train.py", cwd=home, timeout=TIMEOUT
     )
     second = run_of(again)
     assert again.returncode == 0, diagnostics(second, again)
     assert [(event["files"], event["reused"]) for event in staged(second)] == [(0, 4950), (0, 4950)]
     expected = {"node-0/out/result.txt": "0", "node-1/out/result.txt": "1"}
     assert results(second) == expected, diagnostics(second, again)
-    # Collected within the grace of the cancel; where the machine was too slow for that, by the next run's sweep.
+    # Collected within the grace period of the cancel, or by the next run if this machine was too slow.
     assert results(first) == expected, diagnostics(first)
     for node in nodes:
-        assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["kept"]
+        assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["cache"]
 
 
-def test_clean_on_a_node_spares_what_lives(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    """One job was killed and left its folder; another one, which still runs, has its own beside it."""
+def test_clean_on_a_node_spares_running_jobs(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+    """One job was killed and left its folder; another still runs and has its own beside it."""
     live = cluster.submit("sleep 600", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
-    cluster.wait(live, "RUNNING", timeout=PATIENCE)
+    cluster.wait(live, "RUNNING", timeout=TIMEOUT)
     node = cluster.show(live)["NodeList"]
-    private = private_folder(tmp_path)
+    private = make_private_folder(tmp_path)
     for job in (live, "999999"):
         owner = Owner(run="r", job_start=f"{job}-0", node=0, host=node, job=job)
         make_run_folder(private / f"run-{job}", owner)
-    words = ("clean", "--node", node, "--folder", str(tmp_path))
-    shown = slurm_paceline(*words, check=True, timeout=PATIENCE)
+    args = ("clean", "--node", node, "--folder", str(tmp_path))
+    shown = slurm_paceline(*args, check=True, timeout=TIMEOUT)
     assert "run-999999  (job 999999 is over)" in shown.stdout
     assert f"run-{live}" not in shown.stdout
     assert len(list(private.iterdir())) == 2
-    slurm_paceline(*words, "--yes", check=True, timeout=PATIENCE)
+    slurm_paceline(*args, "--yes", check=True, timeout=TIMEOUT)
     assert [path.name for path in private.iterdir()] == [f"run-{live}"]
 
 
-# Says what it was given, leaves a result, and goes on as it is told.
+# Prints what it was given, writes a result, and waits or dies.
 ODD = "a name with spaces\nand a newline"
 ENDING = """\
 import os, signal, sys, time
@@ -130,7 +130,7 @@ time.sleep(600)
 
 @pytest.fixture
 def home(tmp_path: Path, scratch: Path) -> Path:
-    """A project whose data has an odd name, a link that stays inside, and one that leads out."""
+    """A project whose data has an odd name, a link inside it, and one that points outside."""
     odd = scratch / "p" / ODD
     odd.mkdir(parents=True)
     (odd / "file").write_text("42")
@@ -146,13 +146,13 @@ def home(tmp_path: Path, scratch: Path) -> Path:
 class Job:
     """A run of that project, and its folder on the node's disk."""
 
-    def __init__(self, home: Path, cluster: Cluster, paceline: Type, *words: str) -> None:
+    def __init__(self, home: Path, cluster: Cluster, paceline: Type, *args: str) -> None:
         self.cluster, self.disks = cluster, home.parent / "disks"
-        self.run = run_of(paceline("submit", *TINY, "--nodes", "1", *words, cwd=home, check=True))
+        self.run = run_of(paceline("submit", *TINY, "--nodes", "1", *args, cwd=home, check=True))
         self.id = self.run.job.read_text().strip()
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not holds():
             assert time.monotonic() < deadline, (
                 f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
@@ -161,14 +161,14 @@ class Job:
 
     def ready(self) -> None:
         log = self.run.attempt(1).log(0)
-        self.until(lambda: log.exists() and "ready" in log.read_text(), "the script does not come so far")
+        self.until(lambda: log.exists() and "ready" in log.read_text(), "the script does not get this far")
 
     def ended(self) -> str:
         self.until(lambda: self.cluster.state(self.id) in ENDED, "the job does not end")
         return self.cluster.state(self.id)
 
     def kill(self) -> None:
-        """All of its processes, at once and for good, the batch shell first; scancel would let them clean up."""
+        """Kill all its processes at once, the batch shell first; scancel would let them clean up."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -183,12 +183,12 @@ class Job:
         return list(self.disks.glob(f"*/paceline-*/run-{self.run.path.name}-*"))
 
     def came_back(self) -> None:
-        """The result is there, and nothing of the run on any disk."""
-        self.until(lambda: results(self.run) and not self.left(), "no result, or something was left")
+        """The result was collected, and nothing of the run is on any disk."""
+        self.until(lambda: results(self.run) and not self.left(), "no result, or leftovers")
         assert results(self.run) == {"out/result.txt": "42"}
 
 
-def test_killed_jobs_leave_nothing_to_the_next_and_the_living_keep_theirs(
+def test_the_next_job_cleans_up_after_killed_jobs_and_spares_running_ones(
     home: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     living = Job(home, cluster, slurm_paceline, "train.py", "wait")
@@ -203,7 +203,7 @@ def test_killed_jobs_leave_nothing_to_the_next_and_the_living_keep_theirs(
     killed.ended()
     assert killed.left(), diagnostics(killed.run)  # nobody was there to clean up
     assert not results(killed.run)
-    # The next one: its script is killed, which is no reason to lose a result, either.
+    # The next job's script is killed too: its result must not be lost either.
     after = Job(home, cluster, slurm_paceline, *here, "train.py", "die")
     assert after.ended() == "FAILED", diagnostics(after.run)
     after.came_back()
@@ -211,24 +211,24 @@ def test_killed_jobs_leave_nothing_to_the_next_and_the_living_keep_theirs(
     assert len(living.left()) == 1
     assert cluster.state(living.id) == "RUNNING"
     console = after.run.slurm_log.read_text()
-    assert "removed 1 folders that earlier runs had left" in console
-    assert "1 links in 'a name with spaces\\nand a newline' lead out of it" in console
+    assert "removed 1 folders that earlier runs left" in console
+    assert "1 links in 'a name with spaces\\nand a newline' point outside it" in console
     cluster.run(["scancel", living.id])
     living.came_back()
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_is_copied(
+def test_a_disk_that_is_too_small_is_an_error_before_anything_is_copied(
     home: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     with open(scratch / "p" / ODD / "huge", "wb") as file:
-        file.truncate(15 << 40)  # a hole: takes no room, and no disk here has so much
+        file.truncate(15 << 40)  # a sparse file: it takes no space, and no disk here is this large
     job = Job(home, cluster, slurm_paceline, "train.py", "wait")
     assert job.ended() == "FAILED"
-    told = diagnostics(job.run)
+    output = diagnostics(job.run)
     node = cluster.show(job.id)["NodeList"]
-    assert f"node {node}: the data needs 16.5 TB, and {job.disks}" in told
-    assert "stage less, choose a larger disk by folder in [data]" in told
-    assert not job.run.attempt(1).log(0).exists(), told
+    assert f"Node {node}: the data needs 16.5 TB, but {job.disks}" in output
+    assert "Stage less, set folder in [data] to a larger disk" in output
+    assert not job.run.attempt(1).log(0).exists(), output
     assert not list(job.disks.rglob("huge"))
     assert not job.left()
     shown = slurm_paceline("show", str(job.run.path), check=True)

@@ -168,7 +168,8 @@ class Agent:
 
     def _stage_data(self) -> bool:
         """Stage data in while the zygote imports torch. Return False if a stop was requested meanwhile."""
-        from paceline.agent.staging.node_staging import NodeStaging, StagingContext
+        from paceline.agent.staging.coordination import StagingContext
+        from paceline.agent.staging.node_staging import NodeStaging
 
         assert self.placement is not None
         assert self.rendezvous is not None
@@ -197,7 +198,7 @@ class Agent:
             gone for path in private for gone in remove_leftovers(path, self.environ, job_start=job_start)
         ]
         if removed:
-            self.say(f"removed {len(removed)} folders that earlier runs had left on {self.placement.host}")
+            self.say(f"removed {len(removed)} folders that earlier runs left on {self.placement.host}")
 
     # -- attempts --------------------------------------------------------------------------------------
 

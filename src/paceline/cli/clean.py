@@ -1,83 +1,76 @@
-"""`paceline clean`: what runs have left on nodes."""
+"""`paceline clean`: files that runs have left on nodes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.agent.staging import cleanup
-from paceline.agent.staging.cleanup import Leftover
-from paceline.agent.staging.folders import choose_base
 from paceline.cli import console
-from paceline.cluster.checks.data import on_node, staging_request
+from paceline.cluster.local.staging import data_folders, find_leftovers, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
-from paceline.errors import UsageError
+from paceline.cluster.slurm.node_command import run_on_node
 from paceline.spec import Program, load_job
 
 
 def command(
     *,
     node: Annotated[
-        list[str] | None, typer.Option("--node", metavar="NAME", help="Look there instead (again for more).")
+        list[str] | None, typer.Option("--node", metavar="NAME", help="Clean this node instead; repeatable.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where the node's data is; else as paceline.toml says.")
+        Path | None, typer.Option("--folder", help="The node's data folder [default: from paceline.toml].")
     ] = None,
-    kept: Annotated[
-        bool, typer.Option("--kept", help="Also what is kept for later jobs, if nobody uses it.")
+    cached: Annotated[
+        bool, typer.Option("--cached", help="Also remove data cached for later jobs, unless it is in use.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> int:
-    """Remove what runs have left on a node's own disk. Shows first what it would remove.
+    """List and remove leftover files on a node's own disk.
 
     \b
-    paceline clean                       this machine: show, then ask
-    paceline clean --node n1 --node n2   two nodes of the cluster: show
+    paceline clean                       this machine: list, then ask
+    paceline clean --node n1 --node n2   two nodes of the cluster: list
     paceline clean --node n1 --yes       remove
 
-    Only what is yours goes, and only where its job or process is known to be over. Results that a run was to
-    bring back are brought back first.
+    Only your own files are removed, and only if their job or process is known to be over. Results listed in
+    collect are copied back first.
     """
     if node:
-        return _elsewhere(node, folder=folder, kept=kept, yes=yes)
-    found: list[Leftover] = []
-    for base in [folder] if folder is not None else _bases():
-        private = base / f"paceline-{os.geteuid()}"
-        found += cleanup.find_leftovers(private, os.environ, every_kept=kept)
-    if not found:
-        print("nothing is left behind")
+        return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
+    leftovers = [
+        leftover
+        for each in ([folder] if folder is not None else _default_folders())
+        for leftover in find_leftovers(each, os.environ, all_cached=cached)
+    ]
+    if not leftovers:
+        print("nothing to clean up")
         return 0
-    for each in found:
-        print(f"{each.path}  ({each.why})")
-    if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove these {len(found)}?")):
-        console.say_note("nothing was removed; --yes removes them")
+    for leftover in leftovers:
+        print(f"{leftover.path}  ({leftover.reason})")
+    if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove these {len(leftovers)}?")):
+        console.say_note("nothing was removed; use --yes to remove them")
         return 0
-    removed = cleanup.remove(found)
-    print(f"removed {len(removed)} of {len(found)}")
-    return 0 if len(removed) == len(found) else 1
+    removed = sum(leftover.remove() for leftover in leftovers)
+    print(f"removed {removed} of {len(leftovers)}")
+    return 0 if removed == len(leftovers) else 1
 
 
-def _bases() -> list[Path]:
-    """Where runs that were started from here put their data, on this machine."""
+def _default_folders() -> list[Path]:
     job = load_job(Program(""))
-    wish = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
-    places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
-    with suppress(UsageError):  # a folder whose name only a job knows
-        places.insert(0, choose_base(wish, os.environ))
-    return list(dict.fromkeys(places))
+    request = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
+    return data_folders(request, os.environ)
 
 
-def _elsewhere(nodes: list[str], *, folder: Path | None, kept: bool, yes: bool) -> int:
-    words = ["clean", *(["--kept"] if kept else []), *(["--yes"] if yes else [])]
+def _clean_nodes(nodes: list[str], *, folder: Path | None, cached: bool, yes: bool) -> int:
+    args = ["clean", *(["--cached"] if cached else []), *(["--yes"] if yes else [])]
     if folder is not None:
-        words += ["--folder", str(folder)]
-    worst = 0
-    for each in nodes:
-        print(f"{each}:", flush=True)
-        worst = max(worst, on_node(each, words))
-    return worst
+        args += ["--folder", str(folder)]
+    exit_code = 0
+    for node in nodes:
+        print(f"{node}:", flush=True)
+        exit_code = max(exit_code, run_on_node(node, args))
+    return exit_code

@@ -1,4 +1,4 @@
-"""Data in real agents: staged once per node before any rank, results back in every ending, nothing left behind."""
+"""Staging in real agents: once per node before any rank, results collected however the run ends, nothing left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.staging.cache import cached_item
-from paceline.agent.staging.folders import private_folder
+from paceline.agent.staging.folders import make_private_folder
 from paceline.agent.staging.manifest import scan
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -25,8 +25,8 @@ from tests.agent.staging.trees import content, plant
 
 WITHIN = 120.0
 
-# Says what it finds, and leaves a result.
-LOOK = """
+# Prints what it finds, and writes a result.
+LIST_FILES = """
 import os, signal, sys, time
 from pathlib import Path
 data, rank = Path(os.environ["PACELINE_DATA"]), os.environ["RANK"]
@@ -55,10 +55,12 @@ class Launched:
         self.job_start.path.mkdir(parents=True)
         program = self.run.path / "train.py"
         program.write_text(script)
-        wish = {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data} if data is not None else {}
+        staging = (
+            {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data} if data is not None else {}
+        )
         launch_spec = LaunchSpec(
             run_id=name, program=str(program), args=[], python=sys.executable, cwd=str(base), kill_after=2.0,
-            scratch=str(base.parent), project=base.name, experiment="default", data=wish, **more,
+            scratch=str(base.parent), project=base.name, experiment="default", data=staging, **more,
         )  # fmt: skip
         self.run.launch_spec.write_text(launch_spec.to_json())
         self.count = len(disks)
@@ -148,7 +150,7 @@ while not ready.exists():
     time.sleep(0.05)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    run = launch("one", LOOK + die, disks=disks, nodes=2, nproc=1)
+    run = launch("one", LIST_FILES + die, disks=disks, nodes=2, nproc=1)
     assert run.codes() == [1, 1], run.console()
     count = len(scan(base / "set").files)
     for rank, disk in enumerate(disks):
@@ -160,18 +162,18 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [json.loads(line)["event"] for line in events].count("staged") == 1
 
 
-def test_a_launcher_per_rank_stages_once_per_node_and_keeps(
+def test_agents_per_rank_stage_once_per_node_and_cache(
     launch: Callable[..., Launched], tmp_path: Path, base: Path
 ) -> None:
     disk = tmp_path / "a"
-    run = launch("one", LOOK, disks=[disk, disk], nodes=1, nproc=2, style="srun", data={"keep": 3600})
+    run = launch("one", LIST_FILES, disks=[disk, disk], nodes=1, nproc=2, style="srun", data={"keep": 3600})
     assert run.codes() == [0, 0], run.console()
     assert run.results() == {"out/result-0": "0", "out/result-1": "1"}
-    assert left_on(disk) == ["kept"]
+    assert left_on(disk) == ["cache"]
     staged = [json.loads(line) for path in run.run.events.iterdir() for line in path.read_text().splitlines()]
     assert [each["files"] for each in staged if each["event"] == "staged"] == [len(scan(base / "set").files)]
-    kept = cached_item(private_folder(disk), scan(base / "set").key)
-    assert content(kept.content / "set") == content(base / "set")
+    cached = cached_item(make_private_folder(disk), scan(base / "set").key)
+    assert content(cached.content / "set") == content(base / "set")
 
 
 def test_a_stop_while_data_is_staged_starts_no_rank(
@@ -179,42 +181,42 @@ def test_a_stop_while_data_is_staged_starts_no_rank(
 ) -> None:
     disk = tmp_path / "a"
     disk.mkdir()
-    lock = cached_item(private_folder(disk), scan(base / "set").key).lock()
-    assert lock.take(alone=True)  # another job stages the same data, and takes its time
-    run = launch("one", LOOK, disks=[disk], data={"keep": 3600})
+    lock = cached_item(make_private_folder(disk), scan(base / "set").key).lock()
+    assert lock.acquire(exclusive=True)  # another job stages the same data, and takes its time
+    run = launch("one", LIST_FILES, disks=[disk], data={"keep": 3600})
     run.await_that(lambda: any("run-one" in name for name in left_on(disk)))
     run.job_start.stop.touch()
     assert run.codes() == [0], run.console()
     lock.close()
     assert read_verdict(run.job_start.verdict) == STOPPED
     assert not run.run.attempts()
-    assert left_on(disk) == ["kept"]
+    assert left_on(disk) == ["cache"]
 
 
 def test_a_node_that_cannot_stage_is_named_by_the_head(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    run = launch("one", LOOK, disks=[tmp_path / "a", tmp_path / "file" / "b"], nodes=2, nproc=1)
+    run = launch("one", LIST_FILES, disks=[tmp_path / "a", tmp_path / "file" / "b"], nodes=2, nproc=1)
     assert run.codes() == [1, 1], run.console()
     head = (run.run.path / "console-0").read_text()
-    assert f"cannot make a folder for data in {tmp_path / 'file' / 'b'}: Not a directory" in head
+    assert f"Cannot make a folder for data in {tmp_path / 'file' / 'b'}: Not a directory" in head
     assert read_verdict(run.job_start.verdict) == FAILED
     assert not run.log(0)
     assert left_on(tmp_path / "a") == []
 
 
 @pytest.mark.parametrize("stages", [True, False])
-def test_what_a_killed_launcher_leaves_is_swept_and_rescued(
+def test_leftovers_of_a_killed_agent_are_collected_and_removed(
     launch: Callable[..., Launched], tmp_path: Path, stages: bool
 ) -> None:
     disk = tmp_path / "a"
-    dead = launch("dead", LOOK + "print('there', flush=True)\ntime.sleep(600)\n", disks=[disk])
+    dead = launch("dead", LIST_FILES + "print('there', flush=True)\ntime.sleep(600)\n", disks=[disk])
     dead.await_that(lambda: "there" in dead.log(0))
     dead.processes[0].send_signal(signal.SIGKILL)
     dead.codes()
     assert left_on(disk) == ["run-dead-job_start-0"]
-    script, data = (LOOK, {"collect": []}) if stages else ("print('no data')", None)
+    script, data = (LIST_FILES, {"collect": []}) if stages else ("print('no data')", None)
     after = launch("after", script, disks=[disk], data=data)
     assert after.codes() == [0], after.console()
     assert "removed 1 folders" in after.console()
@@ -226,12 +228,12 @@ def test_a_run_here_stages_by_flag_and_refuses_what_is_not_there(
     paceline: Callable[..., Any], tmp_path: Path, scratch: Path
 ) -> None:
     (tmp_path / "train.py").write_text(
-        LOOK + "print({n: v for n, v in os.environ.items() if n[:9] == 'PACELINE_'})\n"
+        LIST_FILES + "print({n: v for n, v in os.environ.items() if n[:9] == 'PACELINE_'})\n"
     )
     (tmp_path / "paceline.toml").write_text('[project]\nname = "p"\n[data]\ncollect = ["out"]\n')
     missing = paceline("run", "--cpu", "--data", "set", "train.py", cwd=tmp_path)
     assert missing.returncode == 1
-    assert f"there is no '{scratch / 'p' / 'set'}'" in missing.stderr
+    assert f"'{scratch / 'p' / 'set'}' does not exist" in missing.stderr
     assert not scratch.exists()
     plant(tmp_path / "elsewhere" / "set")
     done = paceline(
@@ -241,7 +243,7 @@ def test_a_run_here_stages_by_flag_and_refuses_what_is_not_there(
     (result,) = scratch.glob("p/default/*/collected/out/result-0")
     run = result.parents[2]
     for name, value in {
-        "SOURCE_DIR": tmp_path, "PROJECT_NAME": "p", "SCRATCH_DIR": scratch, "EXP_NAME": "default",
+        "SOURCE_DIR": tmp_path, "PROJECT": "p", "SCRATCH_DIR": scratch, "EXPERIMENT": "default",
         "CHECKPOINTS": run / "checkpoints", "LOGS": run / "attempt-1",
     }.items():  # fmt: skip
         assert f"'PACELINE_{name}': '{value}'" in done.stdout

@@ -1,4 +1,4 @@
-"""Results come back whole and never over newer ones; what runs leave behind goes, and nothing else does."""
+"""Results come back complete and never over newer ones; leftovers are removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.staging.cleanup import find_leftovers, live_jobs, remove_leftovers
-from paceline.agent.staging.collect import Collected, Collection
+from paceline.agent.staging.cleanup import active_jobs, find_leftovers, remove_leftovers
+from paceline.agent.staging.collect import Collection, CollectResult
 from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import Owner, make_run_folder, private_folder, remove_tree, this_process
+from paceline.agent.staging.folders import (
+    Owner,
+    make_private_folder,
+    make_run_folder,
+    remove_tree,
+    this_process,
+)
 from tests.agent.staging.trees import ODD, content
 
 
@@ -24,8 +30,8 @@ def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
     return path
 
 
-def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = ()) -> Collected:
-    return Collection(data, back, patterns=patterns, staged=staged).carry_out(Transfer())
+def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = ()) -> CollectResult:
+    return Collection(data, back, patterns=patterns, staged=staged).run(Transfer())
 
 
 def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) -> None:
@@ -41,8 +47,10 @@ def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) ->
     assert found.files == 5
     assert not found.problems
     assert content(back / "out") == content(data / "out")
-    kept = {str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir() or path.is_symlink()}
-    assert kept == {f"out/a/{ODD}", "out/.hidden", "out/latest", "table[1].csv", "plots/x.png"}
+    collected = {
+        str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir() or path.is_symlink()
+    }
+    assert collected == {f"out/a/{ODD}", "out/.hidden", "out/latest", "table[1].csv", "plots/x.png"}
     assert collect(data, back, "out", "plots/x.png").files == 0  # all of it is there
 
 
@@ -53,7 +61,7 @@ def test_a_newer_result_stays_and_an_older_one_is_replaced(tmp_path: Path) -> No
     write(back / "a", "newer", when=3000)
     write(back / "b", "older", when=1000)
     found = collect(data, back, "*")
-    assert (found.files, found.older) == (1, 1)
+    assert (found.files, found.outdated) == (1, 1)
     assert (back / "a").read_text() == "newer"
     assert (back / "b").read_text() == "of this run"
 
@@ -94,10 +102,8 @@ def squeue(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return answering
 
 
-def test_what_somebody_else_has_put_there_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its markers would have files of theirs written to places of ours."""
+def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their markers would make us copy their files into our folders."""
     destination = tmp_path / "home" / "mine"
     destination.mkdir(parents=True)
     theirs = tmp_path / "theirs"
@@ -114,14 +120,14 @@ def test_what_somebody_else_has_put_there_is_left_alone(
         patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
         assert not remove_leftovers(theirs, environ, job_start="l")
     assert not list(destination.iterdir())
-    assert remove_leftovers(theirs, environ, job_start="l") == [
-        run
-    ]  # in a folder of one's own it is what it says
+    assert remove_leftovers(theirs, environ, job_start="l") == [run]  # in our own folder the marker counts
     assert (destination / "planted").exists()
 
 
-def test_only_what_is_over_goes(tmp_path: Path, squeue: Callable[[str], dict[str, str]]) -> None:
-    private = private_folder(tmp_path)
+def test_only_folders_of_finished_runs_are_removed(
+    tmp_path: Path, squeue: Callable[[str], dict[str, str]]
+) -> None:
+    private = make_private_folder(tmp_path)
     mine = Owner(run="r", job_start="l", node=0, host="n1", **this_process())
     owners = {
         "live": mine,
@@ -151,7 +157,7 @@ def test_only_what_is_over_goes(tmp_path: Path, squeue: Callable[[str], dict[str
     certain = {"ended", "reused", "unmarked-old", "earlier"}
     assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
     answering = squeue("printf '11 RUNNING\\n13 PENDING\\n15 RUNNING\\n'")
-    assert live_jobs(answering) == {"11", "15"}
+    assert active_jobs(answering) == {"11", "15"}
     assert over(answering) == certain | {"job-12", "job-13"}
     removed = remove_leftovers(
         private, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1"
@@ -161,8 +167,8 @@ def test_only_what_is_over_goes(tmp_path: Path, squeue: Callable[[str], dict[str
     assert (private / "run-live").is_dir()
 
 
-def test_a_sweep_brings_results_back_first(tmp_path: Path) -> None:
-    private = private_folder(tmp_path / "disk")
+def test_cleanup_collects_results_first(tmp_path: Path) -> None:
+    private = make_private_folder(tmp_path / "disk")
     back = tmp_path / "run" / "collected"
     back.parent.mkdir()
     owner = Owner(
@@ -184,7 +190,7 @@ def test_a_sweep_brings_results_back_first(tmp_path: Path) -> None:
     assert not list(private.iterdir())
 
 
-def test_read_only_folders_go_too(tmp_path: Path) -> None:
+def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     write(tree / "a" / "b" / "file", "x")
     for folder in (tree / "a" / "b", tree / "a"):
@@ -192,17 +198,17 @@ def test_read_only_folders_go_too(tmp_path: Path) -> None:
     assert remove_tree(tree)
 
 
-def test_clean_shows_first_and_removes_when_told(paceline: Callable[..., object], tmp_path: Path) -> None:
-    private = private_folder(tmp_path / "disk")
+def test_clean_lists_first_and_removes_with_yes(paceline: Callable[..., object], tmp_path: Path) -> None:
+    private = make_private_folder(tmp_path / "disk")
     owner = Owner(
         run="r", job_start="l", node=0, host=os.uname().nodename, **{**this_process(), "pid": ENDED}
     )
     make_run_folder(private / "run-a", owner)
     make_run_folder(private / "run-b", replace(owner, pid=os.getpid()))
-    words = ("clean", "--folder", str(tmp_path / "disk"))
-    shown = paceline(*words, check=True)
+    args = ("clean", "--folder", str(tmp_path / "disk"))
+    shown = paceline(*args, check=True)
     assert "run-a" in shown.stdout  # type: ignore[attr-defined]
     assert "run-b" not in shown.stdout  # type: ignore[attr-defined]
     assert (private / "run-a").is_dir()
-    paceline(*words, "--yes", check=True)
+    paceline(*args, "--yes", check=True)
     assert [path.name for path in private.iterdir()] == ["run-b"]

@@ -1,4 +1,4 @@
-"""Transfer ahead: the last pack is unpacked while its source is looked at, and counts only if nothing has changed."""
+"""Prefetch: the last pack is unpacked while its source is scanned, and counts only if nothing has changed."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from paceline.agent.staging import packs, prefetch
 from paceline.agent.staging.copy import helpers, small_files, transfer
 from paceline.agent.staging.manifest import scan
 from paceline.agent.staging.packs import Packs
-from paceline.agent.staging.stage import Stager, Worker, look
+from paceline.agent.staging.stage import Stager, StagingThread, scan_items
 from paceline.errors import EnvironmentProblem
-from tests.agent.staging.trees import ODD, Node, content, plant, wish
+from tests.agent.staging.trees import ODD, Node, content, plant, request
 
 
 @pytest.fixture
 def placed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where small files were placed, a group each."""
+    """The target of each group of small files that was copied."""
     found: list[str] = []
-    real = small_files.SmallFiles.place
+    real = small_files.SmallFileCopier.copy
 
-    def place(self: small_files.SmallFiles, *group: object, **where: object) -> object:
+    def place(self: small_files.SmallFileCopier, *group: object, **where: object) -> object:
         found.append(self.target)
         return real(self, *group, **where)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(small_files.SmallFiles, "place", place)
+    monkeypatch.setattr(small_files.SmallFileCopier, "copy", place)
     return found
 
 
 def is_all_there(stager: Stager) -> bool:
-    return stager.copying.done == stager.copying.total > 0
+    return stager.transfer.done == stager.transfer.total > 0
 
 
-def test_a_pack_that_is_still_true_is_unpacked_once_and_large_files_follow(
+def test_a_current_pack_is_unpacked_once_and_large_files_follow(
     base: Path, node: Node, placed: list[str]
 ) -> None:
     source = plant(base / "set", large=2)
-    asked = wish(base, "set", verify="checksum")
-    node.stage(asked)
+    wanted = request(base, "set", verify="checksum")
+    node.stage(wanted)
     placed.clear()
-    stager = node.stager(asked)
-    stager.begin()
-    begun = stager.scouts.begun["set"]
-    begun._thread.join()  # before anybody has looked
+    stager = node.stager(wanted)
+    stager.start_prefetch()
+    unpacking = stager.prefetcher.started["set"]
+    unpacking._thread.join()  # before the scan
     assert len(placed) == 1
     there = {name for name in content(stager.data / "set") if name.startswith("large")}
     assert not there
-    stager.stage(look(asked, stager.packs))
+    stager.stage(scan_items(wanted, stager.packs))
     assert content(stager.data / "set") == content(source)
     assert len(placed) == 1
     assert is_all_there(stager)
-    assert stager.staged.files == len(begun.manifest.files)
+    assert stager.result.files == len(unpacking.manifest.files)
 
 
 def rewrite(source: Path) -> None:
@@ -74,223 +74,223 @@ def mode(source: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [rewrite, rename, remove, mode])
-def test_nothing_is_left_of_a_pack_that_is_no_longer_true(
-    change: Callable[[Path], None], base: Path, node: Node
-) -> None:
+def test_nothing_is_left_of_an_outdated_pack(change: Callable[[Path], None], base: Path, node: Node) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     change(source)
-    stager = node.stager(asked)
-    stager.begin()
-    stager.scouts.begun["set"]._thread.join()  # all of it has been unpacked by then
-    stager.stage(look(asked, stager.packs))
+    stager = node.stager(wanted)
+    stager.start_prefetch()
+    stager.prefetcher.started["set"]._thread.join()  # all of it has been unpacked by then
+    stager.stage(scan_items(wanted, stager.packs))
     assert content(stager.data / "set") == content(source)
     assert is_all_there(stager)
-    again = node.stager(asked)
-    again.begin()
-    newer = look(asked, again.packs)[0].manifest
-    assert again.scouts.begun["set"].manifest == newer
-    again.scouts.give_up()
+    again = node.stager(wanted)
+    again.start_prefetch()
+    newer = scan_items(wanted, again.packs)[0].manifest
+    assert again.prefetcher.started["set"].manifest == newer
+    again.prefetcher.cancel()
     assert not os.path.lexists(again.data / "set")
 
 
 def test_a_source_that_is_gone_leaves_nothing(base: Path, node: Node) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     source.rename(base / "elsewhere")
-    stager = node.stager(asked)
-    worker = Worker(stager)
-    worker.start()
-    worker._thread.join()
-    assert isinstance(worker.problem, EnvironmentProblem)
-    assert "there is no" in worker.problem.message
+    stager = node.stager(wanted)
+    thread = StagingThread(stager)
+    thread.start()
+    thread._thread.join()
+    assert isinstance(thread.error, EnvironmentProblem)
+    assert "does not exist" in thread.error.message
     assert not list(stager.data.iterdir())
 
 
 def test_a_stop_ends_it(base: Path, node: Node, placed: list[str]) -> None:
     plant(base / "set", large=0)
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     placed.clear()
-    stager = node.stager(asked)
-    stager.copying.stop.set()
-    worker = Worker(stager)
-    worker.start()
-    worker.end()
-    assert worker.stopped
+    stager = node.stager(wanted)
+    stager.transfer.stop.set()
+    thread = StagingThread(stager)
+    thread.start()
+    thread.stop()
+    assert thread.stopped
     assert not placed
-    assert not stager.staged.files
+    assert not stager.result.files
 
 
-def test_a_pack_that_is_cut_short_is_an_error_though_its_manifest_is_true(base: Path, node: Node) -> None:
+def test_a_truncated_pack_is_an_error_though_its_manifest_is_current(base: Path, node: Node) -> None:
     plant(base / "set", large=0)
-    asked = wish(base, "set")
-    node.stage(asked)
-    os.truncate(next(asked.packs.glob("*.pack")), 1000)
-    with pytest.raises(EnvironmentProblem, match="cut short"):
-        node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
+    os.truncate(next(wanted.packs.glob("*.pack")), 1000)
+    with pytest.raises(EnvironmentProblem, match="truncated"):
+        node.stage(wanted)
 
 
 def test_items_take_turns_and_one_that_changed_does_not_disturb_the_other(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = plant(base / "one"), plant(base / "two", small=200)
-    asked = wish(base, "one", "two")
-    node.stage(asked)
+    wanted = request(base, "one", "two")
+    node.stage(wanted)
     rename(two)
     at_work: list[str] = []
-    most: list[int] = []
+    at_once: list[int] = []
     real = transfer.ItemCopy.small_tasks
 
     def small_tasks(self: transfer.ItemCopy) -> list[transfer.Task]:
         at_work.append(self.target)
-        most.append(len(at_work))
+        at_once.append(len(at_work))
         tasks = real(self)
         return [*tasks, lambda: time.sleep(0.2), lambda: at_work.remove(self.target)]
 
-    monkeypatch.setattr(transfer, "workers", lambda: 1)
+    monkeypatch.setattr(transfer, "count_threads", lambda: 1)
     monkeypatch.setattr(transfer.ItemCopy, "small_tasks", small_tasks)
-    data, stager = node.stage(asked)
+    data, stager = node.stage(wanted)
     assert content(data / "one") == content(one)
     assert content(data / "two") == content(two)
     assert is_all_there(stager)
-    assert most[:2] == [1, 1]
+    assert at_once[:2] == [1, 1]
 
 
-def test_helpers_unpack_ahead(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helpers, "WORTH_IT", 200)
+def test_helpers_prefetch(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helpers, "FILES_PER_HELPER", 200)
     source = plant(base / "set", small=600)
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     placed: list[helpers.Helper] = []
-    real = helpers.Helper.place
-    monkeypatch.setattr(helpers.Helper, "place", lambda self, group: placed.append(self) or real(self, group))
-    data, _ = node.stage(asked)
+    real = helpers.Helper.copy
+    monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group))
+    data, _ = node.stage(wanted)
     assert content(data / "set") == content(source)
     assert placed
     assert all(helper.process.returncode == 0 for helper in placed)
 
 
-def test_too_little_room_is_said_as_if_nobody_had_begun(
+def test_too_little_space_is_reported_as_without_a_prefetch(
     base: Path, little_disk: Path, tmp_path: Path
 ) -> None:
     """One item has a pack and fits; both do not."""
     source = plant(base / "set", small=500, large=0)
-    Node(tmp_path / "large disk").stage(wish(base, "set"))
+    Node(tmp_path / "large disk").stage(request(base, "set"))
     (base / "more").write_bytes(bytes(3_500_000))
     node = Node(little_disk)
-    asked = wish(base, "set", "more")
-    stager = node.stager(asked)
-    stager.begin()
-    stager.scouts.begun["set"]._thread.join()
-    planned = look(asked, stager.packs)
-    needed = sum(each.manifest.needed for each in planned) / 1e6
-    with pytest.raises(EnvironmentProblem, match=rf"needs {needed:.1f} MB, and .* has 4\.\d MB free"):
+    wanted = request(base, "set", "more")
+    stager = node.stager(wanted)
+    stager.start_prefetch()
+    stager.prefetcher.started["set"]._thread.join()
+    planned = scan_items(wanted, stager.packs)
+    needed = sum(each.manifest.disk_usage for each in planned) / 1e6
+    with pytest.raises(EnvironmentProblem, match=rf"needs {needed:.1f} MB, but .* has 4\.\d MB free"):
         stager.stage(planned)
     assert not list(stager.data.iterdir())
-    data, _ = node.stage(wish(base, "set"))
+    data, _ = node.stage(request(base, "set"))
     assert content(data / "set") == content(source)
 
 
-def test_what_does_not_go_away_is_said(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_that_cannot_be_removed_is_an_error(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     rename(source)
     monkeypatch.setattr(prefetch, "remove_tree", lambda _: False)
-    with pytest.raises(EnvironmentProblem, match="from an older pack, and cannot be removed"):
-        node.stage(asked)
+    with pytest.raises(EnvironmentProblem, match=r"Cannot remove .* outdated pack"):
+        node.stage(wanted)
 
 
-def test_a_pack_that_is_no_longer_true_is_tried_once(base: Path, node: Node) -> None:
+def test_an_outdated_pack_is_tried_once(base: Path, node: Node) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     for path in source.rglob("*.bin"):
         path.unlink()  # too few are left for another pack
-    node.stage(asked)
-    stager = node.stager(asked)
-    stager.begin()
-    assert not stager.scouts.begun
+    node.stage(wanted)
+    stager = node.stager(wanted)
+    stager.start_prefetch()
+    assert not stager.prefetcher.started
 
 
 def test_a_pack_in_use_is_not_old(base: Path, node: Node) -> None:
     plant(base / "a")
     plant(base / "b")
-    node.stage(wish(base, "a"))
-    store = Packs(wish(base).packs)
+    node.stage(request(base, "a"))
+    store = Packs(request(base).packs)
     for path in store.folder.iterdir():
         os.utime(path, (0, 0))
-    data, _ = node.stage(wish(base, "b", "a"))  # to pack b, packs that nobody uses are removed
+    data, _ = node.stage(request(base, "b", "a"))  # to pack b, packs that nobody uses are removed
     assert (data / "a").is_dir()
     assert len(list(store.folder.glob("*.pack"))) == 2
 
 
-def test_what_another_user_wrote_is_not_believed_ahead(
+def test_files_of_another_user_are_not_prefetched(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    node.stage(asked)
+    wanted = request(base, "set")
+    node.stage(wanted)
     monkeypatch.setattr(packs.os, "geteuid", lambda: 4242)
-    stager = node.stager(asked)
-    stager.begin()
-    assert not stager.scouts.begun
-    # Nodes that were told its name by the head see that it is what the head has found.
+    stager = node.stager(wanted)
+    stager.start_prefetch()
+    assert not stager.prefetcher.started
+    # Nodes that got its key from the head agent verify its content.
     key = scan(source).key
     assert stager.packs.read(key)[0] == scan(source)
     other = "0" * 32
-    stager.packs.manifest(key).rename(stager.packs.manifest(other))
-    with pytest.raises(EnvironmentProblem, match="is not what its name says"):
+    stager.packs.manifest_path(key).rename(stager.packs.manifest_path(other))
+    with pytest.raises(EnvironmentProblem, match="does not match its name"):
         stager.packs.read(other)
 
 
-@pytest.mark.parametrize("damage", ["manifest", "shape", "pack", "last", "pipe", "room", "kept"])
-def test_where_it_cannot_be_done_all_is_done_in_its_turn(
+@pytest.mark.parametrize("damage", ["manifest", "shape", "pack", "last", "pipe", "space", "cache"])
+def test_without_a_usable_pack_the_item_is_copied_as_usual(
     damage: str, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    node.stage(asked)
-    (last,) = asked.packs.glob("*.last")
+    wanted = request(base, "set")
+    node.stage(wanted)
+    (last,) = wanted.packs.glob("*.last")
     if damage == "manifest":
-        next(asked.packs.glob("*.json")).write_text('{"manifest": [1, 2')
+        next(wanted.packs.glob("*.json")).write_text('{"manifest": [1, 2')
     elif damage == "shape":
-        text = '{"manifest": ["x", [], [["file", "size", 0, 0]], [], 0, 0], "sums": {}}'
-        next(asked.packs.glob("*.json")).write_text(text)
+        text = '{"manifest": ["x", [], [["file", "size", 0, 0]], [], 0, 0], "checksums": {}}'
+        next(wanted.packs.glob("*.json")).write_text(text)
     elif damage == "pack":
-        next(asked.packs.glob("*.pack")).unlink()
+        next(wanted.packs.glob("*.pack")).unlink()
     elif damage == "last":
         last.write_text("../somewhere else")
     elif damage == "pipe":
         last.unlink()
         os.mkfifo(last)
-    elif damage == "room":
-        monkeypatch.setattr(prefetch, "check_free_space", _no_room)
+    elif damage == "space":
+        monkeypatch.setattr(prefetch, "check_free_space", _no_space)
     else:
-        asked = wish(base, "set", keep=3600)
-    stager = node.stager(asked)
-    stager.begin()
-    assert not stager.scouts.begun
-    stager.stage(look(asked, stager.packs))
+        wanted = request(base, "set", keep=3600)
+    stager = node.stager(wanted)
+    stager.start_prefetch()
+    assert not stager.prefetcher.started
+    stager.stage(scan_items(wanted, stager.packs))
     assert content((stager.data / "set").resolve()) == content(source)
     for lock in stager.locks:
         lock.close()
 
 
-def _no_room(*_: object, **__: object) -> None:
+def _no_space(*_: object, **__: object) -> None:
     raise EnvironmentProblem("too little")
 
 
-def test_parts_of_a_copying_count_above_and_end_with_it() -> None:
-    above = transfer.Transfer()
-    part = transfer.Transfer(above)
-    part.count(5)
-    assert (above.done, part.done) == (5, 5)
+def test_a_transfer_counts_towards_its_parent_and_stops_with_it() -> None:
+    parent = transfer.Transfer()
+    part = transfer.Transfer(parent)
+    part.add(5)
+    assert (parent.done, part.done) == (5, 5)
     part.stop.set()
-    assert not above.is_over
-    other = transfer.Transfer(above)
-    above.stop.set()
-    assert other.is_over
+    assert not parent.is_stopped
+    other = transfer.Transfer(parent)
+    parent.stop.set()
+    assert other.is_stopped

@@ -1,4 +1,4 @@
-"""Stage-in on one node: copies are like their source, packs and kept copies are used, and what cannot be is said."""
+"""Staging on one node: copies equal their source, packs and the cache are used, and errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -19,55 +19,63 @@ from hypothesis import strategies as st
 from paceline.agent.staging import cache, manifest
 from paceline.agent.staging.cache import cached_items
 from paceline.agent.staging.copy import helpers, small_files, transfer
-from paceline.agent.staging.copy.progress import Progress, shown
+from paceline.agent.staging.copy.progress import Progress, show_progress
 from paceline.agent.staging.copy.transfer import Stopped, Transfer
-from paceline.agent.staging.folders import choose_base, private_folder
-from paceline.agent.staging.manifest import AT_ONCE, FILES_AT_ONCE, SMALL, Entry, Group, Manifest, scan
-from paceline.agent.staging.packs import Packs
-from paceline.agent.staging.stage import Stager, look, make_packs
+from paceline.agent.staging.folders import choose_base, make_private_folder
+from paceline.agent.staging.manifest import (
+    GROUP_BYTES,
+    GROUP_FILES,
+    SMALL,
+    FileEntry,
+    FileGroup,
+    Manifest,
+    scan,
+)
+from paceline.agent.staging.packs import Packs, make_packs
+from paceline.agent.staging.stage import Stager, scan_items
 from paceline.errors import EnvironmentProblem, UsageError
-from tests.agent.staging.trees import ODD, Node, content, plant, wish
+from tests.agent.staging.trees import ODD, Node, content, manifests, plant, request
 from tests.slurm.runs import Typed
 
 
 def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Node) -> None:
     source = plant(base / "sets" / "a b")
     (base / "weights").write_bytes(b"w" * (SMALL + 1))
-    asked = wish(base, "sets/a b", "weights", verify="checksum")
-    data, _ = node.stage(asked)
+    wanted = request(base, "sets/a b", "weights", verify="checksum")
+    data, _ = node.stage(wanted)
     assert content(data / "sets" / "a b") == content(source)
     assert (data / "sets" / "a b" / ODD).read_bytes() == b"odd"
     assert (data / "weights").read_bytes() == b"w" * (SMALL + 1)
-    assert len(list(asked.packs.glob("*.pack"))) == 1
-    without, _ = node.stage(wish(base, "sets/a b/class 0"))  # too few files for a pack
+    assert len(list(wanted.packs.glob("*.pack"))) == 1
+    without, _ = node.stage(request(base, "sets/a b/class 0"))  # too few files for a pack
     assert content(without / "sets" / "a b" / "class 0") == content(source / "class 0")
-    assert len(list(asked.packs.glob("*.pack"))) == 1
+    assert len(list(wanted.packs.glob("*.pack"))) == 1
 
 
 def test_later_jobs_read_the_pack_and_not_the_files(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set")
-    first, _ = node.stage(asked)
+    wanted = request(base, "set")
+    first, _ = node.stage(wanted)
     read = []
-    real = small_files.SmallFiles._read
+    real = small_files.SmallFileCopier._read
     monkeypatch.setattr(
-        small_files.SmallFiles, "_read", lambda self, files: read.extend(files) or real(self, files)
+        small_files.SmallFileCopier, "_read", lambda self, files: read.extend(files) or real(self, files)
     )
-    second, _ = node.stage(asked)
+    second, _ = node.stage(wanted)
     assert not read
     assert content(first / "set") == content(second / "set") == content(source)
     (source / ODD).write_bytes(b"changed")  # another content, another pack
-    third, _ = node.stage(asked)
+    third, _ = node.stage(wanted)
     assert len(read) == len(scan(source).small())
     assert content(third / "set") == content(source)
 
 
 @pytest.fixture
 def many(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """So many small files that helpers place them; one name is no text."""
-    monkeypatch.setattr(helpers, "WORTH_IT", 200)
+    """Enough small files for helpers; one name is not UTF-8."""
+    monkeypatch.setattr(helpers, "FILES_PER_HELPER", 200)
     source = plant(base / "set", small=600)
     (source / os.fsdecode(b"no text \xff")).write_bytes(b"odd too")
     return source
@@ -77,94 +85,94 @@ def test_helpers_copy_pack_and_unpack(
     many: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed = []
-    real = helpers.Helper.place
-    monkeypatch.setattr(helpers.Helper, "place", lambda self, group: placed.append(self) or real(self, group))
-    asked = wish(base, "set", verify="checksum")
+    real = helpers.Helper.copy
+    monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group))
+    wanted = request(base, "set", verify="checksum")
     for _ in ("packed on the way", "out of the pack"):
         placed.clear()
-        data, _ = node.stage(asked)
+        data, _ = node.stage(wanted)
         assert content(data / "set") == content(many)
         assert placed
         assert all(helper.process.returncode == 0 for helper in placed)
     packs = Packs(base / "elsewhere")
-    assert make_packs(look(asked, packs), packs, Transfer()) == 1
-    (made,), (expected,) = packs.folder.glob("*.pack"), asked.packs.glob("*.pack")
+    assert make_packs(manifests(wanted, packs), packs, Transfer()) == 1
+    (made,), (expected,) = packs.folder.glob("*.pack"), wanted.packs.glob("*.pack")
     assert made.read_bytes() == expected.read_bytes()
 
 
-def test_what_helpers_meet_is_told(
+def test_errors_in_helpers_are_reported(
     many: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = wish(base, "set")
-    stager = Stager(asked, private=node.private, data=node.private / "data", host="here", makes_packs=True)
-    planned = look(asked, stager.packs)
+    wanted = request(base, "set")
+    stager = Stager(wanted, private=node.private, data=node.private / "data", host="here", makes_packs=True)
+    planned = scan_items(wanted, stager.packs)
     (many / ODD).write_bytes(b"longer than it was")
-    with pytest.raises(EnvironmentProblem, match="was changed while it was staged"):
+    with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
         stager.stage(planned)
     (many / ODD).unlink()
     (many / ODD).symlink_to("nowhere")
     with pytest.raises(EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"):
-        Stager(asked, private=node.private, data=node.private / "again", host="here", makes_packs=True).stage(
-            planned
-        )
-    real = helpers.Helper.place
+        Stager(
+            wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True
+        ).stage(planned)
+    real = helpers.Helper.copy
 
-    def killed(self: helpers.Helper, group: Group) -> tuple[dict[str, int], str]:
+    def killed(self: helpers.Helper, group: FileGroup) -> tuple[dict[str, int], str]:
         self.process.kill()
         return real(self, group)
 
-    monkeypatch.setattr(helpers.Helper, "place", killed)
-    with pytest.raises(EnvironmentProblem, match="was ended from outside"):
-        node.stage(asked)
+    monkeypatch.setattr(helpers.Helper, "copy", killed)
+    with pytest.raises(EnvironmentProblem, match="was killed"):
+        node.stage(wanted)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_helpers_leave_signals_to_the_agent(number: signal.Signals, tmp_path: Path) -> None:
-    """From their first moment on: a scheduler may ask for a stop while they start."""
+    """Even while they start: a scheduler may send a stop request then."""
     for folder in ("from", "to"):
         (tmp_path / folder).mkdir()
     (tmp_path / "from" / "file").write_text("text")
-    helper = helpers.Helper(small_files.SmallFiles(str(tmp_path / "from"), str(tmp_path / "to")))
+    helper = helpers.Helper(small_files.SmallFileCopier(str(tmp_path / "from"), str(tmp_path / "to")))
     try:
         helper.process.send_signal(number)
-        assert helper.place(Group(0, 4, (Entry("file", 4, 0, 0o644),))) == ({}, "")
+        assert helper.copy(FileGroup(0, 4, (FileEntry("file", 4, 0, 0o644),))) == ({}, "")
     finally:
         helper.close()
     assert (tmp_path / "to" / "file").read_text() == "text"
 
 
-def test_packs_may_be_made_ahead(base: Path, node: Node) -> None:
+def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set", verify="checksum")
-    packs = Packs(asked.packs)
-    assert make_packs(look(asked, packs), packs, Transfer()) == 1
-    assert make_packs(look(asked, packs), packs, Transfer()) == 0
-    data, _ = node.stage(asked, makes_packs=False)
+    wanted = request(base, "set", verify="checksum")
+    packs = Packs(wanted.packs)
+    assert make_packs(manifests(wanted, packs), packs, Transfer()) == 1
+    assert make_packs(manifests(wanted, packs), packs, Transfer()) == 0
+    data, _ = node.stage(wanted, makes_packs=False)
     assert content(data / "set") == content(source)
 
 
 def test_checksums_find_a_bad_pack(base: Path, node: Node) -> None:
     plant(base / "set")
-    asked = wish(base, "set", verify="checksum")
-    packs = Packs(asked.packs)
-    make_packs(look(asked, packs), packs, Transfer())
-    pack = next(asked.packs.glob("*.pack"))
+    wanted = request(base, "set", verify="checksum")
+    packs = Packs(wanted.packs)
+    make_packs(manifests(wanted, packs), packs, Transfer())
+    pack = next(wanted.packs.glob("*.pack"))
     damaged = bytearray(pack.read_bytes())
     damaged[1000] ^= 1
     pack.write_bytes(damaged)
-    with pytest.raises(EnvironmentProblem, match="differs from it"):
-        node.stage(asked)
+    with pytest.raises(EnvironmentProblem, match="differs from its source"):
+        node.stage(wanted)
 
 
 def test_large_files_arrive_in_pieces(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PIECE", 100_000)
     source = plant(base / "set", small=3, large=4)
-    data, _ = node.stage(wish(base, "set"))
+    data, _ = node.stage(request(base, "set"))
     assert content(data / "set") == content(source)
     # File systems that cannot copy inside the kernel, or not from one to the other.
-    for ways in ([_refuse], [transfer._by_pages], [_refuse, transfer._by_pages], [_refuse, _refuse]):
+    for ways in ([_refuse], [transfer._by_sendfile], [_refuse, transfer._by_sendfile], [_refuse, _refuse]):
         monkeypatch.setattr(transfer, "_IN_KERNEL", ways)
-        data, _ = node.stage(wish(base, "set"))
+        data, _ = node.stage(request(base, "set"))
         assert content(data / "set") == content(source)
 
 
@@ -181,70 +189,70 @@ def test_links_stay_links(base: Path, node: Node, tmp_path: Path) -> None:
     (source / "far").symlink_to(os.path.relpath(outside, source))  # relative, but outside
     (source / "broken").symlink_to("nowhere")
     (base / "alias").symlink_to(source)
-    data, _ = node.stage(wish(base, "alias"))
+    data, _ = node.stage(request(base, "alias"))
     copy = data / "alias"
     assert not copy.is_symlink()
     assert copy.joinpath("near").resolve() == copy.resolve() / "script.sh"
     assert copy.joinpath("class 0", "up").resolve() == copy.resolve() / "script.sh"
     assert copy.joinpath("far").resolve() == outside
     assert os.readlink(copy / "broken") == "nowhere"
-    assert scan(base / "alias").outside == 1
+    assert scan(base / "alias").outside_links == 1
 
 
-def test_kept_data_is_used_again_and_goes_when_its_time_is_over(base: Path, node: Node) -> None:
+def test_cached_data_is_reused_and_expires(base: Path, node: Node) -> None:
     source = plant(base / "set")
-    asked = wish(base, "set", keep=3600)
-    first, stager = node.stage(asked)
+    wanted = request(base, "set", keep=3600)
+    first, stager = node.stage(wanted)
     assert content(first / "set") == content(source)
-    second, again = node.stage(asked)
-    assert (again.staged.size, again.staged.reused) == (0, scan(source).size)
+    second, again = node.stage(wanted)
+    assert (again.result.size, again.result.reused) == (0, scan(source).size)
     assert (first / "set").resolve() == (second / "set").resolve()
-    (kept,) = cached_items(node.private)
-    assert not kept.is_expired(time.time())
-    assert kept.is_expired(time.time() + 4000)
-    assert not kept.remove()  # two runs use it
+    (cached,) = cached_items(node.private)
+    assert not cached.is_expired(time.time())
+    assert cached.is_expired(time.time() + 4000)
+    assert not cached.remove()  # two runs use it
     for lock in [*stager.locks, *again.locks]:
         lock.close()
-    assert kept.remove()
+    assert cached.remove()
     assert not cached_items(node.private)
-    assert not list((node.private / "kept").iterdir())
+    assert not list((node.private / "cache").iterdir())
 
 
-def test_an_interrupted_copy_goes_on(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_is_resumed(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     source = plant(base / "set", small=0, large=4)
-    asked = wish(base, "set", keep=3600)
-    real, pieces = transfer.ItemCopy._piece, []
+    wanted = request(base, "set", keep=3600)
+    real, pieces = transfer.ItemCopy._copy_piece, []
 
-    def fails_late(self: transfer.ItemCopy, entry: Entry, start: int) -> None:
+    def fails_late(self: transfer.ItemCopy, entry: FileEntry, start: int) -> None:
         if len(pieces) == 3:
             raise Stopped
         real(self, entry, start)
         pieces.append(entry.path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(transfer, "workers", lambda: 1)
-        patched.setattr(transfer.ItemCopy, "_piece", fails_late)
+        patched.setattr(transfer, "count_threads", lambda: 1)
+        patched.setattr(transfer.ItemCopy, "_copy_piece", fails_late)
         with pytest.raises(Stopped):
-            node.stage(asked)
+            node.stage(wanted)
     done = list(pieces)
     monkeypatch.setattr(
         transfer.ItemCopy,
-        "_piece",
+        "_copy_piece",
         lambda self, entry, start: (pieces.append(entry.path), real(self, entry, start)),
     )
-    data, stager = node.stage(asked)
+    data, stager = node.stage(wanted)
     assert sorted(pieces[len(done) :]) == sorted({f"large-{n}" for n in range(4)} - set(done))
     assert content(data / "set") == content(source)
     for lock in stager.locks:
         lock.close()
 
 
-def test_kept_data_whose_end_was_not_written_is_finished(
+def test_cached_data_without_its_record_is_finished(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is there but the word that it is: the disk was full just then, or the job was killed."""
+    """Only the record is missing: the disk was full, or the job was killed."""
     source = plant(base / "set")
-    asked = wish(base, "set", keep=3600)
+    wanted = request(base, "set", keep=3600)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -252,8 +260,8 @@ def test_kept_data_whose_end_was_not_written_is_finished(
     with monkeypatch.context() as patched:
         patched.setattr(cache, "write_atomically", full)
         with pytest.raises(EnvironmentProblem, match="is full"):
-            node.stage(asked)
-    data, stager = node.stage(asked)
+            node.stage(wanted)
+    data, stager = node.stage(wanted)
     assert content(data / "set") == content(source)
     for lock in stager.locks:
         lock.close()
@@ -275,8 +283,8 @@ def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
     found: dict[int, bool] = {}
 
     def job(number: int) -> None:
-        lock, found[number] = cache.obtain(
-            item, stage=lambda folder, _: fill(number, folder), stopped=lambda: False
+        lock, found[number] = cache.acquire_item(
+            item, stage=lambda folder, _: fill(number, folder), is_stopped=lambda: False
         )
         lock.close()
 
@@ -291,109 +299,109 @@ def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
     assert sorted(found.values()) == [False, True, True]
 
 
-def test_a_disk_that_is_too_small_is_known_before_copying(base: Path, little_disk: Path) -> None:
+def test_a_disk_that_is_too_small_is_an_error_before_copying(base: Path, little_disk: Path) -> None:
     base.mkdir(parents=True)
     (base / "set").write_bytes(bytes(5_000_000))
     node = Node(little_disk)
     with pytest.raises(
-        EnvironmentProblem, match=r"node here: the data needs 5\.0 MB, and .* has 4\.\d MB free"
+        EnvironmentProblem, match=r"Node here: the data needs 5\.0 MB, but .* has 4\.\d MB free"
     ):
-        node.stage(wish(base, "set"))
+        node.stage(request(base, "set"))
     assert not list(node.private.rglob("set"))
 
 
-def test_kept_data_makes_room_and_a_disk_that_fills_up_is_named(
+def test_cached_data_makes_space_and_a_full_disk_is_an_error(
     base: Path, little_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base.mkdir(parents=True)
     for name in ("one", "two"):
         (base / name).write_bytes(bytes(3_000_000))
     node = Node(little_disk)
-    _, stager = node.stage(wish(base, "one", keep=3600))
+    _, stager = node.stage(request(base, "one", keep=3600))
     with pytest.raises(EnvironmentProblem, match=r"needs 3\.0 MB"):  # in use
-        node.stage(wish(base, "two", keep=3600))
+        node.stage(request(base, "two", keep=3600))
     stager.locks[0].close()
-    _, stager = node.stage(wish(base, "two", keep=3600))  # now the other one goes
-    assert [item.about()[1] for item in cached_items(node.private)] == [str(base / "two")]
+    _, stager = node.stage(request(base, "two", keep=3600))  # now the other one goes
+    assert [item.read_record()[1] for item in cached_items(node.private)] == [str(base / "two")]
     monkeypatch.setattr(
         "paceline.agent.staging.stage.check_free_space", lambda *_, **__: None
-    )  # others fill it meanwhile
+    )  # another program fills it meanwhile
     with pytest.raises(EnvironmentProblem, match="is full"):
-        node.stage(wish(base, "one", keep=3600))
+        node.stage(request(base, "one", keep=3600))
     stager.locks[0].close()
 
 
-def test_a_source_that_changes_meanwhile_is_named(base: Path, node: Node) -> None:
+def test_a_source_that_changes_is_an_error(base: Path, node: Node) -> None:
     source = plant(base / "set")
     stager = Stager(
-        wish(base, "set"), private=node.private, data=node.private / "data", host="here", makes_packs=True
+        request(base, "set"), private=node.private, data=node.private / "data", host="here", makes_packs=True
     )
-    planned = look(stager.wish, stager.packs)
+    planned = scan_items(stager.request, stager.packs)
     (source / ODD).write_bytes(b"longer than it was")
-    with pytest.raises(EnvironmentProblem, match="was changed while it was staged"):
+    with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
         stager.stage(planned)
     assert not list(stager.packs.folder.iterdir())
 
 
-def test_paths_that_cannot_be_meant_are_refused(base: Path, node: Node, tmp_path: Path) -> None:
+def test_invalid_paths_are_rejected(base: Path, node: Node, tmp_path: Path) -> None:
     (base / "a").mkdir(parents=True)
-    with pytest.raises(EnvironmentProblem, match=r"there is no '.*nowhere'"):
-        node.stage(wish(base, "a", "nowhere"))
+    with pytest.raises(EnvironmentProblem, match=r"'.*nowhere' does not exist"):
+        node.stage(request(base, "a", "nowhere"))
     with pytest.raises(UsageError, match="would both become 'a'"):
-        wish(base, "a", str(tmp_path / "a"))
+        request(base, "a", str(tmp_path / "a"))
     for stage in ("../b", ".."):
         with pytest.raises(UsageError, match=r"without \.\."):
-            wish(base, stage)
+            request(base, stage)
     with pytest.raises(UsageError, match=r"\$NOWHERE, which is not set"):
-        wish(base, "$NOWHERE/a")
+        request(base, "$NOWHERE/a")
     for collect in ("/etc/passwd", "../x", ""):
         with pytest.raises(UsageError, match="collect"):
-            wish(base, collect=[collect])
-    names = [item.name for item in wish(base, "a", "a/b", str(base / "c/d"), "/x/e", "~/f", "q$x").items]
+            request(base, collect=[collect])
+    names = [item.name for item in request(base, "a", "a/b", str(base / "c/d"), "/x/e", "~/f", "q$x").items]
     assert names == ["a", "c/d", "e", "f", "q$x"]
 
 
-def test_where_data_goes(tmp_path: Path) -> None:
+def test_the_folder_on_the_node(tmp_path: Path) -> None:
     own, tmp = tmp_path / "job-77", tmp_path / "tmp"
     own.mkdir()
     tmp.mkdir()
     environ = {"SLURM_TMPDIR": str(own), "TMPDIR": str(tmp), "SLURM_JOB_ID": "77"}
-    assert choose_base(wish(tmp_path), environ) == own
-    assert choose_base(wish(tmp_path, keep=60), environ) == tmp  # never in the job's own
-    assert choose_base(wish(tmp_path, keep=60), {**environ, "TMPDIR": str(own)}) == Path("/tmp")
-    assert choose_base(wish(tmp_path, folder="/nvme/$SLURM_JOB_ID"), environ) == Path("/nvme/77")
+    assert choose_base(request(tmp_path), environ) == own
+    assert choose_base(request(tmp_path, keep=60), environ) == tmp  # never in the job's own
+    assert choose_base(request(tmp_path, keep=60), {**environ, "TMPDIR": str(own)}) == Path("/tmp")
+    assert choose_base(request(tmp_path, folder="/nvme/$SLURM_JOB_ID"), environ) == Path("/nvme/77")
     with pytest.raises(UsageError, match=r"\$NVME, which is not set on this node"):
-        choose_base(wish(tmp_path, folder="$NVME/x"), environ)
-    with pytest.raises(UsageError, match="ends with the job"):
-        choose_base(wish(tmp_path, folder=f"{own}/x", keep=60), environ)
+        choose_base(request(tmp_path, folder="$NVME/x"), environ)
+    with pytest.raises(UsageError, match="removed with the job"):
+        choose_base(request(tmp_path, folder=f"{own}/x", keep=60), environ)
 
 
 def test_a_private_folder_is_private(tmp_path: Path) -> None:
-    made = private_folder(tmp_path)
+    made = make_private_folder(tmp_path)
     assert made.stat().st_mode & 0o777 == 0o700
     made.chmod(0o755)
-    assert private_folder(tmp_path).stat().st_mode & 0o777 == 0o700
+    assert make_private_folder(tmp_path).stat().st_mode & 0o777 == 0o700
     made.rmdir()
-    made.symlink_to(tmp_path)  # somebody was there first
-    with pytest.raises(EnvironmentProblem, match="not a folder of yours"):
-        private_folder(tmp_path)
+    made.symlink_to(tmp_path)  # another user was faster
+    with pytest.raises(EnvironmentProblem, match="not your own folder"):
+        make_private_folder(tmp_path)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, SMALL), max_size=60), st.integers(1, 700))
 def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
-    files = [Entry(f"{n:05d}", size, 0, 0o644) for n, size in enumerate(sizes * (1 + repeated // 300))]
+    files = [FileEntry(f"{n:05d}", size, 0, 0o644) for n, size in enumerate(sizes * (1 + repeated // 300))]
     groups = list(Manifest("/s", [""], files, []).groups())
     assert [each for group in groups for each in group.files] == files
     offset = 0
     for group in groups:
         assert group.offset == offset
-        assert group.size == sum(each.size for each in group.files) <= AT_ONCE
-        assert 0 < len(group.files) <= FILES_AT_ONCE
+        assert group.size == sum(each.size for each in group.files) <= GROUP_BYTES
+        assert 0 < len(group.files) <= GROUP_FILES
         offset += group.size
 
 
-def test_the_first_error_ends_all_workers() -> None:
+def test_the_first_error_stops_all_threads() -> None:
     copy, ran = Transfer(), []
 
     def fails() -> None:
@@ -402,7 +410,7 @@ def test_the_first_error_ends_all_workers() -> None:
 
     with pytest.raises(ValueError, match="this one"):
         copy.run([fails] * 500)
-    assert len(ran) <= transfer.workers()
+    assert len(ran) <= transfer.count_threads()
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -412,10 +420,10 @@ def test_progress_is_shown(
     now = [100.0]
     monkeypatch.setattr("paceline.agent.staging.copy.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
-    said: list[str] = []
-    line, copy = Progress(said.append), Transfer()
+    lines: list[str] = []
+    line, copy = Progress(lines.append), Transfer()
     copy.total = 4_000_000
-    copy.count(1_000_000)
+    copy.add(1_000_000)
     line.show("staging data", copy)  # too soon
     now[0] += 10.0
     line.show("staging data", copy)
@@ -425,46 +433,46 @@ def test_progress_is_shown(
     if is_terminal:
         assert f"\r\033[Kpaceline: staging data {'#' * 6}{'.' * 18} {text}" in shown
         assert shown.count("staging data") == 1
-    assert said == ([] if is_terminal else [f"staging data: {text}"])
+    assert lines == ([] if is_terminal else [f"staging data: {text}"])
 
 
-def test_looking_alone_and_together_finds_the_same(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_and_several_find_the_same(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = plant(base / "set")
     (source / "class 0" / "deep" / "er").mkdir(parents=True)
     (source / "class 0" / "deep" / "er" / "file").write_text("text")
     alone = scan(source)
     calls: list[int] = []
-    monkeypatch.setattr(manifest._Patience, "is_over", property(lambda _: not calls.append(1)))
+    monkeypatch.setattr(manifest._Latency, "is_high", property(lambda _: not calls.append(1)))
     together = scan(source)
     assert calls
     assert together == alone
     assert together.key == alone.key
-    assert Manifest.of(json.loads(alone.text)) == alone
+    assert Manifest.from_values(json.loads(alone.to_json())) == alone
 
 
-def test_data_stage_packs_ahead_of_any_job(base: Path, paceline: Callable[..., Typed]) -> None:
+def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Typed]) -> None:
     source = plant(base / "set")
     project = base.parent.parent / "project"
     project.mkdir()
-    said = paceline("data", "stage", "set", cwd=project, check=True).stdout
-    assert "set: 103 files (102 small)" in said
-    assert f"packed 1 of them into {base / '.staged'}" in said
+    output = paceline("data", "stage", "set", cwd=project, check=True).stdout
+    assert "set: 103 files (102 small)" in output
+    assert f"packed 1 of them into {base / '.staged'}" in output
     assert "nothing left to pack" in paceline("data", "stage", str(source), cwd=project, check=True).stdout
     gone = paceline("data", "stage", "sets", cwd=project)
     assert gone.returncode
-    assert "there is no" in gone.stderr
+    assert "does not exist" in gone.stderr
     assert not paceline("data", "stage", cwd=project).stdout
 
 
-def test_how_far_a_copying_is_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.agent.staging.copy.progress.SAY_EVERY", 0.0)
-    said: list[str] = []
+def test_progress_is_shown_while_a_transfer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.agent.staging.copy.progress.LOG_INTERVAL", 0.0)
+    lines: list[str] = []
     going = Transfer()
-    with shown("packing", going, say=said.append):
+    with show_progress("packing", going, say=lines.append):
         going.total = 4_000_000
-        going.count(1_000_000)
+        going.add(1_000_000)
         deadline = time.monotonic() + 60
-        while not said:
+        while not lines:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert said[0].startswith("packing: 25% of 4.0 MB")
+    assert lines[0].startswith("packing: 25% of 4.0 MB")

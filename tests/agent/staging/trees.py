@@ -1,4 +1,4 @@
-"""Folders to stage, and whether a copy is like its source."""
+"""Folders to stage, and whether a copy equals its source."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import random
 from pathlib import Path
 
-from paceline.agent.staging.folders import private_folder
-from paceline.agent.staging.manifest import SMALL
+from paceline.agent.staging.folders import make_private_folder
+from paceline.agent.staging.manifest import SMALL, Manifest
+from paceline.agent.staging.packs import Packs
 from paceline.agent.staging.request import StagingRequest, make_request
-from paceline.agent.staging.stage import Stager, look
+from paceline.agent.staging.stage import Stager, scan_items
 
 ODD = "a name with spaces\nand a newline"
 
@@ -32,7 +33,7 @@ def plant(root: Path, *, small: int = 100, large: int = 1) -> Path:
 
 
 def content(root: Path) -> dict[str, object]:
-    """All that a folder holds: bytes, time and mode of files; what links say."""
+    """Return all that a folder holds: bytes, time and mode of files, and targets of links."""
     found: dict[str, object] = {}
     for folder, folders, files in os.walk(root):
         for name in [*folders, *files]:
@@ -48,8 +49,12 @@ def content(root: Path) -> dict[str, object]:
     return found
 
 
-def wish(base: Path, *stage: str, **more: object) -> StagingRequest:
+def request(base: Path, *stage: str, **more: object) -> StagingRequest:
     return make_request({"stage": list(stage), **more}, base=base, environ={"HOME": "/home/ann"})
+
+
+def manifests(wanted: StagingRequest, packs: Packs) -> list[Manifest]:
+    return [item.manifest for item in scan_items(wanted, packs)]
 
 
 class Node:
@@ -57,20 +62,20 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(exist_ok=True)
-        self.private = private_folder(path)
+        self.private = make_private_folder(path)
         self.runs = 0
 
-    def stager(self, asked: StagingRequest, *, makes_packs: bool = True) -> Stager:
+    def stager(self, wanted: StagingRequest, *, makes_packs: bool = True) -> Stager:
         self.runs += 1
         data = self.private / f"run-{self.runs}" / "data"
         data.mkdir(parents=True)
-        return Stager(asked, private=self.private, data=data, host="here", makes_packs=makes_packs)
+        return Stager(wanted, private=self.private, data=data, host="here", makes_packs=makes_packs)
 
-    def stage(self, asked: StagingRequest, *, makes_packs: bool = True) -> tuple[Path, Stager]:
-        stager = self.stager(asked, makes_packs=makes_packs)
-        stager.begin()
+    def stage(self, wanted: StagingRequest, *, makes_packs: bool = True) -> tuple[Path, Stager]:
+        stager = self.stager(wanted, makes_packs=makes_packs)
+        stager.start_prefetch()
         try:
-            stager.stage(look(asked, stager.packs))
+            stager.stage(scan_items(wanted, stager.packs))
         finally:
-            stager.scouts.give_up()
+            stager.prefetcher.cancel()
         return stager.data, stager

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,14 +53,14 @@ def find_leftovers(
         return []  # another user's markers must not decide what is copied where
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     folders = sorted(private.glob("run-*"))
-    owners = {path: read_owner(path) for path in folders}  # before asking the scheduler: a new job may start meanwhile
+    owners = {
+        path: read_owner(path) for path in folders
+    }  # before asking the scheduler: a new job may start meanwhile
     jobs = {owner.job for owner in owners.values() if owner is not None and owner.job}
     active = active_jobs(environ) if jobs else None
     leftovers = []
     for path, owner in owners.items():
-        reason = reason_to_remove(
-            path, owner, host=host, active=active, environ=environ, job_start=job_start
-        )
+        reason = reason_to_remove(path, owner, host=host, active=active, environ=environ, job_start=job_start)
         if reason:
             leftovers.append(Leftover(path, reason, owner))
     now = time.time()
@@ -128,8 +128,5 @@ def collect_results(path: Path, owner: Owner | None) -> None:
 
 def remove_leftovers(private: Path, environ: Mapping[str, str], *, job_start: str) -> list[Path]:
     """Remove everything that is certainly left behind. Returns what was removed."""
-    return remove(find_leftovers(private, environ, job_start=job_start))
-
-
-def remove(leftovers: Iterable[Leftover]) -> list[Path]:
+    leftovers = find_leftovers(private, environ, job_start=job_start)
     return [leftover.path for leftover in leftovers if leftover.remove()]

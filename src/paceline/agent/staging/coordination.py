@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.placement import Interrupted, Place
-from paceline.agent.rendezvous.rendezvous import Meeting
+from paceline.agent.placement import Placement
+from paceline.agent.rendezvous.errors import Interrupted
+from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
 from paceline.agent.staging.copy.progress import Progress
 from paceline.agent.staging.packs import Packs
@@ -33,9 +34,9 @@ class StagingContext:
 
     run: RunFolder
     launch_spec: LaunchSpec
-    placement: Place
+    placement: Placement
     environ: Mapping[str, str]
-    rendezvous: Meeting
+    rendezvous: Rendezvous
     requests: Requests
     job_start: JobStartFolder
     events: EventWriter
@@ -108,7 +109,7 @@ class StagingCoordinator:
             if thread.stager.transfer.total:
                 self._progress.show("staging data", thread.stager.transfer)
             time.sleep(POLL_INTERVAL)
-        self.context.rendezvous.say({"kind": ALL_STAGED, **result})
+        self.context.rendezvous.send({"kind": ALL_STAGED, **result})
         return result
 
     def _follow(self, error: PacelineError | None) -> dict[str, Any]:
@@ -121,10 +122,10 @@ class StagingCoordinator:
                 if self.is_copier and self.thread is None and error is None:
                     error = self._start_planned(message)
             if not is_reported and (result := self._result(error)):
-                self.context.rendezvous.say({"kind": NODE_STAGED, **result}, to=0)
+                self.context.rendezvous.send({"kind": NODE_STAGED, **result}, to=0)
                 is_reported = True
             if self._is_stop_requested() and not is_reported:
-                self.context.rendezvous.say({"kind": NODE_STAGED, "stopped": True}, to=0)
+                self.context.rendezvous.send({"kind": NODE_STAGED, "stopped": True}, to=0)
                 is_reported = True
             time.sleep(POLL_INTERVAL)
 
@@ -157,7 +158,7 @@ class StagingCoordinator:
                 "hint": "The nodes read what to stage from there.",
             }
         items = [{"name": item.name, "key": item.manifest.key} for item in thread.items]
-        self.context.rendezvous.say({"kind": PLAN, "items": items})
+        self.context.rendezvous.send({"kind": PLAN, "items": items})
         return {}
 
     def _has_packs(self, thread: StagingThread) -> bool:
@@ -174,7 +175,7 @@ class StagingCoordinator:
             kind = message.get("kind")
             if kind in ("lost", "left"):
                 index = message["index"] if kind == "lost" else message["from"]
-                raise LaunchError(f"Lost {rendezvous.name_of(index)} while staging data.")
+                raise LaunchError(f"Lost {rendezvous.describe(index)} while staging data.")
             (ours if kind in (PLAN, NODE_STAGED, ALL_STAGED) else rest).append(message)
         if rest:
             rendezvous.put_back(rest)
@@ -184,9 +185,7 @@ class StagingCoordinator:
         context = self.context
         if context.requests.end_now:
             raise Interrupted("Interrupted while staging data.")
-        return bool(context.requests.stop) or (
-            context.placement.is_head and context.job_start.stop.exists()
-        )
+        return bool(context.requests.stop) or (context.placement.is_head and context.job_start.stop.exists())
 
     def wait_for_cleanup(self) -> None:
         """Wait until all agents have collected and cleaned up: a scheduler may end all when one exits with an error."""
@@ -195,15 +194,17 @@ class StagingCoordinator:
             return
         pending = set(range(1, placement.count)) if placement.is_head else {0}
         if not placement.is_head:
-            rendezvous.say({"kind": NODE_CLEAN}, to=0)
+            rendezvous.send({"kind": NODE_CLEAN}, to=0)
         deadline = time.monotonic() + CLEANUP_TIMEOUT
-        while pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.hurry:
+        while (
+            pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.hurry
+        ):
             for message in rendezvous.poll():
                 if message.get("kind") in (NODE_CLEAN, ALL_CLEAN):
                     pending.discard(message["from"])
             time.sleep(POLL_INTERVAL)
         if placement.is_head:
-            rendezvous.say({"kind": ALL_CLEAN})
+            rendezvous.send({"kind": ALL_CLEAN})
 
 
 def _error_fields(error: PacelineError | None) -> dict[str, Any]:

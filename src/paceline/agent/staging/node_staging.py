@@ -66,7 +66,9 @@ class NodeStaging:
                 self.private, self.context.environ, job_start=self.owner.job_start
             )
             if removed:
-                self.context.say(f"removed {len(removed)} folders that earlier runs left on {self.owner.host}")
+                self.context.say(
+                    f"removed {len(removed)} folders that earlier runs left on {self.owner.host}"
+                )
             folders.make_run_folder(self.folder, self.owner)
         except PacelineError as error:
             return error

@@ -61,7 +61,9 @@ def scan_notes(items: Sequence[ScannedItem]) -> list[str]:
                 "and their targets are read where they are"
             )
         if item.manifest.special_files:
-            notes.append(f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are left out")
+            notes.append(
+                f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are left out"
+            )
     return notes
 
 

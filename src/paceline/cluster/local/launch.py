@@ -38,9 +38,9 @@ class NewRun:
     def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
         """Create the run folder; return notes for the user. `command` is recorded as what the user typed."""
         if self.plan.launch_spec.data:
-            from paceline.cluster.checks.data import refuse_missing
+            from paceline.cluster.checks.data import require_data
 
-            refuse_missing(self.job, self.plan.run_path, os.environ)
+            require_data(self.job, self.plan.run_path, os.environ)
         with folders.create_run_folder(self.plan.run_path) as run_path:
             self.plan = plan = self._plan(run_path)
             prepared = prepare(

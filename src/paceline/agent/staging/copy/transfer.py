@@ -192,7 +192,8 @@ class ItemCopy:
 
     def verify_tasks(self, checksums: dict[str, int]) -> list[Task]:
         """Return tasks that compare every copy with its source; a source whose checksum is known is not read again."""
-        return [lambda file=file: self._verify(file, checksums.get(file.path)) for file in self.manifest.files]  # type: ignore[misc]
+        files = self.manifest.files
+        return [lambda file=file: self._verify(file, checksums.get(file.path)) for file in files]  # type: ignore[misc]
 
     def _verify(self, file: FileEntry, known: int | None) -> None:
         source = join(self.manifest.source, file.path)
