@@ -55,8 +55,8 @@ def test_built_by_a_job_and_used_by_the_next(
 
     early = slurm_paceline("submit", *SMALL, "train.py", cwd=home)
     assert early.returncode == 2
-    assert "not built yet" in early.stderr
-    assert "build it: paceline env build" in early.stderr
+    assert "is not built" in early.stderr
+    assert "Build it: paceline env build" in early.stderr
     assert cluster.queue() == []
 
     # Two ask for the same at once: one job builds, and both are told where it is.
@@ -76,7 +76,7 @@ def test_built_by_a_job_and_used_by_the_next(
         assert "runs that are submitted from now on use it" in done.stdout
     (folder,) = built(scratch)
     logs = "".join(done.stdout for done in typed)
-    assert "paceline: making a venv with python3" in logs
+    assert "paceline: creating a venv with python3" in logs
     assert " on node" in logs, "on a node, not here"
     again = slurm_paceline("env", "build", cwd=home, check=True)
     assert again.stdout.startswith(f"up to date: {folder}")
@@ -106,7 +106,7 @@ def test_a_build_that_fails_and_a_module_that_is_gone(
 
     refused = slurm_paceline("env", "build", "--partition", "nowhere", cwd=home)
     assert refused.returncode == 1
-    assert "sbatch refused the build" in refused.stderr
+    assert "sbatch rejected the build" in refused.stderr
 
     (home / "paceline.toml").write_text(config(modules).replace("greet/2.0", "greet/7"))
     gone = slurm_paceline("env", "build", cwd=home)

@@ -16,12 +16,12 @@ from paceline.cli import console, options
 from paceline.cli.help import GroupedCommand
 from paceline.cluster.environment import build as builds
 from paceline.cluster.environment import store as stored
-from paceline.cluster.environment.build_progress import Watch
-from paceline.cluster.environment.store import Built, Recipe
+from paceline.cluster.environment.build_progress import BuildProgress
+from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions, select_partitions
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.environment.build import USUAL_CPUS, Size
+from paceline.plan.environment.build import DEFAULT_CPUS, BuildResources
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import validate_flag
 from paceline.spec.options import PATH
@@ -76,28 +76,28 @@ def build(
     """
     flags = [flag for flag in settings.flags if flag.key not in SIZES]
     job = _load(settings, [Flag(FILES, "environment.requirements", files or None, PATH), *flags])
-    builds.refuse_other_kinds(job)
-    recipe = stored.recipe_of(job, os.environ)
-    for note in recipe.requirements.notes:
+    builds.require_buildable(job)
+    inputs = stored.environment_inputs(job, os.environ)
+    for note in inputs.requirements.notes:
         console.say_note(note)
     typed = {SIZES[flag.key]: validate_flag(flag) for flag in settings.flags if flag.key in SIZES}
-    size = Size(**{"cpus": _cores(job), **typed})
-    plan = builds.plan_build(job, recipe, os.environ, size)
+    size = BuildResources(**{"cpus": _cores(job), **typed})
+    plan = builds.plan_build(job, inputs, os.environ, size)
     if dry_run:
         print(plan.script, end="")
         return 0
     if plan.target.is_complete:
         print(f"up to date: {plan.target.path}")
-        return _tell_use(job, recipe, plan.target)
+        return _tell_use(job, inputs, plan.target)
     began = clock.monotonic()
     watch = _start(plan, local=local)
     if no_wait and not local:
         print(f"  log     {watch.folder.log}")
         return 0
     follow(watch)
-    watch.conclude()
+    watch.check_result()
     print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
-    return _tell_use(job, recipe, plan.target)
+    return _tell_use(job, inputs, plan.target)
 
 
 def _load(settings: options.Settings, flags: Sequence[Flag]) -> Job:
@@ -113,25 +113,25 @@ def _cores(job: Job) -> int:
     kinds = [
         kind for each in select_partitions(find_partitions(), job.resources.partition) for kind in each.kinds
     ]
-    return min(USUAL_CPUS, max((kind.cpus for kind in kinds), default=USUAL_CPUS))
+    return min(DEFAULT_CPUS, max((kind.cpus for kind in kinds), default=DEFAULT_CPUS))
 
 
-def _start(plan: builds.Plan, *, local: bool) -> Watch:
+def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
     if local:
         print(f"building {plan.target.path} here", flush=True)
-        return Watch(plan.target, plan.folder, process=builds.start_here(plan))
+        return BuildProgress(plan.target, plan.folder, process=builds.start_local_build(plan))
     if not slurm.available():
         raise ClusterError("there is no sbatch here", hint="build here instead: paceline env build --local")
-    if (live := builds.live_build(plan.target)) is not None:
+    if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)
-        return Watch(plan.target, folder, job=number)
+        return BuildProgress(plan.target, folder, job=number)
     number = builds.submit_build(plan)
     print(f"building {plan.target.path} as job {number}", flush=True)
-    return Watch(plan.target, plan.folder, job=number)
+    return BuildProgress(plan.target, plan.folder, job=number)
 
 
-def follow(watch: Watch) -> None:
+def follow(watch: BuildProgress) -> None:
     """The build's log as it comes, and below it, on a terminal, how far it is."""
     out = console.console(stderr=True)
     try:
@@ -155,29 +155,29 @@ def follow(watch: Watch) -> None:
         raise
 
 
-def _tell_use(job: Job, recipe: Recipe, target: Built) -> int:
+def _tell_use(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment) -> int:
     """What to write into paceline.toml, unless it is there."""
     environment = job.environment
-    if recipe.kind == "container":
+    if inputs.kind == "container":
         is_said = environment.image is None
         lines = ['kind = "container"', f'image = "{target.image}"']
     else:
         is_said = job.source("environment.requirements") != FILES and environment.path is None
         is_said &= bool(environment.requirements) and job.is_set("environment.kind")
-        names = ", ".join(f'"{name}"' for name in recipe.requirements.files)
+        names = ", ".join(f'"{name}"' for name in inputs.requirements.files)
         lines = ['kind = "venv"', f"requirements = [{names}]"]
         for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
             if job.source(f"environment.{key}") == flag:
                 lines.append(f'{key} = "{getattr(environment, key)}"')
-        lines += ["horovod = true"] if recipe.horovod else []
+        lines += ["horovod = true"] if inputs.horovod else []
     if is_said:
         print("runs that are submitted from now on use it")
         return 0
-    if environment.path is not None and recipe.kind == "venv":
+    if environment.path is not None and inputs.kind == "venv":
         console.say_note(f"path in [environment] is {environment.path}: take it out to use what was built")
     print("to use it, write into paceline.toml:\n\n[environment]")
     print("\n".join(lines))
-    if recipe.kind == "venv":
+    if inputs.kind == "venv":
         print(f'# or just this one, whatever the files say later: path = "{target.path}"')
     return 0
 
@@ -186,13 +186,13 @@ def _tell_use(job: Job, recipe: Recipe, target: Built) -> int:
 def show_all(*, config: options.Config = None, cluster_profile: options.ClusterProfile = None) -> int:
     """The environments that were built for this project."""
     job = load_job(Program("env"), config=config, profile=cluster_profile)
-    store = stored.store_of(job, os.environ)
-    found = stored.known(store)
+    store = stored.store_path(job, os.environ)
+    found = stored.list_environments(store)
     if not found:
         print(f"there are none in {store}")
         return 0
     for each in found:
-        told = each.told()
+        told = each.record()
         if not told:
             builder = _builder(each)
             print(
@@ -208,10 +208,10 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
     return 0
 
 
-def _builder(each: Built) -> str | None:
+def _builder(each: StoredEnvironment) -> str | None:
     """Who is building it, unless that one is gone."""
     builder = each.builder
-    return builder if builder is not None and builds.is_at_it(builder) else None
+    return builder if builder is not None and builds.may_be_building(builder) else None
 
 
 @app.command()
@@ -224,7 +224,7 @@ def remove(
 ) -> int:
     """Remove environments. Runs that are queued with one of them will fail."""
     job = load_job(Program("env"), config=config, profile=cluster_profile)
-    found = {each.key: each for each in stored.known(stored.store_of(job, os.environ))}
+    found = {each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))}
     for key in keys:
         if key not in found:
             raise UsageError(f"there is no environment {key!r}", hint="see `paceline env list`")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.plan.environment.build import Build, BuildFolder, Size, build_directives, render_build
+from paceline.plan.environment.build import (
+    BuildFolder,
+    BuildResources,
+    BuildScript,
+    build_directives,
+    render_build,
+)
 from paceline.plan.environment.image import definition, image_steps
 from paceline.plan.environment.modules import module_section
 from paceline.plan.environment.venv import venv_steps
@@ -21,13 +27,13 @@ def job(**keys: object) -> Job:
     return load_job(Program("env"), flags=flags, cwd=Path("/home/ann/my vision"))
 
 
-def script(asked: Job, steps: list[str], size: Size | None = None) -> str:
-    build = Build(
+def script(asked: Job, steps: list[str], size: BuildResources | None = None) -> str:
+    build = BuildScript(
         title="venv 0123456789abcdef of vision: requirements.txt",
         folder=FOLDER,
         target=TARGET,
         cwd=asked.folder,
-        directives=build_directives(asked, FOLDER, size or Size()),
+        directives=build_directives(asked, FOLDER, size or BuildResources()),
         modules=module_section(asked.environment).lines(),
         setup=asked.environment.setup,
         steps=steps,
@@ -48,7 +54,9 @@ def texts() -> dict[str, str]:
     lines = ["torch==2.6.0", "timm>=1.0"]
     return {
         "venv.sbatch": script(job(), plain),
-        "venv-everything.sbatch": script(modules, full, Size(cpus=8, gpus=1, memory=16384, time=1800)),
+        "venv-everything.sbatch": script(
+            modules, full, BuildResources(cpus=8, gpus=1, memory=16384, time=1800)
+        ),
         "image.sbatch": script(job(), image_steps(engine="apptainer", base=BASE, installs=True)),
         "pull.sbatch": script(job(), image_steps(engine="singularity", base=BASE, installs=False)),
         "image.def": definition(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.environment.build_progress import Watch
-from paceline.cluster.environment.store import Built
+from paceline.cluster.environment.build_progress import BuildProgress
+from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm.states import JobState
 from paceline.errors import ClusterError
-from paceline.plan.environment.build import LOCK, MARKER, Build, BuildFolder, render_build
+from paceline.plan.environment.build import LOCK, MARKER, BuildFolder, BuildScript, render_build
 from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.runs import Type
 
@@ -46,7 +46,7 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Ty
     words = ("run", "--nproc", "1", "--cpu", "train.py")
     early = paceline(*words, cwd=home)
     assert early.returncode == 1
-    assert "the environment from requirements.txt is not built yet" in early.stderr
+    assert "The environment from requirements.txt is not built" in early.stderr
     assert "paceline env build --local" in early.stderr
 
     done = paceline(
@@ -76,7 +76,7 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Ty
 
     write_wheel(home / "wheels", "tiny", needs="other")  # the same name, another content
     changed = paceline(*words, cwd=home)
-    assert "or no longer what it was built from" in changed.stderr
+    assert "or its inputs have changed since" in changed.stderr
     kept = paceline("env", "remove", key, cwd=home, check=True)
     assert "nothing was removed" in kept.stderr
     paceline("env", "remove", key, "--yes", cwd=home, check=True)
@@ -134,10 +134,10 @@ def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Type) -> None:
     home = project(tmp_path / "project", "", config=config)
     assert "conda env create" in paceline("env", "build", cwd=home).stderr
     (home / "paceline.toml").write_text(PROJECT + '[environment]\nkind = "container"\nimage = "/x.sif"\n')
-    assert "write base instead of image" in paceline("env", "build", cwd=home).stderr
+    assert "set base instead of image" in paceline("env", "build", cwd=home).stderr
     (home / "paceline.toml").write_text(PROJECT)
     (home / "requirements.txt").unlink()
-    assert "there is nothing to build from" in paceline("env", "build", cwd=home).stderr
+    assert "has nothing to build from" in paceline("env", "build", cwd=home).stderr
     (home / "requirements.txt").write_text("rich\n")
     shown = paceline("env", "build", "--dry-run", "--python", "/usr/bin/python3", cwd=home, check=True).stdout
     assert "python=/usr/bin/python3" in shown
@@ -153,7 +153,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.store = folder
-        self.target = Built(folder / "key")
+        self.target = StoredEnvironment(folder / "key")
         self.count = folder / "builds"
 
     def start(self, name: str, *steps: str, **environ: str) -> subprocess.Popen[str]:
@@ -166,7 +166,7 @@ class Bench:
             'echo x >"$target/half"',
             f"echo {name} >>{self.count}",
         ]
-        build = Build(
+        build = BuildScript(
             title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*usual, *steps]
         )
         folder.script.write_text(render_build(build))
@@ -195,7 +195,7 @@ def test_builders_take_turns_and_share_the_result(tmp_path: Path) -> None:
     others = [bench.start(name, GO) for name in "bcd"]
     for other in others:
         assert other.stdout is not None
-        assert "builds it already: waiting" in other.stdout.readline()
+        assert "which is building it" in other.stdout.readline()
     assert not bench.target.is_complete
     (tmp_path / "go").touch()
     for each in [first, *others]:
@@ -276,7 +276,7 @@ def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_n
     (commands / "squeue").chmod(0o755)
     one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}")
     assert one.stdout is not None
-    assert "job-77 builds it already" in one.stdout.readline()
+    assert "waiting for job-77, which is building it" in one.stdout.readline()
     (commands / "new").write_text(
         "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
     )
@@ -290,7 +290,7 @@ def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_n
 def test_a_scheduler_that_does_not_answer_for_a_moment_ends_no_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = Watch(Built(tmp_path / "key"), BuildFolder(tmp_path), job="7")
+    watch = BuildProgress(StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7")
     answers: list[dict[str, JobState]] = [{"7": JobState("7", "COMPLETED")}]
 
     def states(jobs: list[str]) -> dict[str, JobState]:
@@ -299,7 +299,7 @@ def test_a_scheduler_that_does_not_answer_for_a_moment_ends_no_watch(
         return answers.pop()
 
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.cluster.environment.build_progress.ASK", 0.0)
+        patch.setattr("paceline.cluster.environment.build_progress.STATE_INTERVAL", 0.0)
         patch.setattr("paceline.cluster.environment.build_progress.slurm.states", states)
         held = answers.pop()
         assert not watch.is_over()

@@ -105,7 +105,7 @@ def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path
 
 def test_requirements_that_nothing_uses(tmp_path: Path) -> None:
     (found,) = check_built(job_in(tmp_path / "p", environment__requirements="requirements.txt"))
-    assert (found.level, found.hint) == (WARNING, 'set kind = "venv" in [environment]')
+    assert (found.level, found.hint) == (WARNING, 'Set kind = "venv" in [environment].')
     assert check_built(job_in(tmp_path / "p")) == []
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from paceline.cluster.environment.build import plan_build
 from paceline.cluster.environment.requirements import read_requirements
-from paceline.cluster.environment.store import recipe_of
+from paceline.cluster.environment.store import environment_inputs
 from paceline.errors import SpecError
-from paceline.plan.environment.build import Size
+from paceline.plan.environment.build import BuildResources
 from paceline.plan.environment.image import definition
 from paceline.plan.environment.requirements import name_of
 from tests.cluster.environment.cases import FOLDER, HERE, texts
@@ -57,7 +57,7 @@ def test_requirements_files_and_all_that_they_refer_to(tmp_path: Path) -> None:
         f"--find-links {folder / 'wheels'}",
     ]  # fmt: skip
     assert found.constraints == ["psutil<9", "rich<99"]
-    assert found.notes == [f"held to {folder / 'constraints.txt'}"]
+    assert found.notes == [f"the build uses the constraints in {folder / 'constraints.txt'}"]
     assert [name_of(line) for line in found.lines[:3]] == ["torch", "psutil", "rich"]
 
 
@@ -75,7 +75,7 @@ def test_pyproject_with_extras(tmp_path: Path) -> None:
     job = job_in(folder, environment__requirements="pyproject.toml[most]")
     lines = ["torch>=2.6", "nvidia-ml-py", "rich", "psutil"]
     assert read_requirements(job).lines == lines, "an index may have a stranger's package called mine"
-    with pytest.raises(SpecError, match="there is no extra 'gpus'"):
+    with pytest.raises(SpecError, match="has no extra 'gpus'"):
         read_requirements(job_in(folder, environment__requirements=["pyproject.toml[gpus]"]))
 
 
@@ -103,7 +103,7 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
     (folder / "Pipfile.lock").write_text(json.dumps(lock))
     found = read_requirements(job_in(folder))
     assert found.lines[0] == "rich==13.0 ; python_version > '3'"
-    assert "tool has no hash" in found.notes[0]
+    assert "has no hash for tool" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         ("environment.yml", "", "conda env create"),
         ("pyproject.toml", "[tool.poetry]\n", "poetry export"),
         ("pyproject.toml", '[project]\nname = "p"\ndynamic = ["dependencies"]\n', "pip-compile"),
-        ("requirements.txt", "-r gone.txt\n", "line 1: there is no file"),
-        ("requirements.txt", "-r requirements.txt\n", "refers to itself"),
-        ("requirements.txt", "./gone\n", "the requirement './gone': there is no"),
-        ("Pipfile.lock", "{}", "is no lock file of pipenv"),
+        ("requirements.txt", "-r gone.txt\n", "line 1 names"),
+        ("requirements.txt", "-r requirements.txt\n", "includes itself"),
+        ("requirements.txt", "./gone\n", "The requirement './gone' means"),
+        ("Pipfile.lock", "{}", "is not a lock file of pipenv"),
     ],
 )
 def test_what_cannot_be_installed_says_what_to_do(
@@ -136,7 +136,7 @@ def test_the_key_is_of_what_decides_the_content(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "requirements.txt").write_text(text)
         job = job_in(folder, environment__kind="venv", environment__requirements="requirements.txt", **keys)
-        return recipe_of(job, {"PATH": "/usr/bin:/bin"}).key
+        return environment_inputs(job, {"PATH": "/usr/bin:/bin"}).key
 
     package = tmp_path / "a" / "package"
     package.mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_torch_is_installed_first_by_all_options_of_the_list(tmp_path: Path) -> 
     options = ["--pre", "--extra-index-url https://wheels.example.org", "--trusted-host wheels.example.org"]
     (job.folder / "requirements.txt").write_text("\n".join([*options, "-e .", "torch", "rich"]))
     (job.folder / "pyproject.toml").write_text('[project]\nname = "p"\n')
-    plan = plan_build(job, recipe_of(job, {}), {}, Size())
+    plan = plan_build(job, environment_inputs(job, {}), {}, BuildResources())
     assert plan.files["first.txt"].splitlines() == [*options, "torch"]
 
 
@@ -170,7 +170,7 @@ def test_variables_that_requirements_name_are_taken_along_and_stand_nowhere_else
     job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
     (job.folder / "requirements.txt").write_text("mine @ git+https://${GIT_TOKEN}@git.example.org/mine.git\n")
     environ = {"GIT_TOKEN": "hush", "OTHER_TOKEN": "hush-too"}
-    plan = plan_build(job, recipe_of(job, environ), environ, Size())
+    plan = plan_build(job, environment_inputs(job, environ), environ, BuildResources())
     assert plan.environment == "export GIT_TOKEN=hush\n"
     assert "hush" not in "".join(plan.files.values()) + str(plan.submitter)
 
@@ -188,25 +188,25 @@ def test_a_base_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
         job = job_in(tmp_path / "p", environment__kind="container", environment__base="~/torch.sif")
-        assert recipe_of(job, {}).base == str(tmp_path / "torch.sif")
+        assert environment_inputs(job, {}).base == str(tmp_path / "torch.sif")
 
 
 def test_an_image_that_was_replaced_is_another_base(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="container", environment__base="torch.sif")
-    with pytest.raises(SpecError, match="there is no image"):
-        recipe_of(job, {})
+    with pytest.raises(SpecError, match="which does not exist"):
+        environment_inputs(job, {})
     (tmp_path / "p" / "torch.sif").write_text("one")
-    first = recipe_of(job, {}).key
-    assert recipe_of(job, {}).key == first
+    first = environment_inputs(job, {}).key
+    assert environment_inputs(job, {}).key == first
     (tmp_path / "p" / "torch.sif").write_text("another")
-    assert recipe_of(job, {}).key != first
+    assert environment_inputs(job, {}).key != first
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--index-url https://ann:hush@wheels.example.org", "a password would stand in the image"),
-        ("mine @ git+https://hush@git.example.org/mine.git", "a password would stand in the image"),
+        ("--index-url https://ann:hush@wheels.example.org", "would put a password into the image"),
+        ("mine @ git+https://hush@git.example.org/mine.git", "would put a password into the image"),
         ("./package", "outside of the image"),
         ("-e .", "outside of the image"),
         ("mine @ file:///home/ann/mine", "outside of the image"),

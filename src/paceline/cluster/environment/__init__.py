@@ -1,1 +1,1 @@
-"""Built environments: where they are stored, how they are built, and rehearsing a job's environment here."""
+"""Environments: the store of built ones, how they are built, and probes of a job's environment."""

@@ -1,4 +1,4 @@
-"""Build an environment: write down what is wanted, and have a job or a process here do it."""
+"""Build an environment: write the build's input, and start a job or a local process that builds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.environment.store import Built, Recipe, store_of
+from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, UsageError
 from paceline.plan.environment.build import (
     SCRIPT_NAMES,
-    Build,
     BuildFolder,
-    Size,
+    BuildResources,
+    BuildScript,
     build_directives,
     render_build,
 )
@@ -36,22 +36,22 @@ from paceline.plan.quote import quote
 from paceline.plan.redaction import redact
 from paceline.spec import Job
 
-FORGOTTEN = 24 * 3600  # seconds after which a build that is no job is over
-FIRST = ("torch",)
+LOCAL_BUILD_LIMIT = 24 * 3600  # seconds after which a local build counts as over
+FIRST = ("torch",)  # installed before the other packages
 
-# What a build takes along from the shell that asks for it: how pip and compilers are set up there.
-_CARRIED = re.compile(
+# What a build inherits from the submitter's shell: settings of pip and of compilers.
+_FORWARDED = re.compile(
     r"PIP_(?!TARGET$|PREFIX$|USER$|ROOT$|REQUIRE_VIRTUALENV$)\w+|HOROVOD_\w+|(APPTAINER|SINGULARITY)_DOCKER_\w+"
     r"|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|CC|CXX|CUDA_HOME|TORCH_CUDA_ARCH_LIST|MAX_JOBS"
 )
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What a build writes and calls. A dry run prints the script."""
 
-    recipe: Recipe
-    target: Built
+    inputs: EnvironmentInputs
+    target: StoredEnvironment
     folder: BuildFolder
     files: dict[str, str]  # name -> text
     environment: str
@@ -62,64 +62,66 @@ class Plan:
         return self.files[self.folder.script.name]
 
 
-def plan_build(job: Job, recipe: Recipe, environ: Mapping[str, str], size: Size) -> Plan:
-    """The plan of a build of its own; nothing is made."""
-    store = store_of(job, environ)
-    target = Built(store / recipe.key)
-    folder = BuildFolder(store / f"{recipe.key}.build-{secrets.token_hex(4)}")
-    asked = build_directives(job, folder, size)
-    files, steps = _contents(job, recipe, folder)
-    build = Build(
-        title=f"{recipe.kind} {recipe.key} of {job.project_name}: {recipe.origin or recipe.base}",
+def plan_build(
+    job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], resources: BuildResources
+) -> BuildPlan:
+    """Return the plan of a new build, without creating anything."""
+    store = store_path(job, environ)
+    target = StoredEnvironment(store / inputs.key)
+    folder = BuildFolder(store / f"{inputs.key}.build-{secrets.token_hex(4)}")
+    directives = build_directives(job, folder, resources)
+    files, steps = _contents(job, inputs, folder)
+    build = BuildScript(
+        title=f"{inputs.kind} {inputs.key} of {job.project_name}: {inputs.origin or inputs.base}",
         folder=folder,
         target=target.path,
         cwd=job.folder,
-        directives=asked,
+        directives=directives,
         modules=module_section(job.environment).lines(),
         setup=job.environment.setup,
         steps=steps,
     )
     files[folder.script.name] = render_build(build)
-    files[folder.marker.name] = _marker(recipe)
-    submission = submission_environment(environ, asked)
-    named = _named_in(recipe.requirements.lines)
-    return Plan(recipe, target, folder, files, _environment(job, environ, named), submission.variables)
+    files[folder.marker.name] = _marker(inputs)
+    submission = submission_environment(environ, directives)
+    named = _named_in(inputs.requirements.lines)
+    return BuildPlan(inputs, target, folder, files, _environment(job, environ, named), submission.variables)
 
 
-def _contents(job: Job, recipe: Recipe, folder: BuildFolder) -> tuple[dict[str, str], list[str]]:
-    """The files that the steps read, and the steps."""
-    wanted = recipe.requirements
-    files = {folder.requirements.name: _text(wanted.lines)}
-    if wanted.constraints:
-        files[folder.constraints.name] = _text(wanted.constraints)
-    if recipe.kind == "container":
-        assert recipe.base is not None
-        if wanted.lines:
+def _contents(job: Job, inputs: EnvironmentInputs, folder: BuildFolder) -> tuple[dict[str, str], list[str]]:
+    """Return the files that the steps read, and the steps."""
+    requirements = inputs.requirements
+    files = {folder.requirements.name: _text(requirements.lines)}
+    if requirements.constraints:
+        files[folder.constraints.name] = _text(requirements.constraints)
+    if inputs.kind == "container":
+        assert inputs.base is not None
+        if requirements.lines:
             files[folder.definition.name] = definition(
-                base=recipe.base, origin=recipe.origin, folder=folder, lines=wanted.lines,
-                constraints=wanted.constraints,
+                base=inputs.base, origin=inputs.origin, folder=folder, lines=requirements.lines,
+                constraints=requirements.constraints,
             )  # fmt: skip
         engine = job.environment.engine
         return files, image_steps(
             engine=engine if engine in ("apptainer", "singularity") else "apptainer",
-            base=recipe.base,
-            installs=bool(wanted.lines),
+            base=inputs.base,
+            installs=bool(requirements.lines),
         )
-    assert recipe.python is not None
-    # Where hashes are given, pip wants them of everything in a list: torch's own list would lack some.
-    hashed = any("--hash=" in line for line in wanted.lines)
-    first = [] if hashed else [line for line in wanted.lines if name_of(line) in FIRST]
+    assert inputs.python is not None
+    # With hashes, pip requires one for every package in a list: torch's own list would lack some.
+    hashed = any("--hash=" in line for line in requirements.lines)
+    first = [] if hashed else [line for line in requirements.lines if name_of(line) in FIRST]
     if first:
-        # All of them: `--pre` decides which torch it is, `--trusted-host` whether it can be fetched.
-        options = [line for line in wanted.lines if re.match(r"-(?!e|-editable)", line)]
+        # All options: `--pre` decides which torch it is, `--trusted-host` whether pip can download it.
+        options = [line for line in requirements.lines if re.match(r"-(?!e|-editable)", line)]
         files[folder.first.name] = _text([*options, *first])
     return files, venv_steps(
-        python=recipe.python.command,
-        version=recipe.python.version,
-        system_packages=recipe.system_packages,
+        python=inputs.python.command,
+        version=inputs.python.version,
+        system_packages=inputs.system_packages,
         first=bool(first),
-        constraints=bool(wanted.constraints),
-        horovod=recipe.horovod,
+        constraints=bool(requirements.constraints),
+        horovod=inputs.horovod,
     )
 
 
@@ -127,25 +129,25 @@ def _text(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _marker(recipe: Recipe) -> str:
-    """For people, and for `paceline env list`."""
-    python = recipe.python
+def _marker(inputs: EnvironmentInputs) -> str:
+    """Return the marker, for people and for `paceline env list`."""
+    python = inputs.python
     value = {
-        "kind": recipe.kind, "key": recipe.key, "built": time.time(), "from": recipe.requirements.files,
-        "python": python.version if python else None, "base": recipe.base, "modules": recipe.modules,
-        "horovod": recipe.horovod, "requirements": [redact("", line) for line in recipe.requirements.lines],
+        "kind": inputs.kind, "key": inputs.key, "built": time.time(), "from": inputs.requirements.files,
+        "python": python.version if python else None, "base": inputs.base, "modules": inputs.modules,
+        "horovod": inputs.horovod, "requirements": [redact("", line) for line in inputs.requirements.lines],
     }  # fmt: skip
     return json.dumps(value, indent=1) + "\n"
 
 
 def _named_in(lines: list[str]) -> set[str]:
-    """Variables that pip puts into requirements: `https://${TOKEN}@git.example.org`."""
+    """Return the variables that pip expands in requirements: `https://${TOKEN}@git.example.org`."""
     return {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line)}
 
 
 def _environment(job: Job, environ: Mapping[str, str], named: set[str]) -> str:
-    """The variables of a build. Addresses of indexes and proxies may hold passwords: they stand nowhere else."""
-    variables = {name: text for name, text in environ.items() if _CARRIED.fullmatch(name) or name in named}
+    """Return the variables of a build. Addresses of indexes and proxies may hold passwords: they go nowhere else."""
+    variables = {name: text for name, text in environ.items() if _FORWARDED.fullmatch(name) or name in named}
     variables |= {name: environ[name] for name in PROXIES if environ.get(name)}
     variables |= {**module_variables(job.environment, environ), **job.environment.variables}
     return "".join(
@@ -153,12 +155,12 @@ def _environment(job: Job, environ: Mapping[str, str], named: set[str]) -> str:
     )
 
 
-# -- doing it ------------------------------------------------------------------------------------------
+# -- building ------------------------------------------------------------------------------------------
 
 
-def write_build(plan: Plan) -> None:
-    """The build's folder, complete before anybody is asked to build."""
-    sweep(plan.target.path.parent)
+def write_build(plan: BuildPlan) -> None:
+    """Write the build's folder, complete before the build starts."""
+    remove_old_builds(plan.target.path.parent)
     try:
         plan.folder.path.mkdir(parents=True, mode=0o700)
         for name, text in plan.files.items():
@@ -167,13 +169,13 @@ def write_build(plan: Plan) -> None:
     except OSError as error:
         shutil.rmtree(plan.folder.path, ignore_errors=True)
         raise EnvironmentProblem(
-            f"cannot write {plan.folder.path}: {error.strerror or error}",
-            hint="choose another scratch folder: [project] scratch, or PACELINE_SCRATCH",
+            f"Cannot write {plan.folder.path}: {error.strerror or error}.",
+            hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
         ) from None
 
 
-def submit_build(plan: Plan) -> str:
-    """Give it to Slurm; the job's id. A refusal leaves nothing behind."""
+def submit_build(plan: BuildPlan) -> str:
+    """Submit the build and return the job's id. A rejected build leaves nothing behind."""
     write_build(plan)
     try:
         done = slurm.call(
@@ -182,8 +184,8 @@ def submit_build(plan: Plan) -> str:
         ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
         if done.returncode or not ids:
             raise ClusterError(
-                f"sbatch refused the build: {slurm.error_text(done)}",
-                hint="ask for other nodes (--partition, --account, --time), or build here: --local",
+                f"sbatch rejected the build: {slurm.error_text(done)}.",
+                hint="Ask for other nodes (--partition, --account, --time), or build here with --local.",
             )
         write_atomically(plan.folder.job, f"{ids[-1]}\n")
     except BaseException:
@@ -193,8 +195,8 @@ def submit_build(plan: Plan) -> str:
     return job
 
 
-def start_here(plan: Plan) -> subprocess.Popen[bytes]:
-    """The same script, by bash, with the same environment."""
+def start_local_build(plan: BuildPlan) -> subprocess.Popen[bytes]:
+    """Run the same script with bash, in the same environment."""
     write_build(plan)
     with open(plan.folder.log, "wb") as log:
         return subprocess.Popen(
@@ -203,13 +205,13 @@ def start_here(plan: Plan) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def live_build(target: Built) -> tuple[BuildFolder, str] | None:
-    """A job that is about to build the same thing, if there is one."""
+def find_live_build(target: StoredEnvironment) -> tuple[BuildFolder, str] | None:
+    """Return a job that builds the same environment, if there is one."""
     for path in sorted(target.path.parent.glob(f"{target.key}.build-*/job")):
         try:
             job = path.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
-            continue  # over since it was listed: whoever followed it has taken its folder away
+            continue  # over since it was listed, and its folder removed
         if _is_live(job):
             return BuildFolder(path.parent), job
     return None
@@ -220,8 +222,8 @@ def _is_live(job: str) -> bool:
     return state is not None and state.phase in (LIVE, WAITING)
 
 
-def is_at_it(builder: str) -> bool:
-    """Whether who holds a lock ("job-12", "process-host-77") may still be building: one that was killed is not."""
+def may_be_building(builder: str) -> bool:
+    """Return whether the holder of a lock ("job-12", "process-host-77") may still be building."""
     kind, _, rest = builder.partition("-")
     if kind == "job":
         try:
@@ -240,15 +242,15 @@ def is_at_it(builder: str) -> bool:
     return True
 
 
-def sweep(store: Path) -> None:
-    """Folders of builds that are over: the last one's log has been there long enough to be read."""
+def remove_old_builds(store: Path) -> None:
+    """Remove the folders of builds that are over: their logs were there long enough to be read."""
     for path in store.glob("*.build-*"):
         try:
             job = (path / "job").read_text(encoding="utf-8").strip()
         except OSError:
-            job = ""  # one here, or one that is just being submitted
+            job = ""  # a local build, or one that is just being submitted
         try:
-            over = not _is_live(job) if job else time.time() - path.stat().st_mtime > FORGOTTEN
+            over = not _is_live(job) if job else time.time() - path.stat().st_mtime > LOCAL_BUILD_LIMIT
         except FileNotFoundError:
             continue
         except ClusterError:
@@ -257,16 +259,17 @@ def sweep(store: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def refuse_other_kinds(job: Job) -> None:
+def require_buildable(job: Job) -> None:
+    """Raise for environments that `paceline env build` does not build."""
     if job.environment.kind == "conda":
         raise UsageError(
-            'kind is "conda": conda builds its environments itself',
-            hint="conda env create --prefix /shared/folder --file environment.yml",
+            'kind is "conda", but conda builds its environments itself.',
+            hint="Use conda env create --prefix /shared/folder --file environment.yml.",
         )
     if job.environment.kind == "container" and job.environment.engine == "pyxis":
         raise UsageError(
-            'engine is "pyxis", which fetches images itself when a job starts',
-            hint='nothing has to be built; for an image of your own use engine = "apptainer"',
+            'engine is "pyxis", which fetches images itself when a job starts.',
+            hint='You need not build anything; for an image of your own, use engine = "apptainer".',
         )
     image = job.environment.image
     if (
@@ -276,6 +279,6 @@ def refuse_other_kinds(job: Job) -> None:
         and not is_remote(image)
     ):
         raise UsageError(
-            f"{job.source('environment.image')} is {image}, a file or folder: it is used as it is",
-            hint="to build one from it, write base instead of image",
+            f"{job.source('environment.image')} is {image}, a file or folder that is used as it is.",
+            hint="To build an image from it, set base instead of image.",
         )

@@ -1,7 +1,7 @@
-"""Environments that were built: where they are, what they are known by, and which of them a job means.
+"""The store of built environments: where they are, how they are identified, and which one a job uses.
 
-`<scratch>/<project>/.environments/<key>`: the key is a hash of all that decides what is inside. Equal inputs are one
-environment, changed ones another, and a job that waits in the queue keeps the one that it was submitted with.
+`<scratch>/<project>/.environments/<key>`: the key is a hash of the build's inputs. Equal inputs share an environment,
+changed ones get another, and a job in the queue keeps the one that it was submitted with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.plan.quote import quote
 from paceline.spec import Job
 
 STORE = ".environments"
-_FORMAT = 1  # other ways to build are other environments
+_FORMAT = 1  # another way to build is another environment
 _SOURCE = "environment.requirements"
 
 _DESCRIBE = (
@@ -41,7 +41,7 @@ _DESCRIBE = (
 
 @dataclass(frozen=True)
 class Python:
-    """The Python that a venv is made with, as it was found here."""
+    """The Python that creates a venv, as found here."""
 
     command: str
     version: str
@@ -51,14 +51,14 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """All that decides what an environment holds."""
+class EnvironmentInputs:
+    """Everything that determines the content of an environment."""
 
     kind: str  # venv or container
     requirements: Requirements
     python: Python | None = None
     base: str | None = None
-    base_state: str = ""  # of a base that is a file or a folder here
+    base_state: str = ""  # size and time of a base that is a file or a folder here
     modules: tuple[str, ...] = ()
     module_paths: tuple[str, ...] = ()
     system_packages: bool = False
@@ -66,14 +66,14 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Where the project lies is no part of it, nor are the names of files."""
-        told = asdict(self)
-        told["requirements"] = {
-            name: told["requirements"][name] for name in ("lines", "constraints", "local")
+        """A hash of the inputs, without the project's path and the names of files."""
+        inputs = asdict(self)
+        inputs["requirements"] = {
+            name: inputs["requirements"][name] for name in ("lines", "constraints", "local")
         }
         if self.python is not None:
-            told["python"].pop("command")
-        text = json.dumps([_FORMAT, told], sort_keys=True)
+            inputs["python"].pop("command")
+        text = json.dumps([_FORMAT, inputs], sort_keys=True)
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
     @property
@@ -82,7 +82,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Built:
+class StoredEnvironment:
     """One environment of the store."""
 
     path: Path
@@ -97,7 +97,7 @@ class Built:
 
     @property
     def builder(self) -> str | None:
-        """Who holds the lock: "job-12", "process-host-77"."""
+        """The holder of the lock: "job-12", "process-host-77"."""
         try:
             return next(iter(os.listdir(f"{self.path}{LOCK}")), None)
         except OSError:
@@ -107,8 +107,8 @@ class Built:
     def image(self) -> Path:
         return self.path / IMAGE
 
-    def told(self) -> dict[str, Any]:
-        """What its marker says of it; empty for one that is not complete."""
+    def record(self) -> dict[str, Any]:
+        """Read the marker; empty if the environment is not complete."""
         try:
             value = json.loads((self.path / MARKER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -116,34 +116,34 @@ class Built:
         return value if isinstance(value, dict) else {}
 
 
-def store_of(job: Job, environ: Mapping[str, str]) -> Path:
+def store_path(job: Job, environ: Mapping[str, str]) -> Path:
     return resolve_scratch(job, environ) / job.project_name / STORE
 
 
-def known(store: Path) -> list[Built]:
-    """All of a store, those that are being built too, the oldest first."""
+def list_environments(store: Path) -> list[StoredEnvironment]:
+    """Return all environments of a store, oldest first, including those being built."""
     try:
         names = [entry.name for entry in os.scandir(store) if entry.is_dir() and "." not in entry.name]
     except OSError:
         return []
-    found = [Built(store / name) for name in names if name != "cache"]
-    return sorted(found, key=lambda each: each.told().get("built", float("inf")))
+    found = [StoredEnvironment(store / name) for name in names if name != "cache"]
+    return sorted(found, key=lambda each: each.record().get("built", float("inf")))
 
 
-def recipe_of(job: Job, environ: Mapping[str, str]) -> Recipe:
-    """What would be built for this job."""
+def environment_inputs(job: Job, environ: Mapping[str, str]) -> EnvironmentInputs:
+    """Return the inputs of the environment that this job uses."""
     environment = job.environment
     if environment.kind == "container":
         base = environment.base or environment.image
         assert base is not None
-        asked = read_requirements(job) if environment.requirements else Requirements()
+        requirements = read_requirements(job) if environment.requirements else Requirements()
         if environment.horovod:
             raise UsageError(
-                f"{job.source('environment.horovod')}: Horovod is built into a venv, and this is a container",
-                hint="choose a base image that has Horovod",
+                f"{job.source('environment.horovod')} is set, but Horovod is built into venvs, not into containers.",
+                hint="Choose a base image that has Horovod.",
             )
-        return Recipe("container", asked, base=base, base_state=_state_of(job, base))
-    return Recipe(
+        return EnvironmentInputs("container", requirements, base=base, base_state=_state_of(job, base))
+    return EnvironmentInputs(
         "venv",
         read_requirements(job),
         python=find_python(job, environ),
@@ -155,7 +155,7 @@ def recipe_of(job: Job, environ: Mapping[str, str]) -> Recipe:
 
 
 def _state_of(job: Job, base: str) -> str:
-    """An image that was replaced by another one is another base."""
+    """Return what changes when the base image is replaced."""
     if is_remote(base):
         return ""
     path = job.folder / Path(base).expanduser()
@@ -163,22 +163,22 @@ def _state_of(job: Job, base: str) -> str:
         status = path.stat()
     except OSError:
         raise SpecError(
-            f"{job.source('environment.base')}: there is no image {path}",
-            hint="name a file, a folder, or an address such as docker://python:3.12",
+            f"{job.source('environment.base')} names {path}, which does not exist.",
+            hint="Name a file, a folder, or an address such as docker://python:3.12.",
         ) from None
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def find_python(job: Job, environ: Mapping[str, str]) -> Python:
-    """The Python that builds: the one named, that of the modules, or the one that reads this."""
+    """Return the Python that builds: the named one, that of the modules, or the one that runs this."""
     environment = job.environment
-    asked = environment.base_python or ("python3" if environment.modules else None)
-    if asked is None:
+    name = environment.base_python or ("python3" if environment.modules else None)
+    if name is None:
         version = "{}.{}".format(*sys.version_info[:2])
         return Python(sys.executable, version, sys.base_prefix, platform.machine(), sys.implementation.name)
-    command = str(job.folder / Path(asked).expanduser()) if os.sep in asked else asked
+    command = str(job.folder / Path(name).expanduser()) if os.sep in name else name
     variables = {**module_variables(environment, environ), **environment.variables}
-    lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
+    lines = [f"export {key}={quote(value)}" for key, value in variables.items()]
     lines += [*module_lines(module_section(environment)), *environment.setup]
     result = probe(
         lines,
@@ -195,8 +195,8 @@ def find_python(job: Job, environ: Mapping[str, str]) -> Python:
     return Python(command, *details[1:])
 
 
-def settle(job: Job, environ: Mapping[str, str]) -> Job:
-    """A job whose environment is built from requirements, with the path that this means now; others as they are."""
+def resolve_environment(job: Job, environ: Mapping[str, str]) -> Job:
+    """Return the job with the path of its environment, if that is built from requirements."""
     environment = job.environment
     if environment.kind == "venv" and environment.path is None and environment.requirements:
         key = "path"
@@ -204,42 +204,42 @@ def settle(job: Job, environ: Mapping[str, str]) -> Job:
         key = "image"
     else:
         return job
-    meant = Built(store_of(job, environ) / recipe_of(job, environ).key)
-    value = str(meant.path if key == "path" else meant.image)
+    stored = StoredEnvironment(store_path(job, environ) / environment_inputs(job, environ).key)
+    value = str(stored.path if key == "path" else stored.image)
     tables = job.tables.model_copy(update={"environment": environment.model_copy(update={key: value})})
     source = _SOURCE if key == "path" else "environment.base"
     return replace(job, tables=tables, sources={**job.sources, f"environment.{key}": job.source(source)})
 
 
 def check_built(job: Job) -> list[Finding]:
-    """A job whose environment has to be built first, and is not."""
+    """Check that the job's environment is built, if it has to be."""
     environment = job.environment
     if environment.kind == "current" and environment.requirements:
-        text = f"{job.source('environment.requirements')} is set, and the run uses this Python all the same"
-        return [Finding("environment", WARNING, text, 'set kind = "venv" in [environment]')]
+        text = f"{job.source('environment.requirements')} is set, but the run uses this Python."
+        return [Finding("environment", WARNING, text, 'Set kind = "venv" in [environment].')]
     path = environment.path if environment.kind == "venv" else environment.image
     if path is None or "://" in path:
         return []
     folder = Path(path) if environment.kind == "venv" else Path(path).parent
-    built = Built(folder)
+    built = StoredEnvironment(folder)
     if folder.parent.name != STORE or built.is_complete:
         return []
     origin = ", ".join(environment.requirements) or environment.base
     if (builder := built.builder) is not None:
-        text = f"the environment from {origin} is not built yet: {builder} is at it"
-        return [Finding("environment", PROBLEM, text, "follow it: paceline env build")]
-    text = f"the environment from {origin} is not built yet, or no longer what it was built from"
-    return [Finding("environment", PROBLEM, text, "build it: paceline env build")]
+        text = f"The environment from {origin} is not built yet: {builder} is building it."
+        return [Finding("environment", PROBLEM, text, "Follow the build: paceline env build")]
+    text = f"The environment from {origin} is not built, or its inputs have changed since."
+    return [Finding("environment", PROBLEM, text, "Build it: paceline env build")]
 
 
-def refuse_unbuilt(job: Job) -> None:
-    """The same, for a run on this machine."""
-    for each in check_built(job):
-        raise EnvironmentProblem(each.text, hint=f"{each.hint} --local")
+def require_built(job: Job) -> None:
+    """Raise if the environment of a run on this machine is not built."""
+    for finding in check_built(job):
+        raise EnvironmentProblem(finding.text, hint=f"{finding.hint} --local")
 
 
-def remove(built: Built) -> None:
-    """Out of the way in one step, then gone: nobody finds half of it."""
-    grave = built.path.with_name(f"{built.key}.removed-{os.getpid()}")
-    os.replace(built.path, grave)
-    shutil.rmtree(grave, ignore_errors=True)
+def remove(built: StoredEnvironment) -> None:
+    """Rename the environment out of the way, then delete it: nobody finds half of it."""
+    trash = built.path.with_name(f"{built.key}.removed-{os.getpid()}")
+    os.replace(built.path, trash)
+    shutil.rmtree(trash, ignore_errors=True)

@@ -39,10 +39,10 @@ def current_folder() -> Path:
 def interpreter(job: Job) -> str:
     """Return the Python that runs the ranks on this machine: the configured one, the venv's, or this one."""
     if job.environment.kind == "venv" and job.environment.path is None:
-        from paceline.cluster.environment.store import refuse_unbuilt, settle
+        from paceline.cluster.environment.store import require_built, resolve_environment
 
-        job = settle(job, os.environ)
-        refuse_unbuilt(job)
+        job = resolve_environment(job, os.environ)
+        require_built(job)
     requested = job.environment.python
     if requested is None and job.environment.kind == "venv" and job.environment.path is not None:
         requested = str(Path(job.environment.path).expanduser() / "bin" / "python")

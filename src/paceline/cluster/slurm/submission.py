@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import check_job
-from paceline.cluster.environment.store import settle
+from paceline.cluster.environment.store import resolve_environment
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import path_in_snapshot, prepare
 from paceline.cluster.secrets.secrets import read_secrets
@@ -43,7 +43,7 @@ class Draft:
 
     def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
         self.trials = trials
-        self.job = job = settle(job, os.environ)
+        self.job = job = resolve_environment(job, os.environ)
         self.run_path = folders.new_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = find_partitions()

@@ -1,8 +1,8 @@
-"""`build.sbatch`: bash that makes an environment, on a node or here, for itself or for others who wait for it.
+"""`build.sbatch`: bash that builds an environment, on a node or here.
 
-A venv knows its own path, so it is built where it will be used. What makes it count is a file that is written last; a
-builder that was killed leaves a folder without one, which the next builder removes. Builders of the same thing take
-turns by a lock that can be taken over from a builder that is gone.
+A venv knows its own path, so it is built where it will be used. It counts as built once a marker file is there, which
+is written last; a builder that was killed leaves a folder without one, which the next builder removes. Builders of the
+same environment take turns with a lock, which can be taken over from a builder that is gone.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from paceline.plan.slurm.directives import Directive, file_pattern, render
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size, slurm_time
 
-MARKER = "paceline-built.json"  # in the folder of an environment: written last
+MARKER = "paceline-built.json"  # in the folder of an environment, written last
 IMAGE = "image.sif"
-SCRIPT_NAMES = {"build", "target", "lock", "me"}  # variables that the script has made its own
-LOCK = ".lock"  # behind the folder's name
-USUAL_TIME = 2 * 3600
-USUAL_CPUS = 4
+SCRIPT_NAMES = {"build", "target", "lock", "me"}  # variables of the script
+LOCK = ".lock"  # appended to the folder's name
+DEFAULT_TIME = 2 * 3600
+DEFAULT_CPUS = 4
 
-# What a build asks of the cluster comes from the same keys as a run, so that it lands on nodes like the run's.
-_ASKED = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")
+# Options that a build shares with the runs, so that it is built on nodes like theirs.
+_SHARED_OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")
 
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """`<store>/<key>.build-<id>`: what one build is given, and its log."""
+    """`<store>/<key>.build-<id>`: the input of one build, and its log."""
 
     path: Path
 
@@ -39,7 +39,7 @@ class BuildFolder:
 
     @property
     def environment(self) -> Path:
-        """The build's variables, 0600; removed when it ends."""
+        """The build's variables, 0600; removed when the build ends."""
         return self.path / "environment.sh"
 
     @property
@@ -52,7 +52,7 @@ class BuildFolder:
 
     @property
     def first(self) -> Path:
-        """What is installed ahead of all else: torch, which others are compiled against."""
+        """What is installed first: torch, which other packages are compiled against."""
         return self.path / "first.txt"
 
     @property
@@ -61,7 +61,7 @@ class BuildFolder:
 
     @property
     def marker(self) -> Path:
-        """The marker, until it is put in its place."""
+        """The marker, until it is moved to the environment."""
         return self.path / "marker.json"
 
     @property
@@ -70,36 +70,36 @@ class BuildFolder:
 
     @property
     def job(self) -> Path:
-        """The scheduler's id of the job that builds; absent for a build here."""
+        """The id of the Slurm job that builds; absent for a local build."""
         return self.path / "job"
 
 
 @dataclass(frozen=True)
-class Size:
-    """What a build asks for. A run's own time and memory say nothing about that."""
+class BuildResources:
+    """What a build asks for, independent of a run's own time and memory."""
 
-    cpus: int = USUAL_CPUS
+    cpus: int = DEFAULT_CPUS
     gpus: int = 0
     memory: int | None = None  # MiB
-    time: int = USUAL_TIME  # seconds
+    time: int = DEFAULT_TIME  # seconds
 
 
 @dataclass(frozen=True)
-class Build:
-    """All that the script's text depends on."""
+class BuildScript:
+    """Everything that the script's text depends on."""
 
     title: str
     folder: BuildFolder
-    target: Path  # what is built
-    cwd: Path  # paths in requirements are taken from here
+    target: Path  # the environment
+    cwd: Path  # paths in requirements are relative to it
     directives: Sequence[Directive] = ()
     modules: Sequence[str] = ()  # lines of bash
     setup: Sequence[str] = ()
     steps: Sequence[str] = ()  # lines of bash that fill the target
 
 
-def build_directives(job: Job, folder: BuildFolder, size: Size) -> list[Directive]:
-    """One task on a node of the partition that the runs go to; GPUs only where they are asked for."""
+def build_directives(job: Job, folder: BuildFolder, size: BuildResources) -> list[Directive]:
+    """Return the options of the job: one task in the runs' partition, with GPUs only on request."""
     resources = job.resources
     found = [
         Directive("job-name", "env-build"),
@@ -113,7 +113,7 @@ def build_directives(job: Job, folder: BuildFolder, size: Size) -> list[Directiv
     if size.memory is not None:
         found.append(Directive("mem", slurm_size(size.memory)))
     found.append(Directive("time", slurm_time(size.time)))
-    for option in _ASKED:
+    for option in _SHARED_OPTIONS:
         if (value := getattr(resources, option)) is not None:
             found.append(Directive(option, value))
     return [
@@ -126,54 +126,54 @@ def build_directives(job: Job, folder: BuildFolder, size: Size) -> list[Directiv
     ]
 
 
-def render_build(build: Build) -> str:
-    """The whole script."""
+def render_build(build: BuildScript) -> str:
+    """Return the whole script."""
     head = [
         "#!/bin/bash",
         f"# {build.title}",
-        "# Written by Paceline. Plain bash: sbatch build.sbatch builds on a node, bash build.sbatch here.",
+        "# Written by Paceline. To build on a node: sbatch build.sbatch. To build here: bash build.sbatch",
         "#",
         *render(build.directives),
     ]
-    sections = [head, _turns(build), _environment(build), list(build.steps), _end()]
+    sections = [head, _functions(build), _turn(), _environment(build), list(build.steps), _end()]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
-def _turns(build: Build) -> list[str]:
+def _functions(build: BuildScript) -> list[str]:
     return f"""\
-build={quote(str(build.folder.path))} # what this build is given, and its log
+build={quote(str(build.folder.path))} # the input of this build, and its log
 target={quote(str(build.target))}
 lock="$target{LOCK}"
 
 say() {{ echo "paceline: $*"; }}
 fail() {{
-    echo "paceline: $*" >&2
+    echo "paceline: error: $*" >&2
     exit 1
 }}
 
-# It counts once the file that is written last is there.
+# The environment is built once the file that is written last is there.
 is_built() {{ [ -e "$target/{MARKER}" ]; }}
 
-# Who builds: a job, or a process of a host; and whether such a builder is still at it.
+# A builder is a job, or a process on a host.
 me="process-$HOSTNAME-$$"
 [ -n "${{SLURM_JOB_ID:-}}" ] && me="job-$SLURM_JOB_ID"
-readonly build target lock me # what goes when this fails is named by these: nothing below may change them
+readonly build target lock me # these name what a failed build removes: nothing below may change them
 is_alive() {{
     case $1 in
         job-*)
-            told=$(squeue --noheader --jobs="${{1#job-}}" --format=%T 2>&1)
-            [ -n "$told" ] && [ "${{told#*Invalid job id}}" = "$told" ]
+            state=$(squeue --noheader --jobs="${{1#job-}}" --format=%T 2>&1)
+            [ -n "$state" ] && [ "${{state#*Invalid job id}}" = "$state" ]
             ;;
         process-"$HOSTNAME"-*) kill -0 "${{1##*-}}" 2>/dev/null ;;
-        *) true ;; # on another host: nobody can tell from here
+        *) true ;; # on another host: unknown here
     esac
 }}
 
-# One builder at a time. The lock is a folder with the builder's name in it, renamed into place whole; the name of a
-# builder that is gone is renamed to one's own, which only one can do.
+# One builder at a time. The lock is a folder with a file that is named after the builder, renamed into place whole.
+# To take it over from a builder that is gone, rename that file: only one builder succeeds.
 take_lock() {{
     mkdir -p "$build/lock" && : >"$build/lock/$me"
-    [ -e "$build/lock/$me" ] || fail "cannot write to $build from $HOSTNAME: is it on a shared file system?"
+    [ -e "$build/lock/$me" ] || fail "Cannot write to $build from $HOSTNAME. It must be on a shared file system."
     mv -T "$build/lock" "$lock" 2>/dev/null && return
     for other in "$lock"/*; do
         other=${{other##*/}}
@@ -183,10 +183,14 @@ take_lock() {{
         fi
     done
     return 1
-}}
+}}""".splitlines()
 
-# However this ends, and be it while it waits: what is not complete goes, and so do the lock and the variables.
-clean_up() {{
+
+def _turn() -> list[str]:
+    """Wait until the environment is built, or until it is this builder's turn."""
+    return """\
+# However this ends, even while waiting, remove what is incomplete, the lock and the variables.
+clean_up() {
     code=$?
     if [ -e "$lock/$me" ]; then
         is_built || rm -rf "$target"
@@ -195,7 +199,7 @@ clean_up() {{
     fi
     rm -rf "$build/lock" "$build/environment.sh" "$build/tmp"
     exit "$code"
-}}
+}
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -204,35 +208,34 @@ waiting=''
 until is_built || take_lock; do
     if [ -z "$waiting" ] && [ -e "$lock/$other" ]; then
         waiting=1
-        say "$other builds it already: waiting for that (if it is gone for good: rm -r $lock)"
+        say "waiting for $other, which is building it (if that is gone for good: rm -r $lock)"
     fi
     sleep 2
 done
 if is_built; then
-    say "built already: $target"
+    say "already built: $target"
     exit 0
 fi
-rm -rf "$target" # what a builder that was killed has left\
+rm -rf "$target" # left by a builder that was killed\
 """.splitlines()
 
 
-def _environment(build: Build) -> list[str]:
+def _environment(build: BuildScript) -> list[str]:
     lines = [
         "# The environment, with the modules of the runs.",
         "{ set +x; } 2>/dev/null",
-        "# shellcheck disable=SC1091",
-        'source "$build/environment.sh" || fail "cannot read $build/environment.sh"',
+        'source "$build/environment.sh" || fail "Cannot read $build/environment.sh."',
         *build.modules,
     ]
     if build.setup:
-        lines += ["# Asked for by `setup` in paceline.toml:", *build.setup]
-    return [*lines, f"cd {quote(str(build.cwd))} || fail {quote(f'cannot enter {build.cwd}')}"]
+        lines += ["# `setup` in paceline.toml:", *build.setup]
+    return [*lines, f"cd {quote(str(build.cwd))} || fail {quote(f'Cannot enter {build.cwd}.')}"]
 
 
 def _end() -> list[str]:
     return [
-        "# Complete from here on.",
+        "# The environment counts as built from here on.",
         f'cp "$build/marker.json" "$target/{MARKER}.partial" && mv "$target/{MARKER}.partial" "$target/{MARKER}"',
-        'is_built || fail "cannot write to $target"',
+        'is_built || fail "Cannot write to $target."',
         'say "built $target"',
     ]

@@ -1,4 +1,4 @@
-"""A container's image: the definition that it is built from, readable and free of secrets, and how it is built."""
+"""A container's image: its definition file, readable and free of secrets, and the lines that build it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.plan.environment.build import IMAGE, BuildFolder
+from paceline.plan.environment.container import engines
 from paceline.plan.quote import quote
 from paceline.plan.redaction import has_password
 
-_INSIDE = "/opt/paceline"  # what the installation needs, while it goes on
+_INSIDE = "/opt/paceline"  # holds the input of the installation while it runs
 _SOURCES = ("docker", "library", "oras", "shub", "docker-daemon", "docker-archive", "oci", "oci-archive")
 
 
@@ -22,12 +23,12 @@ def is_remote(image: str) -> bool:
 def definition(
     *, base: str, origin: str, folder: BuildFolder, lines: Sequence[str], constraints: Sequence[str] = ()
 ) -> str:
-    """The definition file. `origin` says what the requirements were read from."""
+    """Return the definition file. `origin` names the files that the requirements come from."""
     _check_lines([*lines, *constraints])
     held = f" --constraint {_INSIDE}/constraints.txt" if constraints else ""
     files = [folder.requirements, *([folder.constraints] if constraints else [])]
     text = [
-        f"# Written by Paceline: {_one_line(base)}, and what {_one_line(origin)} asks for.",
+        f"# Written by Paceline: {_one_line(base)} with the packages of {_one_line(origin)}.",
         "# By hand: apptainer build image.sif image.def",
         *_header(base),
         "",
@@ -54,70 +55,67 @@ def _header(base: str) -> list[str]:
         return ["Bootstrap: localimage", f"From: {_one_line(base)}"]
     if kind not in _SOURCES:
         raise SpecError(
-            f"base is {base!r}, and no image comes from {kind}://", hint=f"use {_SOURCES[0]}://name:tag"
+            f"base is {base!r}, but images do not come from {kind}://.", hint=f"Use {_SOURCES[0]}://name:tag."
         )
     return [f"Bootstrap: {kind}", f"From: {_one_line(name)}"]
 
 
 def _one_line(text: str) -> str:
-    assert "\n" not in text, "keys of [environment] are texts of one line"
+    assert "\n" not in text, "values in [environment] have one line"
     return text
 
 
 def _file(path: Path) -> str:
-    """%files splits its lines at blanks."""
+    """Return a path for %files, which splits its lines at spaces."""
     if re.search(r"\s", str(path)):
         raise SpecError(
-            f"the image is built in {path.parent}, and definition files cannot name a path with a blank in it",
-            hint="choose another scratch folder: [project] scratch, or PACELINE_SCRATCH",
+            f"The image is built in {path.parent}, but definition files cannot hold a path with a space.",
+            hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
         )
     return str(path)
 
 
 def _check_lines(lines: Sequence[str]) -> None:
-    """What must not stand in an image, and what could not be found inside one."""
+    """Reject what must not be in an image, and what is not there inside one."""
     for line in lines:
         if has_password(line):
             address = re.sub(r"://[^@]*@", "://***@", line)
             raise SpecError(
-                f"the requirements say {address!r}: a password would stand in the image",
-                hint="leave the address out, and put it into pip's own settings inside the base image",
+                f"The requirement {address!r} would put a password into the image.",
+                hint="Remove the address, and add it to pip's own settings inside the base image.",
             )
         if re.match(r"(-e|--editable)\b|\.{0,2}/|file:|[\w.\[\],-]+\s*@\s*file:", line):
             raise SpecError(
-                f"the requirements say {line!r}, which lies outside of the image",
-                hint="leave it out: the project's own code travels with each run",
+                f"The requirement {line!r} is a path outside of the image.",
+                hint="Remove it: the project's own code travels with each run.",
             )
 
 
 def image_steps(*, engine: str, base: str, installs: bool) -> list[str]:
-    """Build from the definition, or fetch the base as it is where nothing is installed into it."""
-    engines = dict.fromkeys([engine, "apptainer", "singularity"])
-    failed = '|| fail "$engine could not build the image"'
+    """Return the lines that build from the definition, or fetch the base as it is if there is nothing to install."""
+    failed = '|| fail "$engine could not build the image."'
     if installs:
         make = f'"$engine" build ${{fakeroot:+"$fakeroot"}} "$target/{IMAGE}" "$build/image.def" {failed}'
     elif is_remote(base):
-        make = (
-            f'"$engine" pull "$target/{IMAGE}" {quote(base)} || fail {quote(f"{base} could not be fetched")}'
-        )
+        make = f'"$engine" pull "$target/{IMAGE}" {quote(base)} || fail {quote(f"Cannot fetch {base}.")}'
     else:
         make = f'"$engine" build "$target/{IMAGE}" {quote(base)} {failed}'
     lines = f"""\
 engine=''
-for each in {" ".join(engines)}; do
-    if [ -z "$engine" ] && command -v "$each" >/dev/null; then engine=$each; fi
+for name in {" ".join(engines(engine))}; do
+    if [ -z "$engine" ] && command -v "$name" >/dev/null; then engine=$name; fi
 done
-[ -n "$engine" ] || fail "there is neither apptainer nor singularity on $HOSTNAME"
-# Layers and temporary files lie on scratch: a home folder is small, and /tmp of a node may be memory.
+[ -n "$engine" ] || fail "There is neither apptainer nor singularity on $HOSTNAME."
+# Keep layers and temporary files on scratch: a home folder is small, and a node's /tmp may be memory.
 cache="${{target%/*}}/cache/$engine"
-mkdir -p "$target" "$cache" "$build/tmp" || fail "cannot write to ${{target%/*}}"
+mkdir -p "$target" "$cache" "$build/tmp" || fail "Cannot write to ${{target%/*}}."
 export APPTAINER_CACHEDIR="$cache" SINGULARITY_CACHEDIR="$cache"
 export APPTAINER_TMPDIR="$build/tmp" SINGULARITY_TMPDIR="$build/tmp"
 """.splitlines()
     if installs:
         lines += [
-            "# Apptainer finds out by itself what it may do; Singularity has to be told that nobody is root here.",
+            "# Apptainer finds out by itself what it may do; Singularity needs an option if you are not root.",
             "fakeroot=''",
             '[ "$engine" = singularity ] && [ "$(id -u)" != 0 ] && fakeroot=--fakeroot',
         ]
-    return [*lines, 'say "making the image with $engine on $HOSTNAME"', make]
+    return [*lines, 'say "building the image with $engine on $HOSTNAME"', make]
