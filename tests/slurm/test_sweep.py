@@ -80,7 +80,7 @@ def test_arrays_are_cut_to_what_the_cluster_allows(sandbox: Cluster, paceline: T
 PRUNED = """\
 import paceline
 with paceline.session(cpu=True, seed=0) as run:
-    assert run.world == 4
+    assert run.world_size == 4
     for epoch in run.epochs(6):
         run.report(loss=run.params.x + 1 / (epoch + 1), step=epoch)
         run.print(f"epoch {epoch}")

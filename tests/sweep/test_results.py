@@ -180,7 +180,7 @@ def test_repeats_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
     second, first = sort_by(sweep, rows(sweep), "value")
     assert (first.value, first.deviation, first.count) == (2.0, 1.0, 3)
     assert (second.value, second.deviation, second.count) == (1.5, None, 1)
-    assert second.told == "1 done, 1 failed, 1 pending"
+    assert second.status == "1 done, 1 failed, 1 pending"
 
 
 def test_a_sweep_is_found_by_name_folder_and_time(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_sweep_is_found_by_name_folder_and_time(tmp_path: Path) -> None:
     assert find_sweep("digits-", tmp_path).name == "digits-long"
     assert find_sweep(str(tmp_path / "project" / "default" / "words"), tmp_path).name == "words"
     assert find_sweep("last", tmp_path).name == "words"
-    with pytest.raises(UsageError, match="names 2 sweeps"):
+    with pytest.raises(UsageError, match="matches 2 sweeps"):
         find_sweep("dig", tmp_path)
     with pytest.raises(UsageError, match="no sweep 'letters'") as caught:
         find_sweep("letters", tmp_path)

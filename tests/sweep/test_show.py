@@ -140,7 +140,7 @@ def test_what_decides_is_found_important(searched: SweepFolder) -> None:
 
 def test_reports_of_what_has_no_values(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "begun", grid([{"lr": 0.1}, {"lr": 0.2}]))
-    assert "No trial has ended with a value yet" in render(read_sweep(folder))
+    assert "No trial has a value yet" in render(read_sweep(folder))
     end(folder, 0, value=0.5)  # one value alone is an axis and a history too
     assert "parallel coordinates of 1 points" in render(read_sweep(folder))
 

@@ -1,4 +1,4 @@
-"""`paceline sweep cancel`: end all trials of a sweep, and keep them ended."""
+"""`paceline sweep cancel`: cancel all trials of a sweep."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from paceline.sweep.results import find_sweep
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name, its folder, or `last`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name or folder, or `last`.")],
 ) -> int:
-    """End a sweep: no trial of it begins any more, and those that run are ended.
+    """Cancel a sweep: stop its running trials, and start no more.
 
-    The sweep is marked first, so that nothing resurrects it. To let it go on later:
-    paceline sweep --resubmit missing NAME
+    It stays cancelled until you continue it: paceline sweep --resubmit missing NAME
     """
     sweep = find_sweep(name, runs.scratch_here())
+    # Marked first, so that no trial starts in the meantime.
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
     for pid in {pid for path in sweep.trials.glob("*") for pid in find_pids(path)}:
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, signal.SIGTERM)  # it passes that on to the agents of its trials
+        with suppress(ProcessLookupError):  # it just ended
+            os.kill(pid, signal.SIGTERM)  # it stops the agents of its trials
     jobs = [str(line["job"]) for line in sweep.read_jobs()]
-    # Trials that go on in another job than the array's have told their folder.
+    # The folder of a trial that continues in another job names that job.
     others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}
     others = {job for job in others if job.partition("_")[0] not in jobs}
     if jobs or others:

@@ -1,4 +1,4 @@
-"""`paceline sweep show`: a sweep's trials, best first; its failures; the same as CSV and as a page with plots."""
+"""`paceline sweep show`: a sweep's trials and failures, as a table, a CSV file or a page with plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
-from paceline.sweep.report.axes import shown
+from paceline.sweep.report.axes import to_label
 from paceline.sweep.report.plots import value_text
 from paceline.sweep.report.ranking import Row, has_repeats, rows, sort_by
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
@@ -25,60 +25,60 @@ WIDTH = 60
 COLOURS = {
     "done": "green", "pruned": "grey50", "failed": "red", "missing": "yellow", "running": "cyan", "pending": "grey30",
 }  # fmt: skip
-FAILURES = 10  # shown; the rest is counted
-WATCHED_EVERY = 3.0
+MAX_FAILURES = 10  # different reasons to show
+WATCH_INTERVAL = 3.0  # seconds
 
 
 def command(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="The sweep's name, the beginning of it, its folder, or `last`."),
+        typer.Argument(metavar="NAME", help="The sweep's name or its prefix, its folder, or `last`."),
     ] = "last",
     *,
     sort: Annotated[
         str,
         typer.Option(
-            "--sort", metavar="KEY", help="value, number, state, seconds, a parameter; -KEY: the other way."
+            "--sort",
+            metavar="KEY",
+            help="Sort by value, number, state, seconds or a parameter; -KEY reverses.",
         ),
     ] = "value",
-    count: Annotated[int, typer.Option("-n", "--count", help="So many rows; 0 shows all.")] = 20,
+    count: Annotated[int, typer.Option("-n", "--count", help="Show N rows; 0 shows all.")] = 20,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write a page with plots to FILE (HTML).")
+        Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE.")
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again, until all have ended.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until all trials have ended.")] = False,
 ) -> int:
-    """A sweep: its trials best first, how far it is, and what failed.
+    """Show a sweep: its trials, best first, its progress and its failures.
 
     \b
     paceline sweep show                          the newest sweep
-    paceline sweep show digits --sort lr         by a parameter
-    paceline sweep show digits --csv digits.csv  every trial, for other programs
+    paceline sweep show digits --sort lr         sorted by a parameter
+    paceline sweep show digits --csv digits.csv  all trials, for other programs
     paceline sweep show digits --report digits.html
-    paceline sweep show digits --watch           until all have ended
+    paceline sweep show digits --watch           until all trials have ended
 
-    The report is one file: parallel coordinates, importances, history, and a table to sort.
+    The report is one file: parallel coordinates, importances, history, and a sortable table.
     """
     folder = find_sweep(name, runs.scratch_here())
     sweep = read_sweep(folder)
     if csv is not None or report is not None:
         _write(sweep, csv, report)
         return 0
-    sort_by(sweep, [], sort)  # a wrong key is said before anything is shown
+    sort_by(sweep, [], sort)  # reject a wrong key before showing anything
     if watch and _is_live(sweep):
         from rich.live import Live
 
-        with Live(_picture(sweep, sort, count), console=console.console(), auto_refresh=False) as live:
+        with Live(_render(sweep, sort, count), console=console.console(), auto_refresh=False) as live:
             while _is_live(sweep):
-                time.sleep(WATCHED_EVERY)
+                time.sleep(WATCH_INTERVAL)
                 sweep = read_sweep(folder)
-                live.update(_picture(sweep, sort, count), refresh=True)
+                live.update(_render(sweep, sort, count), refresh=True)
         return 0
-    console.console().print(_picture(sweep, sort, count))
+    console.console().print(_render(sweep, sort, count))
     return 0
 
 
@@ -93,17 +93,18 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
     for path in filter(None, (csv, report)):
         if not path.absolute().parent.is_dir():
             raise UsageError(
-                f"{path}: there is no folder {str(path.parent)!r}", hint="make it first, or name another file"
+                f"Cannot write {path}: there is no folder {str(path.parent)!r}.",
+                hint="Create it first, or name another file.",
             )
     if csv is not None:
         write_atomically(csv.absolute(), to_csv(sweep))
-        print(f"{len(sweep.trials)} trials: {csv}")
+        print(f"wrote {len(sweep.trials)} trials to {csv}")
     if report is not None:
         write_atomically(report.absolute(), render(sweep))
-        print(f"report: {report}")
+        print(f"wrote the report to {report}")
 
 
-def _picture(sweep: Sweep, sort: str, count: int) -> RenderableType:
+def _render(sweep: Sweep, sort: str, count: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -126,19 +127,19 @@ def _head(sweep: Sweep) -> Any:
 
 
 def _bar(sweep: Sweep) -> Any:
-    """How far it is: one coloured bar, and the numbers."""
+    """Return the progress: one coloured bar and the counts."""
     from rich.text import Text
 
     total = max(1, len(sweep.trials))
     text, used, seen = Text(), 0, 0
     for state, count in sweep.counts.items():
         seen += count
-        # By where each piece ends, so that the pieces add up to the whole; the little that there is shows.
+        # Round where each piece ends, so that they add up; every piece gets at least one cell.
         end = min(WIDTH, max(round(WIDTH * seen / total), used + 1))
         text.append("█" * (end - used), COLOURS[state])
         used = end
-    words = [f"{count:,} {state}" for state, count in sweep.counts.items()]
-    return text.append(f"\n{' · '.join(words)} of {len(sweep.trials):,}", "default")
+    counts = [f"{count:,} {state}" for state, count in sweep.counts.items()]
+    return text.append(f"\n{' · '.join(counts)} of {len(sweep.trials):,}", "default")
 
 
 def _table(sweep: Sweep, listed: list[Row]) -> Any:
@@ -156,16 +157,16 @@ def _table(sweep: Sweep, listed: list[Row]) -> Any:
     for row in listed:
         table.add_row(
             str(row.number) if len(row.trials) == 1 else _numbers(row),
-            f"[{COLOURS[row.state]}]{row.told}[/]",
+            f"[{COLOURS[row.state]}]{row.status}[/]",
             value_text(row),
-            *(escape(shown(row.point[key])) if key in row.point else "" for key in sweep.keys),
+            *(escape(to_label(row.point[key])) if key in row.point else "" for key in sweep.keys),
             "" if row.seconds is None else show_seconds(row.seconds),
         )
     return table
 
 
 def _numbers(row: Row) -> str:
-    """The trials of a point: `0-4`, or those that there are."""
+    """Return the numbers of a point's trials, such as `0-4`."""
     numbers = [trial.number for trial in row.trials]
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return f"{numbers[0]}-{numbers[-1]}"
@@ -173,7 +174,7 @@ def _numbers(row: Row) -> str:
 
 
 def _failures(sweep: Sweep) -> list[Any]:
-    """Which failed, are missing or have no value, and why: equal reasons together; and how to run them again."""
+    """Return which trials failed, are missing or have no value, grouped by reason, and how to run them again."""
     from rich.text import Text
 
     lines: list[Any] = []
@@ -181,18 +182,18 @@ def _failures(sweep: Sweep) -> list[Any]:
         reasons: dict[str, list[int]] = {}
         for trial in sweep.trials:
             if trial.state == state and (state != DONE or trial.error):
-                reasons.setdefault(trial.error or "no error line was left", []).append(trial.number)
+                reasons.setdefault(trial.error or "no error recorded", []).append(trial.number)
         if not reasons:
             continue
         lines += [Text(""), Text("done, without a value" if state == DONE else state, "dim")]
-        for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:FAILURES]:
+        for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:MAX_FAILURES]:
             more = f", … ({len(numbers):,})" if len(numbers) > 6 else ""
             listed = ", ".join(map(str, numbers[:6])) + more
             lines.append(Text.assemble((f"trial {listed}: ", colour), error))
-        if len(reasons) > FAILURES:
-            lines.append(Text(f"… and {len(reasons) - FAILURES} other reasons", "dim"))
+        if len(reasons) > MAX_FAILURES:
+            lines.append(Text(f"… and {len(reasons) - MAX_FAILURES} other reasons", "dim"))
         if state == DONE:
             continue
         local = "" if any(trial.job for trial in sweep.trials) else "--local "
-        lines.append(Text(f"again: paceline sweep {local}--resubmit {state} {sweep.name}", "dim"))
+        lines.append(Text(f"run again: paceline sweep {local}--resubmit {state} {sweep.name}", "dim"))
     return lines

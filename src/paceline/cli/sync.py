@@ -1,4 +1,4 @@
-"""`paceline sync`: what a run kept for W&B, sent from a machine that has a network."""
+"""`paceline sync`: send a run's offline W&B files from a machine with network access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.wandb_sync import complete, is_empty, is_sent, kept_runs, python_with_wandb, send
+from paceline.cluster.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
 from paceline.contract import wandb_server
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
@@ -19,51 +19,53 @@ def command(
     run: runs.Run = "last",
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")
+        bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")
     ] = False,
 ) -> int:
-    """Send what a run kept for W&B because there was no network or no key where it ran.
+    """Send a run to W&B that was offline, because there was no network or no key where it ran.
 
     \b
     paceline sync              the newest run
-    paceline sync 1a2b         the run whose id ends so
-    paceline sync --dry-run    only say what is there
+    paceline sync 1a2b         the run whose id ends in 1a2b
+    paceline sync --dry-run    list what would be sent
 
-    A run that was stopped and went on is one run in W&B, too. What has been sent is marked, and not sent again.
-    TensorBoard's files need no sending: tensorboard --logdir RUN-FOLDER/trackers/tensorboard
+    All parts of a run that was stopped and resumed go to one W&B run. Nothing is sent twice.
+    TensorBoard needs no sync: tensorboard --logdir RUN-FOLDER/trackers/tensorboard
     """
     folder = runs.named(run)
-    kept = kept_runs(folder)
-    waiting = [each for each in kept if not is_sent(each)]
-    if not waiting:
-        print(_nothing(folder, bool(kept)))
+    runs_found = offline_runs(folder)
+    unsent = [path for path in runs_found if not is_sent(path)]
+    if not unsent:
+        print(_nothing_to_send(folder, bool(runs_found)))
         return 0
     if dry_run:
-        for each in waiting:
-            print(f"would send {each}")
+        for path in unsent:
+            print(f"would send {path}")
         return 0
     folders.require_not_running(folder)
     _check_connection()
-    python = python_with_wandb(folder)
+    python = find_python(folder)
     complete(folder, python=python)
-    waiting = [each for each in kept_runs(folder) if not is_sent(each) and not is_empty(each)]
-    for number, each in enumerate(waiting, start=1):
-        console.say_note(f"sending {each.name} ({number} of {len(waiting)})")
-        address = send(each, python=python)
-        print(f"sent {each.name}{f' to {address}' if address else ''}", flush=True)
+    unsent = [path for path in offline_runs(folder) if not is_sent(path) and not is_empty(path)]
+    for number, path in enumerate(unsent, start=1):
+        console.say_note(f"sending {path.name} ({number} of {len(unsent)})")
+        address = send(path, python=python)
+        print(f"sent {path.name}{f' to {address}' if address else ''}", flush=True)
     return 0
 
 
-def _nothing(folder: RunFolder, has_sent: bool) -> str:
+def _nothing_to_send(folder: RunFolder, has_sent: bool) -> str:
     if has_sent:
-        return f"{folder.path.name}: all that was kept for W&B has been sent"
-    return f"{folder.path.name} has kept nothing for W&B (see --wandb of `paceline run`)"
+        return f"{folder.path.name}: everything has been sent to W&B"
+    return f"{folder.path.name} has no offline W&B run (see --wandb of `paceline run`)"
 
 
 def _check_connection() -> None:
     problem = wandb_server.missing_key(os.environ)
     if problem:
-        raise EnvironmentProblem(f"W&B: {problem}", hint=wandb_server.KEY_HINT)
+        raise EnvironmentProblem(f"Cannot send to W&B: {problem}.", hint=wandb_server.KEY_HINT)
     problem = wandb_server.unreachable(os.environ)
     if problem:
-        raise EnvironmentProblem(f"W&B: {problem}", hint="type this on a machine that has a network")
+        raise EnvironmentProblem(
+            f"Cannot send to W&B: {problem}.", hint="Run this on a machine with network access."
+        )

@@ -1,7 +1,7 @@
-"""What became of a sweep: its trials, from the files of its folder and, for those under way, from the scheduler.
+"""Read the trials of a sweep from its folder and, for those under way, from the scheduler.
 
-A sweep may have ten thousand trials: one listing, one small file for each that has ended, and a closer look
-(one question to the scheduler for all) at those only that have begun and not ended.
+A sweep may have ten thousand trials: reading takes one listing, one small file for each trial that has ended, and more
+(with one query to the scheduler for all) only for those that have started and not ended.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from paceline.sweep.folder import is_starting
 from paceline.watch.records import QueryStates, read_json, read_records
 
 RUNNING, PENDING = "running", "pending"
-MISSING = "missing"  # it has no result, and no job that would bring one: stopped, cancelled, lost
-STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order in which a bar shows them
-TAIL = 16384  # bytes of a metrics file that are looked at for its newest value
+MISSING = "missing"  # it has no result and no job: stopped, cancelled or lost
+STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order of the progress bar
+TAIL = 16384  # bytes at the end of a metrics file to search for its newest value
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep, or one to come."""
+    """One run of a sweep, started or not."""
 
     number: int
     point: dict[str, Any]
@@ -49,19 +49,19 @@ class Trial:
     folder: TrialFolder
     group: int = 0  # the same for equal points with different seeds
     seed: int | None = None
-    value: float | None = None  # of the sweep's metric: the final one, or the newest of a trial that runs
+    value: float | None = None  # of the sweep's metric: final, or the newest of a running trial
     seconds: float | None = None
-    error: str = ""  # the first line of what went wrong
-    job: str | None = None  # the newest task of an array that was to run it
+    error: str = ""  # its first line
+    job: str | None = None  # its newest array task
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its folder tells it."""
+    """A sweep as read from its folder."""
 
     folder: SweepFolder
-    told: dict[str, Any]  # sweep.json
-    trials: list[Trial] = field(default_factory=list)  # in the order of their numbers
+    spec: dict[str, Any]  # sweep.json
+    trials: list[Trial] = field(default_factory=list)  # by number
 
     @property
     def name(self) -> str:
@@ -69,37 +69,37 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        return str(self.told.get("metric") or "value")
+        return str(self.spec.get("metric") or "value")
 
     @property
     def maximizes(self) -> bool:
-        return self.told.get("direction") == "maximize"
+        return self.spec.get("direction") == "maximize"
 
     @cached_property
     def keys(self) -> list[str]:
-        """The parameters, in the order of the sweep's file; then those that only trials know."""
-        listed = dict.fromkeys(str(key) for key in self.told.get("space") or {})
+        """The parameters, in the order of the sweep's file, then those that only trials have."""
+        listed = dict.fromkeys(str(key) for key in self.spec.get("space") or {})
         for trial in self.trials:
             listed.update(dict.fromkeys(trial.point))
         known = {key for trial in self.trials for key in trial.point}
         return [key for key in listed if key in known]
 
     def is_log(self, key: str) -> bool | None:
-        """Whether a parameter was searched by its order of magnitude; None where the sweep's file does not say."""
-        way = (self.told.get("space") or {}).get(key)
+        """Return whether a parameter was searched on a log scale; None if the sweep's file doesn't say."""
+        way = (self.spec.get("space") or {}).get(key)
         if not isinstance(way, dict) or not {"uniform", "log_uniform", "integer"} & way.keys():
             return None
         return "log_uniform" in way or bool(way.get("log"))
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many trials are in each state, in the order in which a bar shows them; those of none are left out."""
+        """The number of trials in each state, without empty states, in the order of the progress bar."""
         counted = Counter(trial.state for trial in self.trials)
         return {state: counted[state] for state in STATES if counted[state]}
 
 
 def find_sweep(name: str, scratch: Path) -> SweepFolder:
-    """A sweep by its folder, its name, or the beginning of it; `last` is the newest."""
+    """Find a sweep by its folder, its name or a prefix; `last` is the newest."""
     if SweepFolder(Path(name)).spec.is_file():
         return SweepFolder(Path(name).resolve())
     found = (path.parent for path in scratch.glob("*/*/*/sweep.json"))
@@ -113,19 +113,19 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
         return SweepFolder(meant[0])
     if meant:
         raise UsageError(
-            f"{name!r} names {len(meant)} sweeps: {', '.join(str(path) for path in meant[:5])}",
-            hint="write more of the name, or give the sweep's folder",
+            f"{name!r} matches {len(meant)} sweeps: {', '.join(str(path) for path in meant[:5])}",
+            hint="Write more of the name, or give the sweep's folder.",
         )
     names = ", ".join(path.name for path in known[:8])
     raise UsageError(
-        f"there is no sweep {name!r} in {scratch}",
-        hint=f"the sweeps there: {names}" if names else "start one: paceline sweep sweep.toml",
+        f"There is no sweep {name!r} in {scratch}.",
+        hint=f"The sweeps are: {names}" if names else "Start one: paceline sweep sweep.toml",
     )
 
 
-def read_sweep(folder: SweepFolder, ask: QueryStates = slurm.states) -> Sweep:
-    """All trials of a sweep: those that have ended, those under way, and those still to come."""
-    told = read_json(folder.spec)
+def read_sweep(folder: SweepFolder, query: QueryStates = slurm.states) -> Sweep:
+    """Read all trials of a sweep: those that have ended, those under way, and those not started."""
+    spec = read_json(folder.spec)
     planned = {int(line["number"]): line for line in read_lines(folder.points) if "number" in line}
     jobs, again = _jobs(folder)
     found: dict[int, Trial] = {}
@@ -139,29 +139,29 @@ def read_sweep(folder: SweepFolder, ask: QueryStates = slurm.states) -> Sweep:
             found[number] = ended
         else:
             under_way.append(trial)
-    # Those that were submitted again have an old result until they begin.
+    # Resubmitted trials have an old result until they start.
     resubmitted = again & found.keys()
     to_come = planned.keys() - found.keys() - {trial.number for trial in under_way}
-    mattering = [jobs[number] for number in (to_come | resubmitted) if number in jobs]
-    known = _known(
-        [*mattering, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)], ask
+    relevant = [jobs[number] for number in (to_come | resubmitted) if number in jobs]
+    known = _query(
+        [*relevant, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)], query
     )
-    for each in _under_way(under_way, planned, str(told.get("metric") or ""), known):
+    for each in _read_started(under_way, planned, str(spec.get("metric") or ""), known):
         found[each.number] = each
     for number in to_come:
-        found[number] = _to_come(folder.trial(number), planned[number], jobs.get(number), known)
-    of_nobody = [number for number, each in found.items() if each.state == MISSING and number not in jobs]
-    for number in of_nobody if of_nobody and is_starting(folder) else ():
+        found[number] = _not_started(folder.trial(number), planned[number], jobs.get(number), known)
+    jobless = [number for number, each in found.items() if each.state == MISSING and number not in jobs]
+    for number in jobless if jobless and is_starting(folder) else ():
         found[number] = replace(found[number], state=PENDING, error="")
     for number in resubmitted:
         state = (known or {}).get(jobs[number])
         if state is not None and state.phase == WAITING:
             found[number] = replace(found[number], state=PENDING, value=None, seconds=None, error="")
-    return Sweep(folder, told, [replace(found[number], job=jobs.get(number)) for number in sorted(found)])
+    return Sweep(folder, spec, [replace(found[number], job=jobs.get(number)) for number in sorted(found)])
 
 
 def _jobs(folder: SweepFolder) -> tuple[dict[int, str], set[int]]:
-    """The newest task of each trial, and the trials that have had several."""
+    """Return each trial's newest task, and the trials that have had several."""
     jobs: dict[int, str] = {}
     again = set()
     for line in folder.read_jobs():
@@ -172,10 +172,10 @@ def _jobs(folder: SweepFolder) -> tuple[dict[int, str], set[int]]:
     return jobs, again
 
 
-def _known(jobs: list[str], ask: QueryStates) -> Mapping[str, JobState] | None:
-    """The states of all jobs that matter, by one question; None where no scheduler answers."""
+def _query(jobs: list[str], query: QueryStates) -> Mapping[str, JobState] | None:
+    """Return the states of jobs with one query; None if no scheduler answers."""
     try:
-        return ask(jobs) if jobs else {}
+        return query(jobs) if jobs else {}
     except ClusterError:
         return None
 
@@ -188,43 +188,43 @@ def _numbers(trials: Path) -> list[int]:
 
 
 def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
-    """A trial that has left its result."""
+    """Return a trial that has a result; None if it has none."""
     result = read_json(folder.result)
     state = result.get("state")
     if state not in (DONE, FAILED, PRUNED, NO_POINT):
         return None
-    told = result if result.get("point") is not None else planned
-    if told.get("point") is None:
-        told = read_json(folder.trial)
+    record = result if result.get("point") is not None else planned
+    if record.get("point") is None:
+        record = read_json(folder.trial)
     seconds, began, ended = result.get("seconds"), result.get("started"), result.get("ended")
     if seconds is None and began is not None and ended is not None:
         seconds = ended - began
     error = first_line(str(result.get("error") or ""))
     return _trial(
-        folder, {**planned, "point": told.get("point"), "seed": told.get("seed")}, state=state,
+        folder, {**planned, "point": record.get("point"), "seed": record.get("seed")}, state=state,
         value=as_number(result.get("value")), seconds=as_number(seconds),
-        error=error or (_why(folder) if state == FAILED else ""),
+        error=error or (_find_error(folder) if state == FAILED else ""),
     )  # fmt: skip
 
 
-def _under_way(
+def _read_started(
     folders: list[TrialFolder],
     planned: Mapping[int, dict[str, Any]],
     metric: str,
     known: Mapping[str, JobState] | None,
 ) -> Iterator[Trial]:
-    """Trials with a folder and no result: whether they still run. A job that was killed leaves no result."""
+    """Yield trials with a folder and no result, running or not: a job that was killed leaves no result."""
 
     def answer(_: Iterable[str]) -> Mapping[str, JobState]:
         if known is None:
-            raise ClusterError("no scheduler answers")
+            raise ClusterError("No scheduler answers.")
         return known
 
     for folder, record in zip(folders, read_records(folders, answer), strict=True):
         state, error = RUNNING, ""
         if record.is_over:
-            state = DONE if record.status == DONE else MISSING  # one that has failed for good has a result
-            error = "" if state == DONE else _why(folder) or f"it is {record.status}"
+            state = DONE if record.status == DONE else MISSING  # one that failed for good has a result
+            error = "" if state == DONE else _find_error(folder) or f"it is {record.status}"
         value = newest_value(folder.reports, "value")
         yield _trial(
             folder, {**planned.get(folder.number, {}), **read_json(folder.trial)}, state=state,
@@ -232,12 +232,12 @@ def _under_way(
         )  # fmt: skip
 
 
-def _to_come(
+def _not_started(
     folder: TrialFolder, planned: dict[str, Any], job: str | None, known: Mapping[str, JobState] | None
 ) -> Trial:
-    """A trial with no folder yet. One whose job is gone will never have one."""
+    """Return a trial without a folder: pending, or missing if its job is gone."""
     if job is None:
-        return _trial(folder, planned, state=MISSING, error="it has not begun, and has no job")
+        return _trial(folder, planned, state=MISSING, error="not started, and without a job")
     if known is None:
         return _trial(folder, planned, state=PENDING)
     state = known.get(job)
@@ -247,21 +247,21 @@ def _to_come(
     return _trial(folder, planned, state=MISSING, error=gone)
 
 
-def _trial(folder: TrialFolder, told: Mapping[str, Any], *, state: str, **known: Any) -> Trial:
+def _trial(folder: TrialFolder, record: Mapping[str, Any], *, state: str, **known: Any) -> Trial:
     number = folder.number
     return Trial(
-        number, point=dict(told.get("point") or {}), state=state, folder=folder, seed=told.get("seed"),
-        group=told.get("group", number), **known,
+        number, point=dict(record.get("point") or {}), state=state, folder=folder, seed=record.get("seed"),
+        group=record.get("group", number), **known,
     )  # fmt: skip
 
 
-def _why(folder: RunFolder) -> str:
-    """The first error line of the newest attempt that failed."""
+def _find_error(folder: RunFolder) -> str:
+    """Return the first error line of the newest attempt that failed."""
     for attempt in reversed(folder.attempts()):
         failure = read_json(attempt.failure)
         if failure:
-            words = [str(failure[key]) for key in ("type", "message") if failure.get(key)]
-            return first_line(": ".join(words) or str(failure.get("cause", "")))
+            parts = [str(failure[key]) for key in ("type", "message") if failure.get(key)]
+            return first_line(": ".join(parts) or str(failure.get("cause", "")))
     return ""
 
 
@@ -270,7 +270,7 @@ def first_line(text: str) -> str:
 
 
 def newest_value(metrics: Path, name: str) -> float | None:
-    """The last value of a metric; only the file's end is read."""
+    """Return the last value of a metric, reading only the end of the file."""
     try:
         with open(metrics, "rb") as file:
             file.seek(0, 2)
@@ -289,7 +289,7 @@ def newest_value(metrics: Path, name: str) -> float | None:
 
 
 def as_number(value: object) -> float | None:
-    """A number that can be compared with others; None for what is none, and for what is not finite."""
+    """Return a finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -300,5 +300,5 @@ def as_number(value: object) -> float | None:
 
 
 def finished(trials: Iterable[Trial]) -> list[Trial]:
-    """Those that were run to their end and have a value."""
+    """Return the trials that ended with a value."""
     return [trial for trial in trials if trial.state == DONE and trial.value is not None]

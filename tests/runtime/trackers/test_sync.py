@@ -37,7 +37,7 @@ def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
         assert service.runs[name].exit_code == 0
         operations = len(service.operations)
         again = paceline("sync", str(folder), check=True, **variables)
-        assert again.stdout == "run: all that was kept for W&B has been sent\n"
+        assert again.stdout == "run: everything has been sent to W&B\n"
         assert len(service.operations) == operations
 
 
@@ -50,13 +50,13 @@ def test_what_is_missing_is_said(
 ) -> None:
     folder = tmp_path / "run"
     in_a_run(folder)
-    assert "has kept nothing for W&B" in paceline("sync", str(folder), check=True, **away(tmp_path)).stdout
+    assert "has no offline W&B run" in paceline("sync", str(folder), check=True, **away(tmp_path)).stdout
     kept = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"x" * 100)
     done = paceline("sync", str(folder), **{**away(tmp_path), **variables})
     assert done.returncode == 1
-    assert f"paceline: W&B: {problem}" in done.stderr
+    assert f"Cannot send to W&B: {problem}" in done.stderr
 
 
 def test_what_wandb_refuses_is_told_in_its_words(tmp_path: Path, paceline: Callable[..., object]) -> None:

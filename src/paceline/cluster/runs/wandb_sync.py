@@ -1,4 +1,4 @@
-"""W&B runs that were kept in a run folder, sent by wandb's own command."""
+"""Send the offline W&B runs of a run folder with wandb's own command."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, EnvironmentProblem
 
-SHOWN = 12  # lines of what wandb says, where it fails
+MAX_LINES = 12  # of wandb's output to show if it fails
 
 
-def kept_runs(folder: RunFolder) -> list[Path]:
-    """Folders of W&B runs that were kept, oldest first: parts of one run must be sent in the order they were made."""
+def offline_runs(folder: RunFolder) -> list[Path]:
+    """Return the folders of offline W&B runs, oldest first: parts of one run must be sent in order."""
     return sorted(path.parent for path in folder.trackers.glob("wandb/offline-run-*/run-*.wandb"))
 
 
-def is_sent(kept: Path) -> bool:
-    """wandb marks what it has sent."""
-    return any(kept.glob("run-*.wandb.synced"))
+def is_sent(path: Path) -> bool:
+    """Return whether wandb has marked a run as sent."""
+    return any(path.glob("run-*.wandb.synced"))
 
 
-def is_empty(kept: Path) -> bool:
-    """Its process was killed before a first block of the file was written."""
-    return all(path.stat().st_size < 64 for path in kept.glob("run-*.wandb"))
+def is_empty(path: Path) -> bool:
+    """Return whether a run has no data: its process was killed before writing a first block."""
+    return all(file.stat().st_size < 64 for file in path.glob("run-*.wandb"))
 
 
-def python_with_wandb(folder: RunFolder) -> str:
-    """This Python, or the run's own."""
+def find_python(folder: RunFolder) -> str:
+    """Return a Python that has wandb: this one, or the run's own."""
     if importlib.util.find_spec("wandb") is not None:
         return sys.executable
     try:
@@ -43,12 +43,12 @@ def python_with_wandb(folder: RunFolder) -> str:
     except (OSError, ValueError, TypeError):
         pass
     raise EnvironmentProblem(
-        "wandb is installed neither here nor in the run's environment", hint="pip install wandb"
+        "wandb is installed neither here nor in the run's environment.", hint="Install it: pip install wandb"
     )
 
 
 def complete(folder: RunFolder, *, python: str) -> None:
-    """Log what W&B lacks of a run that was killed; without that, what it has is sent all the same."""
+    """Log what W&B lacks of a run that was killed. If that fails, the rest can still be sent."""
     home = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_RUN")}
@@ -59,20 +59,20 @@ def complete(folder: RunFolder, *, python: str) -> None:
     )  # fmt: skip
 
 
-def send(kept: Path, *, python: str) -> str:
-    """Upload one folder; returns the address of the run. It is sent when wandb has marked it so."""
+def send(path: Path, *, python: str) -> str:
+    """Upload one folder and return the address of the W&B run."""
     environ = {
         name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_SILENT")
     }
     done = subprocess.run(
-        [python, "-m", "wandb", "sync", str(kept)],
+        [python, "-m", "wandb", "sync", str(path)],
         env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    if not is_sent(kept):
-        tail = "\n".join(done.stdout.strip().splitlines()[-SHOWN:])
+    if not is_sent(path):
+        tail = "\n".join(done.stdout.strip().splitlines()[-MAX_LINES:])
         raise ClusterError(
-            f"wandb did not send {kept.name}:\n{tail}",
-            hint="all files are still there: type the same again when that is mended",
+            f"wandb did not send {path.name}:\n{tail}",
+            hint="Fix the problem and run the same command again; all files are still there.",
         )
     found = re.search(r"https?://\S+/runs/\S+", done.stdout)
     return found[0] if found else ""

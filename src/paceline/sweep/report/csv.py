@@ -1,4 +1,4 @@
-"""A sweep's trials as a CSV file: one line for each, with every parameter in a column of its own."""
+"""A sweep's trials as CSV: one line per trial, one column per parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEFORE, AFTER = ("number", "state", "value"), ("seed", "seconds", "folder", "err
 
 
 def columns(sweep: Sweep) -> dict[str, str]:
-    """Each parameter and its column: a parameter with the name of another column is told apart."""
+    """Return each parameter's column name. One that equals another column's gets a prefix."""
     taken = {*BEFORE, *AFTER}
     return {key: f"parameter {key}" if key in taken else key for key in sweep.keys}
 

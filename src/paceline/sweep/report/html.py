@@ -1,4 +1,4 @@
-"""A sweep as one HTML file that needs nothing else: to keep, to send, to open on a machine with no network."""
+"""A sweep as one self-contained HTML file, which works without a network."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from paceline.contract.sweep_folder import DONE, FAILED
 from paceline.errors import EnvironmentProblem
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.report import plots
-from paceline.sweep.report.axes import shown
-from paceline.sweep.report.importance import ENOUGH, importances
+from paceline.sweep.report.axes import to_label
+from paceline.sweep.report.importance import MIN_TRIALS, importances
 from paceline.sweep.report.ranking import Row, best_first, has_repeats, rows
 from paceline.sweep.report.template import PAGE, SCRIPT, STYLE
 from paceline.sweep.results import MISSING, Sweep, Trial
 
-ROWS = 1000  # of the table; the rest is what --csv is for
-FAILURES = 200
+MAX_ROWS = 1000  # of the table; --csv writes all
+MAX_FAILURES = 200
 
 
 def render(sweep: Sweep) -> str:
-    """The whole page."""
+    """Return the whole page."""
     ordered = best_first(sweep, rows(sweep))
     valued = [row for row in ordered if row.value is not None and (row.state == DONE or row.count > 1)]
-    body = [_head(sweep), _progress(sweep), _best(sweep, valued), *_pictures(sweep, valued)]
+    body = [_head(sweep), _progress(sweep), _best(sweep, valued), *_plots(sweep, valued)]
     body += [
         _table(sweep, ordered),
         _failures([trial for trial in sweep.trials if trial.state in (FAILED, MISSING)]),
@@ -37,7 +37,7 @@ def _head(sweep: Sweep) -> str:
     facts = [
         f"{sweep.metric}, {aim}",
         f"{len(sweep.trials):,} trials",
-        *([f"sampler {sweep.told['sampler']}"] if sweep.told.get("sampler") else []),
+        *([f"sampler {sweep.spec['sampler']}"] if sweep.spec.get("sampler") else []),
         f"as of {time.strftime('%Y-%m-%d %H:%M')}",
     ]
     return f"<h1>{escape(sweep.name)}</h1><p class='facts'>{escape(' · '.join(facts))}</p>"
@@ -49,19 +49,19 @@ def _progress(sweep: Sweep) -> str:
         f'<span class="{state}" style="width:{100 * count / total:.3f}%"></span>'
         for state, count in sweep.counts.items()
     ]
-    words = [
+    labels = [
         f'<span class="key"><i class="{state}"></i>{count:,} {state}</span>'
         for state, count in sweep.counts.items()
     ]
-    return f'<div class="progress">{"".join(pieces)}</div><p class="facts">{"".join(words)}</p>'
+    return f'<div class="progress">{"".join(pieces)}</div><p class="facts">{"".join(labels)}</p>'
 
 
 def _best(sweep: Sweep, valued: Sequence[Row]) -> str:
     if not valued:
-        return "<p>No trial has ended with a value yet.</p>"
+        return "<p>No trial has a value yet.</p>"
     best = valued[0]
     point = "".join(
-        f"<tr><th>{escape(key)}</th><td>{escape(shown(best.point[key]))}</td></tr>"
+        f"<tr><th>{escape(key)}</th><td>{escape(to_label(best.point[key]))}</td></tr>"
         for key in sweep.keys
         if key in best.point
     )
@@ -72,33 +72,35 @@ def _best(sweep: Sweep, valued: Sequence[Row]) -> str:
     )
 
 
-def _pictures(sweep: Sweep, valued: Sequence[Row]) -> list[str]:
+def _plots(sweep: Sweep, valued: Sequence[Row]) -> list[str]:
     if not valued:
         return []
     found = []
     if sweep.keys:
-        note = "A line for each point, the best in orange and on top. Hover to read one."
-        if len(valued) > plots.LINES:
-            note += f" Of {len(valued):,} points, the best and a share of the others: {plots.LINES} lines."
+        note = "One line per point; the best are orange and on top. Hover over a line to read it."
+        if len(valued) > plots.MAX_LINES:
+            note += f" Shows {plots.MAX_LINES} of {len(valued):,} points: the best, and an even share of the others."
         found.append(_section("Parallel coordinates", plots.parallel(sweep, valued), note))
         found.append(_importance(sweep))
-    note = "Each trial's value; the line is the best so far. Rings lie beyond the picture's edge."
+    note = "Each dot is a trial; the line is the best value so far. Rings are values outside the plot."
     return [*found, _section("History", plots.history(sweep, valued), note)]
 
 
 def _importance(sweep: Sweep) -> str:
     try:
         shares = importances(sweep)
-    except EnvironmentProblem as problem:  # the rest of the page needs nothing
-        return _section("Importance", "", f"{problem.message}: {problem.hint}")
+    except EnvironmentProblem as problem:  # the rest of the page works without Optuna
+        return _section("Importance", "", f"{problem.message} {problem.hint}")
     if not shares:
-        return _section("Importance", "", f"Shown from {ENOUGH} trials on, with parameters that vary.")
-    note = "How much each parameter tells the best fifth of the trials from the rest (PED-ANOVA)."
+        return _section(
+            "Importance", "", f"Shown once {MIN_TRIALS} trials have ended, for parameters that vary."
+        )
+    note = "How much each parameter distinguishes the best fifth of the trials from the rest (PED-ANOVA)."
     return _section("Importance", plots.bars(shares), note)
 
 
-def _section(title: str, picture: str, note: str) -> str:
-    frame = f'<div class="picture">{picture}</div>' if picture else ""
+def _section(title: str, plot: str, note: str) -> str:
+    frame = f'<div class="picture">{plot}</div>' if plot else ""
     return f"<section><h2>{title}</h2>{frame}<p class='facts'>{escape(note)}</p></section>"
 
 
@@ -106,12 +108,12 @@ def _table(sweep: Sweep, ordered: Sequence[Row]) -> str:
     keys = sweep.keys
     names = ["trial", "state", sweep.metric, *keys, "time"]
     head = "".join(f"<th tabindex='0'>{escape(name)}</th>" for name in names)
-    lines = [_line(row, keys) for row in ordered[:ROWS]]
-    note = "Click on a column's name to sort by it."
+    lines = [_line(row, keys) for row in ordered[:MAX_ROWS]]
+    note = "Click a column header to sort."
     if has_repeats(sweep):
-        note += " Values are means ± the sample's standard deviation over the seeds that have ended."
-    if len(ordered) > ROWS:
-        note += f" The first {ROWS:,} of {len(ordered):,} rows; `paceline sweep show --csv` writes all."
+        note += " Values are means ± sample standard deviations over the seeds that have ended."
+    if len(ordered) > MAX_ROWS:
+        note += f" Shows {MAX_ROWS:,} of {len(ordered):,} rows; `paceline sweep show --csv` writes all."
     return (
         f"<section><h2>Trials</h2><div class='picture'><table class='trials'><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div><p class='facts'>{escape(note)}</p></section>"
@@ -121,9 +123,12 @@ def _table(sweep: Sweep, ordered: Sequence[Row]) -> str:
 def _line(row: Row, keys: Sequence[str]) -> str:
     cells = [
         (str(row.number), row.number),
-        (f'<i class="{row.state}"></i>{row.told}', row.state),
+        (f'<i class="{row.state}"></i>{row.status}', row.state),
         (escape(plots.value_text(row)), "" if row.value is None else row.value),
-        *((escape(shown(row.point[key])), row.point[key]) if key in row.point else ("", "") for key in keys),
+        *(
+            (escape(to_label(row.point[key])), row.point[key]) if key in row.point else ("", "")
+            for key in keys
+        ),
         (
             "" if row.seconds is None else show_seconds(row.seconds),
             "" if row.seconds is None else row.seconds,
@@ -137,9 +142,11 @@ def _failures(failed: Sequence[Trial]) -> str:
     if not failed:
         return ""
     lines = [
-        f"<tr><td>{trial.number}</td><td><code>{escape(trial.error or 'no error line was left')}</code></td>"
+        f"<tr><td>{trial.number}</td><td><code>{escape(trial.error or 'no error recorded')}</code></td>"
         f"<td>{escape(str(trial.folder.path))}</td></tr>"
-        for trial in failed[:FAILURES]
+        for trial in failed[:MAX_FAILURES]
     ]
-    more = f"<p class='facts'>and {len(failed) - FAILURES:,} more</p>" if len(failed) > FAILURES else ""
+    more = (
+        f"<p class='facts'>and {len(failed) - MAX_FAILURES:,} more</p>" if len(failed) > MAX_FAILURES else ""
+    )
     return f"<section><h2>Failures</h2><div class='picture'><table>{''.join(lines)}</table></div>{more}</section>"

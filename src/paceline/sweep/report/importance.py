@@ -1,7 +1,7 @@
-"""Which parameters matter: Optuna's PED-ANOVA over the trials that were run to their end.
+"""The importance of each parameter, by Optuna's PED-ANOVA over trials that ended with a value.
 
-It asks how differently each parameter is spread among the best trials and among all, needs no further package,
-and takes parameters that only some trials have.
+It compares each parameter's distribution among the best trials with that among all. It needs no other package, and
+handles parameters that only some trials have.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import warnings
 from typing import Any
 
 from paceline.errors import EnvironmentProblem
-from paceline.sweep.report.axes import SIDE_BY_SIDE, as_number, wide
+from paceline.sweep.report.axes import MAX_CATEGORIES, as_number, wide
 from paceline.sweep.results import Sweep, Trial, finished
 
-ENOUGH = 8  # trials below which a share would be noise
-AT_MOST = 2000  # trials that are looked at: the best ones, and every so many of the rest
+MIN_TRIALS = 8  # with fewer, importances would be noise
+MAX_TRIALS = 2000  # to evaluate, evenly spread over all ranks
 BEST = 0.2  # the share of trials that count as good
 
 
 def importances(sweep: Sweep) -> dict[str, float]:
-    """Shares that add up to 1, largest first; empty where there is too little to say."""
-    trials = _chosen(finished(sweep.trials), sweep.maximizes)
+    """Return shares that add up to 1, largest first; empty if there are too few trials."""
+    trials = _sample(finished(sweep.trials), sweep.maximizes)
     keys = [key for key in sweep.keys if len({_plain(trial.point.get(key)) for trial in trials}) > 1]
-    if len(trials) < ENOUGH or not keys:
+    if len(trials) < MIN_TRIALS or not keys:
         return {}
     optuna = _optuna()
     spread = {key: _distribution(optuna, sweep, key, trials) for key in keys}
@@ -31,7 +31,7 @@ def importances(sweep: Sweep) -> dict[str, float]:
     study.add_trials([_frozen(optuna, trial, spread) for trial in trials])
     found: dict[str, float] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the evaluator is experimental
+        warnings.simplefilter("ignore")  # the evaluator is experimental
         quantile = max(BEST, 3 / len(trials))
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
         for group in _groups(trials, keys):
@@ -49,23 +49,23 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise EnvironmentProblem(
-            "importances need Optuna, which is not installed here",
-            hint='install it: pip install "paceline[sweep]"',
+            "Importances need Optuna, which is not installed here.",
+            hint='Install it: pip install "paceline[sweep]"',
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
-def _chosen(trials: list[Trial], maximizes: bool) -> list[Trial]:
+def _sample(trials: list[Trial], maximizes: bool) -> list[Trial]:
     ordered = sorted(trials, key=lambda trial: (trial.value or 0.0) * (-1 if maximizes else 1))
-    if len(ordered) <= AT_MOST:
+    if len(ordered) <= MAX_TRIALS:
         return ordered
-    step = len(ordered) / AT_MOST
-    return [ordered[int(index * step)] for index in range(AT_MOST)]
+    step = len(ordered) / MAX_TRIALS
+    return [ordered[int(index * step)] for index in range(MAX_TRIALS)]
 
 
 def _groups(trials: list[Trial], keys: list[str]) -> list[list[str]]:
-    """Parameters that the same trials have: Optuna compares only trials that have all that is asked about."""
+    """Group parameters that the same trials have: Optuna only uses trials that have all parameters of a query."""
     groups: dict[tuple[bool, ...], list[str]] = {}
     for key in keys:
         groups.setdefault(tuple(key in trial.point for trial in trials), []).append(key)
@@ -73,11 +73,11 @@ def _groups(trials: list[Trial], keys: list[str]) -> list[list[str]]:
 
 
 def _distribution(optuna: Any, sweep: Sweep, key: str, trials: list[Trial]) -> Any:
-    """Of what was tried: many numbers are a range, anything else is a choice."""
+    """Return a parameter's distribution: a range for many numbers, else a choice."""
     known = [trial.point[key] for trial in trials if trial.point.get(key) is not None]
     distinct = {_plain(value) for value in known}
     numbers = [number for value in known if (number := as_number(value)) is not None]
-    if len(numbers) < len(known) or len(distinct) <= SIDE_BY_SIDE:
+    if len(numbers) < len(known) or len(distinct) <= MAX_CATEGORIES:
         return optuna.distributions.CategoricalDistribution(sorted(distinct, key=str))
     low, high = min(numbers), max(numbers)
     log = sweep.is_log(key)

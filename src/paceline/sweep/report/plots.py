@@ -1,4 +1,4 @@
-"""The pictures of a sweep, as SVG that takes its colours from the page: parallel axes, history, importances."""
+"""The plots of a sweep as SVG, styled by the page: parallel coordinates, history, importances."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import itertools
 from collections.abc import Sequence
 from html import escape
 
-from paceline.sweep.report.axes import Scale, linear, round_numbers, scale_of, shown
+from paceline.sweep.report.axes import Scale, linear, round_numbers, scale_of, to_label
 from paceline.sweep.report.ranking import Row
 from paceline.sweep.results import Sweep
 
-LINES = 600  # in one picture: more would be a smear, and a heavy page
-POINTS = 3000
+MAX_LINES = 600  # in one plot: more would blur it and bloat the page
+MAX_DOTS = 3000
 
-# Best, middle, worst: each stands out on white and on black.
+# Best, middle, worst: each is visible on white and on black.
 RAMP = ((0xE8, 0x59, 0x0C), (0xA6, 0x4A, 0xC9), (0x5B, 0x82, 0xE0))
 
 
 def colour(share: float) -> str:
-    """0 is the best, 1 the worst."""
+    """Return the colour of a rank from 0 (best) to 1 (worst)."""
     position = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
     index = min(int(position), len(RAMP) - 2)
     mixed = [
@@ -28,20 +28,20 @@ def colour(share: float) -> str:
     return f"#{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
 
 
-def thinned(ordered: Sequence[Row], most: int) -> list[tuple[int, Row]]:
-    """Rows with their ranks: the best of them, and every so many of the rest."""
-    if len(ordered) <= most:
+def thin_out(ordered: Sequence[Row], limit: int) -> list[tuple[int, Row]]:
+    """Return at most `limit` rows with their ranks: the best, and an even share of the rest."""
+    if len(ordered) <= limit:
         return list(enumerate(ordered))
-    best = most // 8
-    step = (len(ordered) - best) / (most - best)
+    best = limit // 8
+    step = (len(ordered) - best) / (limit - best)
     return [
         *enumerate(ordered[:best]),
-        *((rank, ordered[rank]) for rank in (best + int(index * step) for index in range(most - best))),
+        *((rank, ordered[rank]) for rank in (best + int(index * step) for index in range(limit - best))),
     ]
 
 
 def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
-    """One axis for each parameter and one for the value; a line for each row, the best on top."""
+    """Draw an axis for each parameter and one for the value, and a line for each row, the best on top."""
     keys = [key for key in sweep.keys if any(key in row.point for row in ordered)]
     top, bottom, gap, left = 46, 330, 26, 70
     step = max(110, (900 - 2 * left) // max(1, len(keys)))
@@ -59,7 +59,7 @@ def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
         value = row.value if axis == len(keys) else row.point[keys[axis]]
         return bottom - scales[axis].at(value) * (bottom - top)
 
-    drawn = thinned(ordered, LINES)
+    drawn = thin_out(ordered, MAX_LINES)
     faint = 0.9 if len(drawn) < 40 else 0.55 if len(drawn) < 200 else 0.35
     parts = []
     for rank, row in reversed(drawn):
@@ -74,7 +74,7 @@ def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
         )
         parts.append(
             f'<path class="line" d="{path}" {style} stroke-width="{2.2 if strong else 1.2}">'
-            f"<title>{escape(told(sweep, row))}</title></path>"
+            f"<title>{escape(tooltip(sweep, row))}</title></path>"
         )
     for axis, name in enumerate([*keys, sweep.metric]):
         parts.append(_axis(left + axis * step, top, bottom, name, scales[axis], last=axis == len(keys)))
@@ -97,7 +97,7 @@ def _axis(x: float, top: float, bottom: float, name: str, scale: Scale, *, last:
 
 
 def history(sweep: Sweep, ended: Sequence[Row]) -> str:
-    """Each value as its trial's dot, and the best so far as a line."""
+    """Draw each trial's value as a dot, and the best so far as a line."""
     ordered = sorted(ended, key=lambda row: row.number)
     left, right, top, bottom, width = 70, 20, 16, 250, 900
     values = [row.value for row in ordered if row.value is not None]
@@ -115,13 +115,13 @@ def history(sweep: Sweep, ended: Sequence[Row]) -> str:
         parts.append(
             f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
         )
-        parts.append(_label(left - 8, y(value) + 4, shown(float(value)), "end", "mark"))
+        parts.append(_label(left - 8, y(value) + 4, to_label(float(value)), "end", "mark"))
     for value in round_numbers(first, last, 8):
         if value == int(value):
             parts.append(_label(x(int(value)), bottom + 20, str(int(value)), "middle", "mark"))
     best, steps = None, []
     dots = []
-    every = max(1, len(ordered) // POINTS)
+    every = max(1, len(ordered) // MAX_DOTS)
     for index, row in enumerate(ordered):
         assert row.value is not None
         better = best is None or (row.value > best if sweep.maximizes else row.value < best)
@@ -134,7 +134,7 @@ def history(sweep: Sweep, ended: Sequence[Row]) -> str:
             outside = not low <= row.value <= high
             dots.append(
                 f'<circle class="dot{" outside" if outside else ""}" cx="{x(row.number):.1f}" cy="{y(row.value):.1f}" '
-                f'r="3"><title>{escape(told(sweep, row))}</title></circle>'
+                f'r="3"><title>{escape(tooltip(sweep, row))}</title></circle>'
             )
     assert best is not None
     steps.append(f"L{x(last):.1f} {y(best):.1f}")
@@ -144,19 +144,19 @@ def history(sweep: Sweep, ended: Sequence[Row]) -> str:
 
 
 def _in_view(values: list[float], maximizes: bool) -> tuple[float, float]:
-    """The range to show: a few wild values at the bad end do not press the others together."""
+    """Return the range to show, without outliers at the bad end that would squeeze the rest."""
     ordered = sorted(values, reverse=maximizes)
-    usual = ordered[int(0.9 * (len(ordered) - 1))]
+    typical = ordered[int(0.9 * (len(ordered) - 1))]
     worst = ordered[-1]
-    if abs(worst - usual) > 3 * abs(usual - ordered[0]) > 0:
-        worst = usual + 0.3 * (usual - ordered[0])
+    if abs(worst - typical) > 3 * abs(typical - ordered[0]) > 0:
+        worst = typical + 0.3 * (typical - ordered[0])
     low, high = min(ordered[0], worst), max(ordered[0], worst)
     margin = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
     return low - margin, high + margin
 
 
 def bars(shares: dict[str, float]) -> str:
-    """Importances, largest first."""
+    """Draw importances as bars, largest first."""
     left, width, height = 170, 900, 30
     longest = max(shares.values())
     parts = []
@@ -171,14 +171,14 @@ def bars(shares: dict[str, float]) -> str:
     return _svg(width, 16 + height * len(shares), parts, "importance of each parameter")
 
 
-def told(sweep: Sweep, row: Row) -> str:
-    """What hovering over a row's line or dot says."""
+def tooltip(sweep: Sweep, row: Row) -> str:
+    """Return the tooltip of a row's line or dot."""
     lines = [f"trial {row.number}: {sweep.metric} {value_text(row)}"]
-    return "\n".join([*lines, *(f"{key} = {shown(value)}" for key, value in row.point.items())])
+    return "\n".join([*lines, *(f"{key} = {to_label(value)}" for key, value in row.point.items())])
 
 
 def value_text(row: Row, digits: int = 5) -> str:
-    """A row's value; of repeats the mean, the deviation, and how many."""
+    """Return a row's value; for repeats, the mean, the deviation and their number."""
     if row.value is None:
         return ""
     if len(row.trials) == 1:
@@ -187,8 +187,8 @@ def value_text(row: Row, digits: int = 5) -> str:
     return f"{row.value:.{digits}g}{spread} (n={row.count})"
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _label(x: float, y: float, text: str, anchor: str, kind: str) -> str:

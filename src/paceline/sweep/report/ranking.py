@@ -1,4 +1,4 @@
-"""The order of a sweep's trials: best first, or by any column; repeats of a point as one row."""
+"""The order of a sweep's trials: best first, or by any column. Repeats of a point share a row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.contract.sweep_folder import DONE, FAILED, PRUNED
 from paceline.errors import UsageError
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, Trial
 
-# Of the repeats of a point, the state that says most about what is still to be done.
-_TELLING = (RUNNING, PENDING, MISSING, FAILED, PRUNED, DONE)
+# The state of a point with repeats is the first of these that one of them has.
+_PRECEDENCE = (RUNNING, PENDING, MISSING, FAILED, PRUNED, DONE)
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Row:
     """One point: a trial, or its repeats with several seeds."""
 
     trials: tuple[Trial, ...]
-    value: float | None  # the mean over those that were run to their end, where there are repeats
-    deviation: float | None  # the sample's standard deviation; None with fewer than two
-    count: int  # how many values the mean is of
+    value: float | None  # for repeats, the mean over those that are done
+    deviation: float | None  # sample standard deviation; None for fewer than two
+    count: int  # values in the mean
 
     @property
     def number(self) -> int:
@@ -35,11 +35,11 @@ class Row:
 
     @property
     def state(self) -> str:
-        return next(state for state in _TELLING if any(trial.state == state for trial in self.trials))
+        return next(state for state in _PRECEDENCE if any(trial.state == state for trial in self.trials))
 
     @property
-    def told(self) -> str:
-        """The state in words: of repeats that differ, how many are in each."""
+    def status(self) -> str:
+        """The state; if repeats differ, how many are in each."""
         counted = Counter(trial.state for trial in self.trials)
         return (
             self.state
@@ -58,7 +58,7 @@ def has_repeats(sweep: Sweep) -> bool:
 
 
 def rows(sweep: Sweep) -> list[Row]:
-    """A row for each point, in the order of their numbers."""
+    """Return a row for each point, by number."""
     if not has_repeats(sweep):
         return [Row((trial,), trial.value, None, int(trial.value is not None)) for trial in sweep.trials]
     together: dict[int, list[Trial]] = {}
@@ -78,21 +78,21 @@ def _repeats(trials: list[Trial]) -> Row:
 
 
 def best_first(sweep: Sweep, listed: Iterable[Row]) -> list[Row]:
-    """Those that ended well by their value, then what runs, was pruned, failed, waits."""
-    places = {DONE: 0, RUNNING: 1, PRUNED: 2, FAILED: 3, MISSING: 4, PENDING: 5}
+    """Sort rows: done by value, then running, pruned, failed, missing and pending."""
+    order = {DONE: 0, RUNNING: 1, PRUNED: 2, FAILED: 3, MISSING: 4, PENDING: 5}
     sign = -1.0 if sweep.maximizes else 1.0
 
-    def place(row: Row) -> tuple[int, float, int]:
-        # A mean counts from the first repeat that has ended; the value of one trial counts when that has.
+    def position(row: Row) -> tuple[int, float, int]:
+        # A mean counts once the first repeat is done; a single trial's value once the trial is.
         counts = row.value is not None and (row.state == DONE or len(row.trials) > 1)
-        standing = places[DONE] if counts else places[row.state]
-        return standing, float("inf") if row.value is None else sign * row.value, row.number
+        first = order[DONE] if counts else order[row.state]
+        return first, float("inf") if row.value is None else sign * row.value, row.number
 
-    return sorted(listed, key=place)
+    return sorted(listed, key=position)
 
 
 def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
-    """By a column: `value` (best first), `number`, `state`, `seconds`, or a parameter; `-key` the other way round."""
+    """Sort by `value` (best first), `number`, `state`, `seconds` or a parameter; `-key` reverses."""
     name, backwards = key.removeprefix("-"), key.startswith("-")
     if name in ("value", sweep.metric):
         found = best_first(sweep, listed)
@@ -108,11 +108,11 @@ def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
         pick = own[name]
     else:
         raise UsageError(
-            f"--sort {key}: the sweep {sweep.name} has no column {name!r}",
-            hint=f"its columns are: {', '.join(['value', *own, *sweep.keys])}",
+            f"Invalid --sort {key}: the sweep {sweep.name} has no column {name!r}.",
+            hint=f"The columns are: {', '.join(['value', *own, *sweep.keys])}",
         )
     known = sorted((row for row in listed if pick(row) is not None), key=lambda row: _comparable(pick(row)))
-    without = [row for row in listed if pick(row) is None]  # last, whichever way
+    without = [row for row in listed if pick(row) is None]  # last in either direction
     return [*(reversed(known) if backwards else known), *without]
 
 
@@ -122,7 +122,7 @@ def _backwards(found: list[Row]) -> list[Row]:
 
 
 def _comparable(value: object) -> tuple[int, float, str]:
-    """Numbers by size, then the rest as text."""
+    """Sort key: numbers by size, then the rest as text."""
     if isinstance(value, (int, float)):
         return 0, float(value), ""
     return 1, 0.0, str(value)

@@ -1,4 +1,4 @@
-"""The frame of a report: its style, light and dark, and the few lines that sort its table."""
+"""The frame of a report: its light and dark style, and the script that sorts its table."""
 
 from __future__ import annotations
 
