@@ -1,10 +1,10 @@
-"""How planning and submitting scale: a Plan for thousands of nodes, and a sweep of ten thousand points.
+"""How planning and submitting scale: a plan for thousands of nodes, and a sweep of ten thousand points.
 
     python benchmarks/control.py [--nodes 4096] [--ranks 8] [--points 10000]
 
-Wanted: a plan under a second, with a script that does not grow with the nodes; the sweep planned and submitted in
-under ten seconds with one `sbatch` for each full array, beside submitit's `map_array`. Both submit to the same real
-Slurm, held, so that nothing starts; both are timed as whole commands.
+Targets: a plan takes under a second, and its script does not grow with the number of nodes. The sweep is planned and
+submitted in under ten seconds with one `sbatch` per full array. It is compared with submitit's `map_array`: both submit
+held jobs to the same real Slurm, and the time is that of the whole command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.contract.hostlist import compress, expand, rank_table
+from paceline.contract.hostlist import expand
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.sandbox import PLAIN, Sandbox, Settings, missing_packages
@@ -30,7 +30,7 @@ from machine import describe, show
 
 LIMIT = 1.0
 SWEEP_LIMIT = 10.0
-ARRAY = 1001  # tasks of one array, as Slurm's own default has it
+ARRAY = 1001  # tasks per array, Slurm's default
 
 SWEEP = """\
 [sweep]
@@ -47,22 +47,22 @@ width = [64, 128, 256]
 time = "10m"
 """
 
-# What people write with submitit: a function, an array for each piece that the cluster takes.
-PEER = """\
+# The usual way with submitit: a function, and one array for each chunk that the cluster accepts.
+SUBMITIT = """\
 import random, sys, submitit
-points, most, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+points, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 generator = random.Random(0)
 values = [(10 ** generator.uniform(-5, -1), generator.choice([64, 128, 256])) for _ in range(points)]
 executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
 executor.update_parameters(
-    timeout_min=10, slurm_array_parallelism=most, slurm_additional_parameters={"hold": True}
+    timeout_min=10, slurm_array_parallelism=size, slurm_additional_parameters={"hold": True}
 )
-for start in range(0, points, most):
-    rates, widths = zip(*values[start : start + most])
+for start in range(0, points, size):
+    rates, widths = zip(*values[start : start + size])
     executor.map_array(pow, rates, widths)
 """
 
-# Ahead of the real sbatch on the PATH: writes its calls down.
+# Comes before the real sbatch on PATH, and records its calls.
 COUNTING = """\
 #!/bin/sh
 echo "$@" >>{calls}
@@ -82,42 +82,40 @@ def make_plan(nodes: int, ranks: int) -> SlurmPlan:
 
 
 def timed(work: Callable[[], object], repeats: int = 5) -> float:
-    took = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         work()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
-def plans(nodes: int, ranks: int) -> None:
+def measure_plans(nodes: int, ranks: int) -> None:
     describe(f"planning {nodes} nodes x {ranks} ranks")
     listed = f"gpu[0001-{nodes:04d}]"
-    hosts = expand(listed)
+
     parts = {
-        "plan (order, script)": timed(lambda: make_plan(nodes, ranks)),
+        "plan (launch spec, script)": timed(lambda: make_plan(nodes, ranks)),
         "expand the host list": timed(lambda: expand(listed)),
-        "compress it again": timed(lambda: compress(hosts)),
-        "rank table": timed(lambda: rank_table(hosts, ranks)),
     }
     total = sum(parts.values())
-    show(["part", "ms"], [[name, f"{1e3 * value:.1f}"] for name, value in {**parts, "all": total}.items()])
+    show(["part", "ms"], [[name, f"{1e3 * value:.1f}"] for name, value in {**parts, "total": total}.items()])
     small, large = len(make_plan(2, 8).script), len(make_plan(nodes, ranks).script)
-    print(f"in all {total:.3f} s (wanted: under {LIMIT:.0f} s)")
-    print(f"the script has {small} bytes for 2 nodes, {large} for these")
+    print(f"total {total:.3f} s (target: under {LIMIT:.0f} s)")
+    print(f"the script has {small} bytes for 2 nodes and {large} for {nodes}")
 
 
-def sweeps(points: int) -> None:
-    """Ours and the peer's, on one Slurm, each with an empty queue."""
-    if lacking := missing_packages(Settings(network=PLAIN)):
-        print(f"no Slurm to submit to: install {' '.join(lacking)}")
+def measure_sweeps(points: int) -> None:
+    """Submit with Paceline and with submitit to one Slurm, each time with an empty queue."""
+    if missing := missing_packages(Settings(network=PLAIN)):
+        print(f"no Slurm to submit to: install {' '.join(missing)}")
         return
     describe(f"submitting {points} points")
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as temporary:
         home = Path(temporary)
         (home / "train.py").write_text("print('trained')\n")
         (home / "sweep.toml").write_text(SWEEP.format(points=points))
-        (home / "peer.py").write_text(PEER)
+        (home / "submitit_sweep.py").write_text(SUBMITIT)
         # Each task of an array counts as a job.
         options = {"MaxJobCount": str(4 * points + 1000)}
         cluster = Sandbox.up(
@@ -125,10 +123,10 @@ def sweeps(points: int) -> None:
         )
         try:
             ours = [sys.executable, "-m", "paceline", "sweep", "--sbatch-arg=--hold", "sweep.toml"]
-            peer = [sys.executable, "peer.py", str(points), str(ARRAY), str(home / "submitit")]
+            theirs = [sys.executable, "submitit_sweep.py", str(points), str(ARRAY), str(home / "submitit")]
             found = {
-                "paceline sweep": submission(cluster, home, ours, points),
-                "submitit map_array": submission(cluster, home, peer, points),
+                "paceline sweep": measure_submission(cluster, home, ours, points),
+                "submitit map_array": measure_submission(cluster, home, theirs, points),
             }
         finally:
             cluster.down()
@@ -139,13 +137,15 @@ def sweeps(points: int) -> None:
     seconds, calls, _ = found["paceline sweep"]
     fewest = math.ceil(points / ARRAY)
     print(
-        f"{seconds:.2f} s with {calls} calls of sbatch (wanted: under {SWEEP_LIMIT:.0f} s, with {fewest} calls)"
+        f"{seconds:.2f} s with {calls} sbatch calls (target: under {SWEEP_LIMIT:.0f} s with {fewest} calls)"
     )
     print(f"paceline is {found['submitit map_array'][0] / seconds:.1f}x as fast as submitit")
 
 
-def submission(cluster: Sandbox, home: Path, words: list[str], points: int) -> tuple[float, int, int]:
-    """Seconds of the whole command, the jobs that it submitted, and the files that it left."""
+def measure_submission(
+    cluster: Sandbox, home: Path, command: list[str], points: int
+) -> tuple[float, int, int]:
+    """Return the seconds of the whole command, the number of jobs it submitted and of files it created."""
     tools, calls = home / "tools", home / "calls"
     tools.mkdir(exist_ok=True)
     calls.write_text("")
@@ -156,10 +156,10 @@ def submission(cluster: Sandbox, home: Path, words: list[str], points: int) -> t
     environment["PATH"] = f"{tools}:{environment['PATH']}"
     before = files_in(home)
     began = time.perf_counter()
-    done = subprocess.run(words, cwd=home, env=environment, text=True, capture_output=True, timeout=600)
+    done = subprocess.run(command, cwd=home, env=environment, text=True, capture_output=True, timeout=600)
     seconds = time.perf_counter() - began
     if done.returncode:
-        raise SystemExit(f"{' '.join(words)}:\n{done.stdout}\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")
     queued = cluster.run(["squeue", "--noheader", "--array", "--format=%i"]).stdout.split()
     assert len(queued) == points, f"{len(queued)} tasks are queued, not {points}"
     cluster.run(["scancel", "--user", str(os.getuid())])
@@ -167,14 +167,14 @@ def submission(cluster: Sandbox, home: Path, words: list[str], points: int) -> t
     while cluster.run(["squeue", "--noheader", "--format=%i"]).stdout.strip():
         assert time.monotonic() < deadline, "the queue is not empty"
         time.sleep(0.5)
-    # A question whether Slurm would take the job submits nothing.
+    # `sbatch --test-only` submits nothing.
     submitted = [line for line in calls.read_text().splitlines() if "--test-only" not in line]
     return seconds, len(submitted), files_in(home) - before
 
 
 def files_in(home: Path) -> int:
-    kept = [path for path in home.iterdir() if path.name not in ("slurm", "tools")]
-    return sum(len(names) for each in kept if each.is_dir() for _, _, names in os.walk(each))
+    paths = [path for path in home.iterdir() if path.name not in ("slurm", "tools")]
+    return sum(len(names) for path in paths if path.is_dir() for _, _, names in os.walk(path))
 
 
 def main() -> None:
@@ -182,10 +182,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4096)
     parser.add_argument("--ranks", type=int, default=8, help="per node")
     parser.add_argument("--points", type=int, default=10000, help="of the sweep")
-    asked = parser.parse_args()
-    plans(asked.nodes, asked.ranks)
+    args = parser.parse_args()
+    measure_plans(args.nodes, args.ranks)
     print()
-    sweeps(asked.points)
+    measure_sweeps(args.points)
 
 
 if __name__ == "__main__":

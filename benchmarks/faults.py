@@ -1,7 +1,7 @@
-"""The same small training twice, by Paceline and as it is usually written for torchrun, and hands to disturb it.
+"""One small training, written with Paceline and written the usual way for torchrun, and functions that inject faults.
 
-Each step takes a fixed time (a sleep stands for the GPU's work), so that what is measured is what faults cost.
-Both write down every step that rank 0 completes, and the process of every rank.
+Each step takes a fixed time (a sleep replaces the GPU's work), so that only the cost of faults is measured.
+Both scripts record every step that rank 0 completes, and the pid of every rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-out, steps, step_time, per_epoch, patience = Path(sys.argv[1]), *map(float, sys.argv[2:6])
+out, steps, step_time, per_epoch, hang_timeout = Path(sys.argv[1]), *map(float, sys.argv[2:6])
 steps, per_epoch = int(steps), int(per_epoch)
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(per_epoch * 8, 32, generator=generator)
@@ -29,7 +29,7 @@ data = TensorDataset(inputs, torch.randint(10, (per_epoch * 8,), generator=gener
 def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
-def here(rank):
+def write_pid(rank):
     (out / f".pid-{rank}").write_text(str(os.getpid()))
     os.replace(out / f".pid-{rank}", out / f"pid-{rank}")
 log = os.open(out / "steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -38,7 +38,7 @@ def completed(rank, step):
         os.write(log, f"{time.time():.6f} {step} {os.getpid()}\\n".encode())
 """
 
-OURS = (
+PACELINE = (
     COMMON
     + """
 import paceline
@@ -47,7 +47,7 @@ with paceline.session(seed=0, cpu=True, save_every_seconds=2.0, progress=False, 
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = run.loader(data, batch_size=8)
     run.resume(model=model, opt=opt, loader=loader)
-    here(run.rank)
+    write_pid(run.rank)
     for epoch in run.epochs(10**6):
         for x, y in run.steps(loader, max_steps=max(0, steps - run.step)):
             time.sleep(step_time)
@@ -61,14 +61,14 @@ with paceline.session(seed=0, cpu=True, save_every_seconds=2.0, progress=False, 
 """
 )
 
-USUAL = (
+PLAIN = (
     COMMON
     + """
 from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
+dist.init_process_group("gloo", timeout=timedelta(seconds=hang_timeout))
 rank = dist.get_rank()
 model = DistributedDataParallel(net())
 opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -80,7 +80,7 @@ if (out / "last.pt").exists():
     model.load_state_dict(state["model"])
     opt.load_state_dict(state["opt"])
     step, first = state["step"], state["epoch"]
-here(rank)
+write_pid(rank)
 for epoch in range(first, 10**6):
     sampler.set_epoch(epoch)
     for x, y in loader:
@@ -105,19 +105,19 @@ dist.destroy_process_group()
 
 
 class Training:
-    """One of the two, running; the way to start it again after a preemption is its own."""
+    """A running training. Each kind has its own way to start again after a preemption."""
 
     name = ""
     script = ""
 
     def __init__(
-        self, folder: Path, *, ranks: int, steps: int, step_time: float, per_epoch: int, patience: float
+        self, folder: Path, *, ranks: int, steps: int, step_time: float, per_epoch: int, hang_timeout: float
     ) -> None:
-        self.folder, self.ranks, self.patience = folder, ranks, patience
+        self.folder, self.ranks, self.hang_timeout = folder, ranks, hang_timeout
         self.out = folder / "out"
         self.out.mkdir(parents=True)
         (folder / "train.py").write_text(self.script)
-        self.words = ["train.py", str(self.out), *map(str, (steps, step_time, per_epoch, patience))]
+        self.args = ["train.py", str(self.out), *map(str, (steps, step_time, per_epoch, hang_timeout))]
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
@@ -132,7 +132,7 @@ class Training:
             )  # fmt: skip
 
     def completed(self) -> list[tuple[float, int, int]]:
-        """Time, step and process of every step that was completed, done again or not."""
+        """Return the time, step and pid of every completed step, including repeated ones."""
         try:
             rows = [line.split() for line in (self.out / "steps").read_text().splitlines()]
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class Training:
         return int((self.out / f"pid-{rank}").read_text())
 
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
-        """A rank that is gone for another reason cannot be disturbed."""
+        """Send a signal to a rank, if it is still running."""
         try:
             os.kill(self.pid(rank), number)
         except (OSError, ValueError):
@@ -156,7 +156,7 @@ class Training:
         self.signal_rank(1, signal.SIGSTOP)
 
     def preempt(self) -> None:
-        """The scheduler wants the nodes, and gives them back at once."""
+        """Stop and start again, as if the scheduler preempted the job and restarted it at once."""
         self.stop()
         self.start()
 
@@ -180,7 +180,7 @@ class Training:
 
 
 class Paceline(Training):
-    name, script = "paceline", OURS
+    name, script = "paceline", PACELINE
 
     def command(self) -> list[str]:
         start = [sys.executable, "-m", "paceline", "run"]
@@ -188,30 +188,30 @@ class Paceline(Training):
             return [*start, "--resume", "last"]
         return [
             *start, "--cpu", "--nproc", str(self.ranks), "--max-restarts", "100", "--no-snapshot",
-            "--hang-timeout", f"{self.patience:.0f}s", *self.words,
+            "--hang-timeout", f"{self.hang_timeout:.0f}s", *self.args,
         ]  # fmt: skip
 
 
 class Torchrun(Training):
-    name, script = "torchrun", USUAL
+    name, script = "torchrun", PLAIN
 
     def command(self) -> list[str]:
         return [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}",
-            "--max-restarts=100", *self.words,
+            "--max-restarts=100", *self.args,
         ]  # fmt: skip
 
 
 def wait_until_training(training: Training, *, after: float = 0.0, within: float = 120.0) -> float:
-    """When the first step after a moment was completed."""
+    """Wait for the first step completed after a time, and return when that was."""
     deadline = time.time() + within
     while time.time() < deadline:
         for moment, _, _ in reversed(training.completed()):
             if moment > after:
-                return min(each[0] for each in training.completed() if each[0] > after)
+                return min(row[0] for row in training.completed() if row[0] > after)
             break
         assert training.process is not None
         if training.process.poll() is not None:
             break
         time.sleep(0.05)
-    sys.exit(f"{training.name} does not train:\n{training.console()[-3000:]}")
+    sys.exit(f"{training.name} makes no progress:\n{training.console()[-3000:]}")

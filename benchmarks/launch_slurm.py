@@ -1,8 +1,8 @@
-"""On a real Slurm, from the start of the step to the first all-reduce of all ranks: Paceline beside srun + torchrun.
+"""Time from the start of the job step to the first all-reduce on a real Slurm: Paceline compared with srun + torchrun.
 
     python benchmarks/launch_slurm.py [--nodes 2] [--ranks 4] [--repeats 3]
 
-Brings a sandbox up (as root with a network between the nodes), runs both in turn, takes it down again.
+Starts a sandbox (with a network between the nodes if you are root), runs both alternately and stops it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Path(sys.argv[1], f"rank-{dist.get_rank()}").write_text(repr(time.time()))
 dist.destroy_process_group()
 """
 
-PEER = """#!/bin/bash
+TORCHRUN = """#!/bin/bash
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 date +%s.%N >{began}
@@ -46,9 +46,9 @@ srun --export=ALL {python} -m torch.distributed.run --nnodes {nodes} --nproc-per
 """
 
 
-def peer(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
-    """What people write: srun starts one torchrun per node."""
-    text = PEER.format(
+def launch_torchrun(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
+    """Launch the usual way: srun starts one torchrun per node."""
+    text = TORCHRUN.format(
         began=shlex.quote(str(folder / "began")), python=sys.executable, nodes=nodes, ranks=ranks,
         script=shlex.quote(str(home / "train.py")), folder=shlex.quote(str(folder)),
     )  # fmt: skip
@@ -61,10 +61,10 @@ def peer(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) 
     cluster.run(["sbatch", "--wait", *options], input=text, timeout=600)
 
 
-def ours(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
+def launch_paceline(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
     line = f"date +%s.%N >{shlex.quote(str(folder / 'began'))}"
     (home / "paceline.toml").write_text(f"[environment]\nsetup = [{json.dumps(line)}]\n")
-    words = [
+    args = [
         "submit",
         "--wait",
         "--nodes",
@@ -77,7 +77,7 @@ def ours(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) 
     ]
     environment = {**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(home.parent / "scratch")}
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words, "train.py", str(folder)],
+        [sys.executable, "-m", "paceline", *args, "train.py", str(folder)],
         cwd=home, env=environment, text=True, capture_output=True, timeout=600,
     )  # fmt: skip
     if done.returncode:
@@ -85,10 +85,10 @@ def ours(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) 
 
 
 def measure(folder: Path, world_size: int) -> float:
-    """Seconds from the step's start to the last rank's word."""
-    said = [float(path.read_text()) for path in folder.glob("rank-*")]
-    assert len(said) == world_size, f"{len(said)} of {world_size} ranks spoke: see {folder}"
-    return max(said) - float((folder / "began").read_text())
+    """Return the seconds from the start of the step to the last rank's all-reduce."""
+    times = [float(path.read_text()) for path in folder.glob("rank-*")]
+    assert len(times) == world_size, f"only {len(times)} of {world_size} ranks finished: see {folder}"
+    return max(times) - float((folder / "began").read_text())
 
 
 def main() -> None:
@@ -96,25 +96,28 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=4, help="per node")
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
-    if lacking := missing_packages(Settings(network=network)):
-        print(f"no Slurm to measure on: install {' '.join(lacking)}")
+    if missing := missing_packages(Settings(network=network)):
+        print(f"no Slurm to measure on: install {' '.join(missing)}")
         return
-    describe(f"launch on Slurm, {asked.nodes} nodes x {asked.ranks} ranks")
+    describe(f"launch on Slurm, {args.nodes} nodes x {args.ranks} ranks")
     times: dict[str, list[float]] = {"paceline (fork)": [], "srun + torchrun": []}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as temporary:
         home = Path(temporary) / "project"
         home.mkdir()
         (home / "train.py").write_text(SCRIPT)
-        cluster = Sandbox.up(Path(temporary) / "slurm", nodes=asked.nodes, gpus=0, network=network)
+        cluster = Sandbox.up(Path(temporary) / "slurm", nodes=args.nodes, gpus=0, network=network)
         try:
-            for repeat in range(asked.repeats):
-                for name, launch in (("paceline (fork)", ours), ("srun + torchrun", peer)):
+            for repeat in range(args.repeats):
+                for name, launch in (
+                    ("paceline (fork)", launch_paceline),
+                    ("srun + torchrun", launch_torchrun),
+                ):
                     folder = Path(temporary) / f"{name.split()[0]}-{repeat}"
                     folder.mkdir()
-                    launch(cluster, home, folder, nodes=asked.nodes, ranks=asked.ranks)
-                    times[name].append(measure(folder, asked.nodes * asked.ranks))
+                    launch(cluster, home, folder, nodes=args.nodes, ranks=args.ranks)
+                    times[name].append(measure(folder, args.nodes * args.ranks))
                     time.sleep(0.5)
         finally:
             cluster.down()
@@ -123,9 +126,9 @@ def main() -> None:
         [name, f"{medians[name]:.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
         for name, values in times.items()
     ]
-    show(["starter", "median s", "least", "most"], rows)
+    show(["launcher", "median s", "min", "max"], rows)
     ratio = medians["srun + torchrun"] / medians["paceline (fork)"]
-    print(f"paceline is {ratio:.1f}x as fast (wanted: {TARGET:.1f}x)")
+    print(f"paceline is {ratio:.1f}x as fast (target: {TARGET:.1f}x)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every benchmark prints first, and the table it prints last."""
+"""Print the machine's description and the result tables of the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def describe(title: str) -> None:
-    """Name the machine: a number without one says nothing."""
+    """Print the machine's description: results mean nothing without it."""
     try:
         import torch
 
@@ -26,6 +26,7 @@ def describe(title: str) -> None:
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
     table = Table(show_edge=False, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column == columns[0] else "right")

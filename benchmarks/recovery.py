@@ -1,9 +1,9 @@
-"""From `kill -9` of a rank to the next completed step: `paceline run --max-restarts` beside torchrun's.
+"""Time from `kill -9` of a rank to the next completed step: `paceline run --max-restarts` compared with torchrun.
 
     python benchmarks/recovery.py [--ranks 2] [--repeats 5]
 
-Both train the same model, in turn, in one run; the time includes noticing, ending the others, starting again and
-loading the checkpoint.
+Both train the same model, one after the other. The time includes noticing the failure, ending the other ranks,
+restarting and loading the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TARGET = 2.0
 
 
 def recover(training: Training, repeats: int) -> list[float]:
-    """Seconds from each kill to the next step of new processes."""
+    """Return the seconds from each kill to the next step of the new processes."""
     found = []
     training.start()
     try:
         began = wait_until_training(training)
         for _ in range(repeats):
-            wait_until_training(training, after=began + 3)  # trains again, and has saved
+            wait_until_training(training, after=began + 3)  # training again, and saved at least once
             before = training.completed()[-1][2]
             killed = time.time()
             training.kill()
@@ -51,24 +51,24 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     describe("recovery from kill -9 of a rank")
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Paceline, Torchrun):
             training = kind(
                 Path(folder) / kind.name,
-                ranks=asked.ranks,
+                ranks=args.ranks,
                 steps=10**9,
                 step_time=0.05,
                 per_epoch=20,
-                patience=60,
+                hang_timeout=60,
             )
-            rows[kind.name] = recover(training, asked.repeats)
+            rows[kind.name] = recover(training, args.repeats)
     show(
-        ["", "median s", "least s", "most s"],
+        ["", "median s", "min s", "max s"],
         [
-            [name, *(f"{each(times):.2f}" for each in (statistics.median, min, max))]
+            [name, *(f"{statistic(times):.2f}" for statistic in (statistics.median, min, max))]
             for name, times in rows.items()
         ],
     )

@@ -1,9 +1,9 @@
-"""What it costs to look at a node: CPU time of one sample, and the share of a core at the usual interval.
+"""The cost of sampling a node: CPU time per sample, and the share of a core at the default interval.
 
     python benchmarks/system_metrics.py [--samples 300] [--ranks 8] [--interval 15]
 
-Beside it psutil, asked for the same numbers. Stand-ins of ranks run meanwhile, each with a worker below it, among
-whatever else this machine runs. Wanted: under 1 % of one core.
+Compared with psutil, which reads the same numbers. Meanwhile dummy ranks run, each with one worker process.
+Target: under 1 % of one core.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def end_ranks(started: list[subprocess.Popen[str]]) -> None:
         each.communicate()
 
 
-def ask_psutil() -> None:
-    """The same numbers: CPU, memory, network, disks, and the run's own processes."""
+def sample_psutil() -> None:
+    """Read the same numbers: CPU, memory, network, disks, and the run's own processes."""
     psutil.cpu_percent()
     psutil.virtual_memory()
     psutil.net_io_counters(pernic=True)
@@ -64,13 +64,13 @@ def ask_psutil() -> None:
 
 
 def cost(action: Callable[[], object], samples: int) -> float:
-    """Microseconds of CPU time that one call takes: the median, so that first looks and strangers do not decide."""
-    taken = []
+    """Return the median CPU time of one call in microseconds; the median ignores slow first calls and interference."""
+    times = []
     for _ in range(samples):
         began = time.thread_time()
         action()
-        taken.append(time.thread_time() - began)
-    return statistics.median(taken) * 1e6
+        times.append(time.thread_time() - began)
+    return statistics.median(times) * 1e6
 
 
 def main() -> int:
@@ -85,20 +85,20 @@ def main() -> int:
     ranks = start_ranks(options.ranks)
     try:
         gpus = Gpus.open(os.environ)
-        there = f"{len(psutil.pids())} processes on it, {2 * options.ranks + 1} of them the run's"
-        print(f"{there}, {len(gpus.names) if gpus else 0} GPUs (asked by us alone)")
+        processes = f"{len(psutil.pids())} processes, {2 * options.ranks + 1} of them the run's"
+        print(f"{processes}, {len(gpus.names) if gpus else 0} GPUs (sampled by paceline only)")
         metrics = NodeMetrics(lambda: {os.getpid()}, gpus=gpus)
-        ours, peer = cost(metrics.sample, options.samples), cost(ask_psutil, options.samples)
+        ours, peer = cost(metrics.sample, options.samples), cost(sample_psutil, options.samples)
         metrics.close()
     finally:
         end_ranks(ranks)
     share = {name: value / options.interval / 1e4 for name, value in (("ours", ours), ("psutil", peer))}
     show(
         [
-            "who asks",
-            "CPU time of a sample",
+            "sampler",
+            "CPU time per sample",
             f"of a core, every {options.interval:g} s",
-            "ours is quicker by",
+            "paceline is faster by",
         ],
         [
             ["paceline", f"{ours:,.0f} µs", f"{share['ours']:.4f} %", ""],
