@@ -1,4 +1,4 @@
-"""What has changed in a project since a run was started."""
+"""What has changed in a project since a run was started: `paceline show --diff`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cluster.runs.diff import compare_code
 
-Type = Callable[..., "subprocess.CompletedProcess[str]"]
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_every_kind_of_difference(tmp_path: Path) -> None:
@@ -61,39 +61,39 @@ def test_every_kind_of_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_git", [False, True])
-def test_show_diff(paceline: Type, tmp_path: Path, with_git: bool) -> None:
+def test_show_diff(paceline: Paceline, tmp_path: Path, with_git: bool) -> None:
     project = tmp_path / "project"
     project.mkdir()
     if with_git:
         subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / "train.py").write_text("print('one')\n")
     (project / "gone.py").write_text("")
-    # The runs lie in the project: they are none of its code.
+    # The runs lie in the project, but are not part of its code.
     inside = {"PACELINE_SCRATCH": str(project / "out")}
 
-    def type_it(*words: str) -> subprocess.CompletedProcess[str]:
-        return paceline(*words, cwd=project, **inside)
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return paceline(*args, cwd=project, **inside)
 
-    assert type_it("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py").returncode == 0
-    same = type_it("show", "last", "--diff")
+    assert run("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py").returncode == 0
+    same = run("show", "last", "--diff")
     assert (same.returncode, same.stderr) == (0, "")
     assert same.stdout.startswith(f"{project} is as it was when ")
     (project / "train.py").write_text("print('two')  \x1b[2J\n")
     (project / "gone.py").unlink()
     (project / "new.py").write_text("print('new')\n")
     (project / ".env").write_text("A=secret\n")
-    shown = type_it("show", "last", "--diff")
+    shown = run("show", "last", "--diff")
     assert shown.returncode == 0
     lines = shown.stdout.splitlines()
     assert lines[:2] == ["- gone.py", "+ new.py"]
     assert lines[2:4] == ["--- run/train.py", "+++ now/train.py"]
     assert lines[5:] == ["-print('one')", "+print('two')  \ufffd[2J"]
-    assert type_it("show", "--stat").stdout.splitlines() == ["- gone.py", "+ new.py", "~ train.py  +1 -1"]
-    for_run = type_it("show", "--stat", "--diff", "nothing")
-    assert for_run.returncode == 2
+    assert run("show", "--stat").stdout.splitlines() == ["- gone.py", "+ new.py", "~ train.py  +1 -1"]
+    unknown = run("show", "--stat", "--diff", "nothing")
+    assert unknown.returncode == 2
 
 
-def test_runs_without_a_copy_say_so(paceline: Type, tmp_path: Path) -> None:
+def test_runs_without_a_snapshot(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     paceline("run", "--style", "spawn", "--nproc", "1", "--cpu", "--no-snapshot", "train.py", check=True)
     done = paceline("show", "last", "--diff")

@@ -1,4 +1,4 @@
-"""Run folders: where they go, and that none is half-made."""
+"""Run folders: their path, and that none is left half-made."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def job_in(folder: Path, text: str = "") -> Job:
     return load_job(Program("train.py"), cwd=folder)
 
 
-def test_scratch_by_the_environment_then_the_file_then_beside_it(tmp_path: Path) -> None:
+def test_scratch_from_environment_then_file_then_default(tmp_path: Path) -> None:
     plain = job_in(tmp_path / "p")
-    told = job_in(tmp_path / "q", '[project]\nscratch = "$WORK/${SUB}/x"')
-    near = job_in(tmp_path / "r", '[project]\nscratch = "../here"')
+    configured = job_in(tmp_path / "q", '[project]\nscratch = "$WORK/${SUB}/x"')
+    relative = job_in(tmp_path / "r", '[project]\nscratch = "../here"')
     variables = {"WORK": "/work", "SUB": "me"}
     assert folders.resolve_scratch(plain, {}) == tmp_path / "p" / "runs"
-    assert folders.resolve_scratch(told, variables) == Path("/work/me/x")
-    assert folders.resolve_scratch(near, {}) == tmp_path / "here"
-    assert folders.resolve_scratch(told, {**variables, "PACELINE_SCRATCH": "/big"}) == Path("/big")
+    assert folders.resolve_scratch(configured, variables) == Path("/work/me/x")
+    assert folders.resolve_scratch(relative, {}) == tmp_path / "here"
+    assert folders.resolve_scratch(configured, {**variables, "PACELINE_SCRATCH": "/big"}) == Path("/big")
     with pytest.raises(SpecError, match=r"\$SUB is not set"):
-        folders.resolve_scratch(told, {"WORK": "/work"})
+        folders.resolve_scratch(configured, {"WORK": "/work"})
 
 
-def test_a_taken_run_id_is_chosen_again(tmp_path: Path) -> None:
+def test_a_run_id_in_use_is_replaced(tmp_path: Path) -> None:
     run_path = RunPath(tmp_path, "p", "e", new_run_id())
     with folders.create_run_folder(run_path) as first, folders.create_run_folder(run_path) as second:
         assert first.run_id == run_path.run_id != second.run_id
     assert len(list((tmp_path / "p" / "e").iterdir())) == 2
 
 
-def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: Path) -> None:
+def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
     scratch = tmp_path / "deep" / "scratch"
     run_path = RunPath(scratch, "p", "e", new_run_id())
 
@@ -67,7 +67,7 @@ def test_a_body_that_fails_leaves_nothing_and_keeps_what_others_made(tmp_path: P
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB: it fills as a disk does."""
+    """A file system of 64 kB, which fills up like a disk."""
     path = tmp_path / "small"
     path.mkdir()
     done = subprocess.run(
@@ -82,7 +82,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing(small_disk: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
         with folders.create_run_folder(RunPath(small_disk, "p", "e", new_run_id())) as run_path:
             (run_path.folder.path / "big").write_bytes(b"0" * 2**20)
@@ -90,14 +90,14 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(small_disk: Path) -> None:
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_scratch_folder(tmp_path: Path) -> None:
     (tmp_path / "scratch").write_text("")
     with pytest.raises(EnvironmentProblem, match="Cannot create the run folder"):
         with folders.create_run_folder(RunPath(tmp_path / "scratch", "p", "e", new_run_id())):
             pass
 
 
-def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
+def test_find_runs_by_folder_id_suffix_and_last(tmp_path: Path) -> None:
     for run_id in ("20300101-000000-aaaa", "20300102-000000-bbbb", "20300102-000000-cbbb"):
         folder = tmp_path / "p" / "e" / run_id
         folder.mkdir(parents=True)
@@ -114,20 +114,20 @@ def test_runs_are_found_by_folder_id_end_and_age(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scratch", [".", "..", "runs", "../elsewhere"])
-def test_runs_are_kept_out_of_the_copy_wherever_they_lie(scratch: str, tmp_path: Path) -> None:
+def test_snapshots_exclude_runs_wherever_they_are(scratch: str, tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     (tmp_path / "p" / "train.py").touch()
     run_path = RunPath((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
-    for _ in range(2):  # the second time, the first one's files are there too
+    for _ in range(2):  # the second time, the first run's files exist, too
         run_path = run_path.with_new_id()
         with folders.create_run_folder(run_path):
             (run_path.folder.path / "log").touch()
-            kept = snapshot_code(job, run_path)
-        assert {path.name for path in kept.path.iterdir()} == {"paceline.toml", "train.py"}
+            snapshot = snapshot_code(job, run_path)
+        assert {path.name for path in snapshot.path.iterdir()} == {"paceline.toml", "train.py"}
         assert (run_path.folder.code / "train.py").is_file()
 
 
-def test_a_path_in_the_copy_of_the_code(tmp_path: Path) -> None:
+def test_path_in_snapshot(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     run_path = RunPath(tmp_path / "s", "p", "e", "id")
     assert (
@@ -138,7 +138,7 @@ def test_a_path_in_the_copy_of_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_run_half_works_from_its_zip_alone(compiled: bool, tmp_path: Path) -> None:
+def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None:
     store = tmp_path / "store"
     for name in ("one.zip", "two.zip"):
         write_run_half(tmp_path / name, store=store, compiled=compiled)
@@ -163,7 +163,7 @@ def test_the_run_half_works_from_its_zip_alone(compiled: bool, tmp_path: Path) -
     assert done.stdout == "right\n", done.stderr
 
 
-def test_gpus_are_counted_by_devices_and_by_what_is_visible(tmp_path: Path) -> None:
+def test_gpus_are_counted_by_device_files_and_visibility(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     counts = [

@@ -1,5 +1,5 @@
-"""Quotas, as the commands of each file system tell of them. The commands are small stand-ins that print, in the
-documented form, what the real ones would: no such file system is at hand where these tests run."""
+"""Quotas, as the commands of each file system report them. The commands are fake ones that print the documented
+output, because the test machine has no such file system."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def of_gpfs(*rows: str) -> dict[str, str]:
 
 
 def of_the_system(row: str) -> dict[str, str]:
-    told = (
+    output = (
         "Disk quotas for user ann (uid 1001):\n"
         f"     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace\n{row}\n"
     )
-    return {"quota": f"[ \"$1 $2 $3 $4 $5\" = '-u -p -w -f /data' ] && cat <<'.'\n{told}.\nexit 1"}
+    return {"quota": f"[ \"$1 $2 $3 $4 $5\" = '-u -p -w -f /data' ] && cat <<'.'\n{output}.\nexit 1"}
 
 
-# what the command prints -> what is found: level and words
+# what the command prints -> level and text of each finding
 CASES: dict[str, tuple[str, dict[str, str], list[tuple[str, str]]]] = {
     "lustre: plenty": (
         "lustre", of_lustre("/data 1048576 0 104857600 - 908 0 1048576 -"), [("good", "1.0 of 100.0 GB")],
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[str, dict[str, str], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_findings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, commands, expected = CASES[case]
     (tmp_path / "bin").mkdir()
     for name, text in commands.items():
@@ -111,22 +111,20 @@ def test_what_is_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         patch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin" if commands else str(tmp_path / "bin"))
         patch.setattr(quota, "OF_GPFS", str(tmp_path / "nowhere"))
         found = check_quota(scratch, Mount("/dev/gpfs0", "/data", kind))
-    assert [each.level for each in found] == [level for level, _ in expected]
-    for each, (_, words) in zip(found, expected, strict=True):
-        assert words in each.text
-        assert (each.hint == "") == (each.level == "good")
+    assert [finding.level for finding in found] == [level for level, _ in expected]
+    for finding, (_, text) in zip(found, expected, strict=True):
+        assert text in finding.text
+        assert (finding.hint == "") == (finding.level == "good")
 
 
-def test_lustre_is_asked_for_the_group_and_the_project_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lustre_quotas_of_user_group_and_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_command(
-        tmp_path, "lfs", f'echo "$*" >>{tmp_path}/asked; [ "$1" = project ] && echo " 4711 P $3"; true'
+        tmp_path, "lfs", f'echo "$*" >>{tmp_path}/calls; [ "$1" = project ] && echo " 4711 P $3"; true'
     )
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         assert check_quota(tmp_path, Mount("mgs:/fs", "/data", "lustre")) == []
-    assert (tmp_path / "asked").read_text().splitlines() == [
+    assert (tmp_path / "calls").read_text().splitlines() == [
         f"project -d {tmp_path}",
         f"quota -q -u {os.getuid()} /data",
         f"quota -q -g {tmp_path.stat().st_gid} /data",
@@ -134,7 +132,7 @@ def test_lustre_is_asked_for_the_group_and_the_project_of_the_folder(
     ]
 
 
-def test_the_mount_of_a_path(tmp_path: Path) -> None:
+def test_mount_of_a_path(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     real = tmp_path.resolve()
     mounts.write_text(

@@ -1,4 +1,4 @@
-"""Talking to Slurm, with commands of our own in its place."""
+"""Slurm's commands, replaced by fake ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def submission(tmp_path: Path) -> SlurmPlan:
     return replace(plan({}, run_path=run_path), submitter={"PATH": f"{tmp_path}:/usr/bin:/bin"})
 
 
-def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_path: Path) -> None:
+def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Path) -> None:
     put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
     assert slurm.submit(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
@@ -44,7 +44,7 @@ def test_the_job_is_found_among_what_else_is_printed(submission: SlurmPlan, tmp_
         slurm.submit(submission)
 
 
-def test_a_job_that_cannot_be_noted_is_not_left_in_the_queue(submission: SlurmPlan, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_path: Path) -> None:
     put_command(tmp_path, "sbatch", "echo 123")
     put_command(tmp_path, "scancel", f'echo "$*" >{tmp_path}/cancelled')
     submission.run_path.folder.events.rmdir()
@@ -53,12 +53,10 @@ def test_a_job_that_cannot_be_noted_is_not_left_in_the_queue(submission: SlurmPl
     assert (tmp_path / "cancelled").read_text() == "123\n"
 
 
-def test_a_run_that_is_alive_is_not_resumed_beside_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_active_run_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     folder.job_start(f"pid-{os.getpid()}").path.mkdir(parents=True)
-    folders.require_not_running(folder)  # a number that has come again is no sign of life
+    folders.require_not_running(folder)  # a reused pid does not mean that the run is active
     folder.job.write_text("7\n")
     for state in ("RUNNING", "PENDING"):
         monkeypatch.setattr(slurm, "states", lambda jobs, state=state: {"7": JobState("7", state)})
@@ -68,7 +66,7 @@ def test_a_run_that_is_alive_is_not_resumed_beside_itself(
     folders.require_not_running(folder)
 
 
-def test_ps_shows_any_name_and_finds_the_live_among_many(
+def test_ps_shows_odd_names_and_finds_the_active_run(
     scratch: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     for number in range(25):

@@ -1,4 +1,4 @@
-"""Copies of the code: what they hold, that equal ones are shared, that they are whole or absent."""
+"""Code snapshots: their contents, sharing of equal ones, and that none is left incomplete."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.errors import EnvironmentProblem
 MB = 2**20
 
 
-def git(folder: Path, *words: str) -> None:
+def git(folder: Path, *args: str) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["git", *identity, *args], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
-def test_it_holds_the_code_as_it_is_now_and_no_secrets(project: Path, tmp_path: Path) -> None:
+def test_contains_the_current_code_without_secrets(project: Path, tmp_path: Path) -> None:
     taken = snapshot(project, tmp_path / "scratch" / "store")
     assert contents(taken.path) == EXPECTED
     assert (taken.files, taken.skipped_secrets) == (len(EXPECTED), (".env",))
@@ -71,7 +71,7 @@ def test_it_holds_the_code_as_it_is_now_and_no_secrets(project: Path, tmp_path: 
     assert not os.access(taken.path / "train.py", os.X_OK)
 
 
-def test_equal_code_is_one_copy_and_any_change_another(project: Path, tmp_path: Path) -> None:
+def test_equal_code_is_shared_and_changed_code_is_not(project: Path, tmp_path: Path) -> None:
     store = tmp_path / "scratch" / "store"
     first = snapshot(project, store)
     os.utime(project / "train.py", (1, 1))
@@ -88,7 +88,7 @@ def test_equal_code_is_one_copy_and_any_change_another(project: Path, tmp_path: 
     assert {path.name for path in store.iterdir()} == {path.name for path in paths}
 
 
-def test_without_git_the_clutter_stays_out(tmp_path: Path) -> None:
+def test_without_git_clutter_is_excluded(tmp_path: Path) -> None:
     project = tmp_path / "plain"
     for name in (
         "train.py",
@@ -104,15 +104,15 @@ def test_without_git_the_clutter_stays_out(tmp_path: Path) -> None:
     taken = snapshot(project, project / "out" / "store")
     assert contents(taken.path) == {"train.py", "src/a.py"}
     again = snapshot(project, project / "out" / "store")
-    assert again.path == taken.path, "the store lies inside the project, and must not be copied into itself"
+    assert again.path == taken.path, "the store is inside the project, but must not be copied into itself"
 
 
-def test_patterns_leave_files_out(project: Path, tmp_path: Path) -> None:
+def test_exclude_patterns(project: Path, tmp_path: Path) -> None:
     taken = snapshot(project, tmp_path / "scratch" / "store", exclude=("package", "*.sh"))
     assert contents(taken.path) == EXPECTED - {"package/model.py", "package/changed.py", "run.sh"}
 
 
-def test_too_large_names_the_largest(project: Path, tmp_path: Path) -> None:
+def test_too_large_error_names_the_largest_files(project: Path, tmp_path: Path) -> None:
     (project / "weights.bin").write_bytes(b"0" * 2 * MB)
     with pytest.raises(EnvironmentProblem, match=r"weights\.bin \(2\.0 MB\)") as caught:
         snapshot(project, tmp_path / "scratch" / "store")
@@ -121,7 +121,7 @@ def test_too_large_names_the_largest(project: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "scratch").exists()
 
 
-def test_a_submodule_is_copied_too(project: Path, tmp_path: Path) -> None:
+def test_submodules_are_copied(project: Path, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "inside.py").write_text("x")
@@ -132,7 +132,7 @@ def test_a_submodule_is_copied_too(project: Path, tmp_path: Path) -> None:
     assert "vendored/inside.py" in contents(snapshot(project, tmp_path / "scratch" / "store").path)
 
 
-def test_many_makers_at_once_make_one_copy(project: Path, tmp_path: Path) -> None:
+def test_concurrent_snapshots_make_one_copy(project: Path, tmp_path: Path) -> None:
     store = tmp_path / "scratch" / "store"
     with ThreadPoolExecutor(8) as pool:
         taken = list(pool.map(lambda _: snapshot(project, store), range(16)))
@@ -141,9 +141,7 @@ def test_many_makers_at_once_make_one_copy(project: Path, tmp_path: Path) -> Non
     assert contents(taken[0].path) == EXPECTED
 
 
-def test_a_copy_that_fails_leaves_nothing(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_copy_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> int:
         raise OSError(28, "No space left on device")
 
