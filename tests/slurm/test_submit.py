@@ -116,7 +116,7 @@ TYPOS = [
     (["--nodes", "9"], ["--nodes is 9, but partition main allows at most 4"]),
     (["--constraint", "fast"], ["Invalid feature specification", "--constraint"]),
     (["--sbatch-arg=--frobnicate"], ["unrecognized option '--frobnicate'", "--sbatch-arg"]),
-    (["--sbatch-arg=--ntasks=4"], ["says --ntasks=4", "--nproc"]),
+    (["--sbatch-arg=--ntasks=4"], ["has --ntasks=4", "--nproc"]),
     (["--mem-per-node", "900G"], ["900G per node (--mem-per-node)", "up to 4000M"]),
 ]
 
