@@ -1,11 +1,11 @@
-"""What a training loop costs beside its own work: the same tiny step, bare and under each library, in one run.
+"""The overhead of a training loop: the same tiny step in plain torch and with each library, in one run.
 
     python benchmarks/loop.py [--steps 1000] [--rounds 9]
 
-A 784-128-10 network on batches of 32, one core. The batches are made beforehand, so that nothing but the loop is
-measured. Each way runs in turn, several times over, and its cheapest round counts. Processor time is measured, not
-the clock on the wall: other work on the machine shows less in it, and threads of a library are part of its price.
-Fabric and Accelerate are compared without any logging; Paceline's loop logs and writes its loss in every step.
+A 784-128-10 network on batches of 32, on one core. Batches are created beforehand, so that only the loop is measured.
+The libraries take turns for several rounds, and each one's fastest round counts. The benchmark measures processor time
+rather than wall time: other load on the machine affects it less, and it includes threads that a library starts. Fabric
+and Accelerate run without logging; Paceline logs and writes the loss in every step.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def paceline_loop(steps: int) -> float:
                 run.backward(loss)
                 run.update(optimizer)
                 run.log(loss=loss)
-            # Numbers are folded and written as the loop goes; what is left of them is part of the price.
+            # Most numbers are written during the loop. Writing the rest is part of the cost.
             run._boundary.finish()
             took = (time.process_time() - began) / steps
             lines = (Path(folder) / "metrics.jsonl").read_text().count("\n")
@@ -158,7 +158,7 @@ def main() -> None:
     show(("", "us a step", "us added"), rows)
     if FABRIC in best:
         ratio = (best[OURS] - base) / (best[FABRIC] - base)
-        print(f"Paceline adds {ratio:.2f} of what Fabric adds; wanted: at most 0.50")
+        print(f"Paceline adds {ratio:.2f} of what Fabric adds; target: at most 0.50")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The MNIST digits: a reader of IDX files (plain, .gz or .xz), the bundled subset, and the full set's download."""
+"""MNIST digits: read IDX files (plain, .gz or .xz), from the bundled subset or a download of the full data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
-# Of the content, not of the .gz around it: mirrors compress differently.
+# Checksums of the content, because mirrors compress it differently.
 SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -31,17 +31,17 @@ OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """The file of that name in a folder, compressed or not; also where torchvision puts it."""
-    for place in (folder, folder / "MNIST" / "raw"):
-        for each in (name, name.replace("-idx", ".idx")):
+    """Return the file with this name, compressed or not, also where torchvision puts it."""
+    for parent in (folder, folder / "MNIST" / "raw"):
+        for stem in (name, name.replace("-idx", ".idx")):
             for suffix in OPENERS:
-                if (place / (each + suffix)).exists():
-                    return place / (each + suffix)
+                if (parent / (stem + suffix)).exists():
+                    return parent / (stem + suffix)
     return None
 
 
 def read_idx(path: Path) -> torch.Tensor:
-    """An IDX file of bytes: two zeros, type 8, the number of dimensions, each dimension, then the bytes."""
+    """Read an IDX file of bytes: two zeros, type 8, the number of dimensions, each dimension, then the data."""
     with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as file:
         content = file.read()
     if content[:3] != b"\0\0\x08":
@@ -52,7 +52,7 @@ def read_idx(path: Path) -> torch.Tensor:
 
 
 def load(folder: Path, part: str) -> TensorDataset:
-    """`train` or `t10k` as normalised images [n, 1, 28, 28] and labels [n]."""
+    """Return `train` or `t10k` as normalized images [n, 1, 28, 28] and labels [n]."""
     tensors = []
     for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
         path = find(folder, name)
@@ -66,7 +66,7 @@ def load(folder: Path, part: str) -> TensorDataset:
 def download(
     folder: Path, *, mirrors: Iterable[str] = MIRRORS, sums: Mapping[str, str] = SHA256, timeout: float = 30
 ) -> None:
-    """Fetch what is not there yet; a file appears under its name only whole and with the right checksum."""
+    """Download the files that are missing. A file gets its name once it is complete and its checksum is right."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in sums.items():
         if find(folder, name) is not None:
@@ -91,7 +91,7 @@ def download(
 
 
 def fetch(url: str, timeout: float) -> bytes:
-    """What is at an address, with a line of progress on a terminal."""
+    """Download a URL, and show progress on a terminal."""
     parts: list[bytes] = []
     with urllib.request.urlopen(url, timeout=timeout) as answer:
         total = int(answer.headers.get("Content-Length") or 0)

@@ -1,7 +1,7 @@
 """Make the bundled subset from the full MNIST files: `python make_subset.py FOLDER_WITH_FULL_IDX_FILES`.
 
-Every 6th training image and every 5th test image (10,000 and 2,000), as IDX files packed by xz. No choice is
-random, so whoever runs it gets the same bytes.
+It takes every 6th training image and every 5th test image (10,000 and 2,000), as IDX files compressed with xz. Nothing
+is random, so everyone gets the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from digits import SUBSET, find, read_idx
 STRIDES = {"train": 6, "t10k": 5}
 
 
-def packed(rows: torch.Tensor) -> bytes:
+def compress(rows: torch.Tensor) -> bytes:
     header = struct.pack(f">BBBB{rows.dim()}I", 0, 0, 8, rows.dim(), *rows.shape)
     return lzma.compress(header + rows.contiguous().numpy().tobytes(), preset=9 | lzma.PRESET_EXTREME)
 
@@ -30,7 +30,7 @@ def main(source: Path) -> None:
             if path is None:
                 raise SystemExit(f"no {name} in {source}")
             target = SUBSET / f"{name}.xz"
-            target.write_bytes(packed(read_idx(path)[::stride]))
+            target.write_bytes(compress(read_idx(path)[::stride]))
             print(f"{target.name}: {target.stat().st_size:,} bytes")
 
 

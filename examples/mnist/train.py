@@ -1,9 +1,9 @@
-"""Handwritten digits, on one process or on many: the same script, unchanged.
+"""Train on handwritten digits, with one process or many. The same script runs with each of these:
 
-python train.py                                  alone
-torchrun --nproc-per-node 2 train.py --cpu       as torchrun starts it
-paceline run --nproc 2 --cpu train.py            the same, with logs, checkpoints and resume
-paceline submit --nodes 2 --gpus 4 train.py      the same, on a Slurm cluster
+python train.py                                  one process
+torchrun --nproc-per-node 2 train.py --cpu       two ranks
+paceline run --nproc 2 --cpu train.py            two ranks, with logs, checkpoints and resume
+paceline submit --nodes 2 --gpus 4 train.py      eight ranks on a Slurm cluster
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import paceline
 
 
 class Net(nn.Module):
-    """Two convolutions, two dense layers: 1,199,882 parameters."""
+    """Two convolutions and two dense layers, with 1,199,882 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,24 +41,28 @@ class Net(nn.Module):
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per step, over all ranks (64)")
-    parser.add_argument("--test-batch-size", type=int, default=1000, help="the same for the test (1000)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (64)")
+    parser.add_argument(
+        "--test-batch-size", type=int, default=1000, help="samples per test batch, likewise (1000)"
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1.0, help="learning rate of Adadelta (1.0)")
-    parser.add_argument("--gamma", type=float, default=0.7, help="its factor after each epoch (0.7)")
-    parser.add_argument("--dry-run", action="store_true", help="one step, one test, no more")
+    parser.add_argument("--gamma", type=float, default=0.7, help="learning rate decay per epoch (0.7)")
+    parser.add_argument("--dry-run", action="store_true", help="run one step and one test")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cpu", action="store_true", help="leave the GPUs alone")
-    parser.add_argument("--backend", help="of the process group: nccl, gloo (what the device needs)")
+    parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
+    parser.add_argument("--backend", help="process group backend, such as nccl or gloo (by device)")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
-    parser.add_argument("--data-dir", type=Path, help="IDX files of the full set (the bundled subset)")
-    parser.add_argument("--download", action="store_true", help="fetch the full set into --data-dir")
-    parser.add_argument("--checkpoint-dir", type=Path, help="where to save (the run folder, if there is one)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder with the full data set as IDX files (the bundled subset)"
+    )
+    parser.add_argument("--download", action="store_true", help="download the full data set to --data-dir")
+    parser.add_argument("--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)")
     return parser.parse_args()
 
 
 def test(run: paceline.Run, model: nn.Module, data: torch.utils.data.Dataset, batch_size: int) -> float:
-    """The share of the whole test set that the model reads right."""
+    """Return the accuracy on the whole test set."""
     model.eval()
     hits, seen = torch.zeros((), device=run.device), torch.zeros((), device=run.device)
     with torch.no_grad():
@@ -82,9 +86,7 @@ def main() -> None:
                 digits.download(folder)
         train_set, test_set = digits.load(folder, "train"), digits.load(folder, "t10k")
 
-        model = run.wrap(
-            Net().to(memory_format=torch.channels_last)
-        )  # the layout that convolutions are quick in
+        model = run.wrap(Net().to(memory_format=torch.channels_last))  # convolutions are faster this way
         optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
         loader = run.loader(train_set, batch_size=args.batch_size)
@@ -102,9 +104,9 @@ def main() -> None:
             schedule.step()
             accuracy = test(run, model, test_set, args.test_batch_size)
             run.log(accuracy=accuracy)
-            run.report(accuracy=accuracy)  # what a sweep goes by
+            run.report(accuracy=accuracy)  # the score in a sweep
             run.print(f"epoch {epoch + 1}: test accuracy {accuracy:.2%}")
-        if accuracy is None:  # resumed when all was done
+        if accuracy is None:  # resumed after the last epoch
             accuracy = test(run, model, test_set, args.test_batch_size)
         run.print(f"final test accuracy: {accuracy:.2%} of {len(test_set)} images")
 

@@ -1,19 +1,19 @@
-"""Paceline: a PyTorch script, from a laptop to every GPU of a Slurm cluster, until it is done.
+"""Paceline takes a PyTorch script from a laptop to every GPU of a Slurm cluster, and keeps it running until it is done.
 
-The public API is resolved on first use, so that `import paceline` imports no torch.
+Public names are resolved on first use, so that `import paceline` does not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all else here
+TYPE_CHECKING = False  # importing typing's would take longer than everything else here
 if TYPE_CHECKING:
     from typing import Any
 
 __version__ = "0.1.0"
 
-# Each public name, and the module that it lives in.
+# Each public name and its module.
 _NAMES = {
     "Identity": "paceline.runtime.distributed.identity",
     "PacelineError": "paceline.errors",
@@ -27,9 +27,9 @@ _NAMES = {
     "spawn": "paceline.runtime.distributed.spawn",
 }
 
-_MODULES = ("wandb",)  # public as they are
+_MODULES = ("wandb",)  # public modules
 
-__all__ = [*sorted([*_NAMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the names are strings, in a table
+__all__ = [*sorted([*_NAMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the names are strings from a table
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError

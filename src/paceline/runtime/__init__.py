@@ -1,1 +1,1 @@
-"""What a training script imports. Nothing is imported here: `identity` must stay free of torch."""
+"""What a training script uses. This file imports nothing, so that `identity` works without torch."""

@@ -1,1 +1,1 @@
-"""What happens between two training steps: heartbeats, saves, stops, and checks on the run's health."""
+"""What happens between training steps: heartbeats, saves, stops, and health checks."""

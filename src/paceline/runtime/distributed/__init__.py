@@ -1,1 +1,1 @@
-"""Who this rank is, which device it uses, and how it reaches the other ranks."""
+"""Rank, device and process groups."""

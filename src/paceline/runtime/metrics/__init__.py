@@ -1,1 +1,1 @@
-"""Numbers and events that a run records: metrics, scores of sweep trials, and the progress bar."""
+"""Metrics, scores of sweep trials, and the progress bar."""

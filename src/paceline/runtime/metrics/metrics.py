@@ -1,12 +1,12 @@
-"""Numbers that a script logs: kept where they are, reduced across ranks later, written by rank 0.
+"""Numbers that a script logs: kept on their device, reduced over ranks later, written by rank 0.
 
 `log` costs a list append and, for a tensor on a device, one copy on that device; nothing waits for it. At each
-agreement of the ranks (a few times a second) a batch of what was logged moves one stage on:
+consensus of the ranks (a few times a second) a batch of logged numbers moves on by one stage:
 
-    logged  →  copying from the device  →  names agreed on  →  being reduced  →  written
+    logged  →  copied from the device  →  names compared  →  reduced  →  written
 
-Ranks must have logged the same names for the same steps; where they have not (`if run.rank == 0: run.log(...)`)
-rank 0's own numbers are written. Who wants each rank's own numbers (`own`) gets them before they are reduced.
+Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
+numbers are written. Sinks for each rank's own numbers (`own`) get them before they are reduced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -25,20 +24,21 @@ import torch.distributed as dist
 
 from paceline.contract.jsonl import LineWriter
 from paceline.errors import UsageError
+from paceline.runtime.console import note
 
-# What one call of `log` leaves: step, epoch, samples of the step, weight of these values, time, the values.
+# One call of `log`: step, epoch, samples of the step, weight of these values, time, the values.
 Entry = tuple[int, int, int, float, float, dict[str, Any]]
-PATIENCE = 2.0  # seconds that a rank which has failed waits for numbers of its device
+DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
 
 
 class LineSink(Protocol):
-    """Takes whole lines of JSON: a file, or a tracker's feed."""
+    """Accepts whole lines of JSON: a file, or a tracker's thread."""
 
     def append(self, text: str) -> None: ...
 
 
 class PendingScalars:
-    """Scalars of a device on their way to the host, without waiting for the device."""
+    """Scalars being copied from a device to the host, without waiting for the device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._event: Any = None
@@ -59,7 +59,7 @@ class PendingScalars:
         return found
 
     def arrives(self, *, within: float) -> bool:
-        """Whether `values` will not have to wait, now or in a moment: a device may hang in what peers never answer."""
+        """Return whether the values arrive in time. A device may hang in a collective that peers never answer."""
         deadline = time.monotonic() + within
         while self._event is not None and not self._event.query():
             if time.monotonic() > deadline:
@@ -69,7 +69,7 @@ class PendingScalars:
 
 
 class _Row:
-    """What one step logged: sums of value x weight, and of weights; text as it is."""
+    """What one step logged: sums of value x weight, sums of weights, and text."""
 
     __slots__ = ("epoch", "samples", "sums", "texts", "time", "weights")
 
@@ -85,7 +85,7 @@ class _Row:
         for weight in weights.values():
             if weight != 1:
                 break
-        else:  # the usual case, short
+        else:  # the common case, kept fast
             return self.sums
         return {
             name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()
@@ -93,29 +93,29 @@ class _Row:
 
 
 class _Batch:
-    """Rows that travel together."""
+    """Rows that are reduced together."""
 
     def __init__(self, entries: list[Entry], *, alone: bool) -> None:
         self.entries = entries
         tensors = [
             value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)
         ]
-        self._coming = PendingScalars(tensors) if tensors else None
+        self._pending = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, _Row] = {}
         self._reduced = torch.empty(0)
         self.work: Any = None
-        # Which steps and names: what ranks must have in common for their numbers to be added up.
+        # A hash of steps and names, which all ranks must share for their numbers to be reduced.
         self.schema = 0
         if not alone:
-            words = "\n".join([f"{entry[0]} {' '.join(entry[5])}" for entry in entries])
-            self.schema = zlib.crc32(words.encode()) * 65536 + len(entries) % 65536
+            names = "\n".join([f"{entry[0]} {' '.join(entry[5])}" for entry in entries])
+            self.schema = zlib.crc32(names.encode()) * 65536 + len(entries) % 65536
 
     def arrives(self, *, within: float) -> bool:
-        return self._coming is None or self._coming.arrives(within=within)
+        return self._pending is None or self._pending.arrives(within=within)
 
     def fold(self) -> None:
-        """Rows from entries, once the device's numbers are here."""
-        arrived = iter(self._coming.values() if self._coming else ())
+        """Turn entries into rows, once the numbers have arrived from the device."""
+        arrived = iter(self._pending.values() if self._pending else ())
         rows = self.rows
         for step, epoch, samples, weight, when, values in self.entries:
             row = rows.get(step)
@@ -129,7 +129,7 @@ class _Batch:
                     row.texts = {**(row.texts or {}), name: value}
                     continue
                 number = value if kind is float or kind is int else next(arrived)
-                # A slice that only keeps step weighs nothing, whatever its loss is.
+                # An empty slice weighs nothing, whatever its loss is.
                 share = number * weight if weight else 0.0
                 if name in sums:
                     sums[name] += share
@@ -146,7 +146,7 @@ class _Batch:
             self._reduced = torch.tensor(flat, dtype=torch.float64)
             self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
 
-    def take(self) -> None:
+    def store_reduced(self) -> None:
         """Put the reduced numbers into their rows."""
         if self.work is None:
             return
@@ -157,46 +157,46 @@ class _Batch:
             row.weights = {name: next(numbers) for name in row.weights}
 
     def means(self) -> dict[int, dict[str, float]]:
-        """Of each step."""
+        """Return the means of each step."""
         return {step: row.means() for step, row in self.rows.items()}
 
 
 class Metrics:
-    """The log of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
+    """The metrics of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
 
     def __init__(self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[LineSink] = ()) -> None:
         self.latest: dict[str, float] = {}
-        self._text = _Text()
+        self._format = _LineFormatter()
         self._own = own
-        self._own_text = _Text()
+        self._own_format = _LineFormatter()
         self._lines = lines
         self._group = group
         self._rank = rank
         self._entries: list[Entry] = []
-        self._offered: _Batch | None = None  # its schema is being agreed on
+        self._offered: _Batch | None = None  # its schema is being compared
         self._reducing: _Batch | None = None
-        self._told_apart = False
+        self._warned_mismatch = False
 
     def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
         for name, value in values.items():
             kind = type(value)
-            if kind is torch.Tensor and value.is_cpu and value.dim() == 0:  # the usual case, short
+            if kind is torch.Tensor and value.is_cpu and value.dim() == 0:  # the common case, kept fast
                 values[name] = value.item()
             elif kind is not float and kind is not int and kind is not str:
-                values[name] = _kept(name, value)
+                values[name] = _scalar(name, value)
         self._entries.append((step, epoch, samples, weight, time.time(), values))
 
-    # -- one stage on, at each agreement ---------------------------------------------------------------
+    # -- stages, one per consensus ---------------------------------------------------------------
 
     def offer(self) -> float:
-        """Close the batch at hand, and name its schema for the agreement that is launched now."""
+        """Close the current batch, and return its schema for the consensus that is launched now."""
         assert self._offered is None
         self._offered = _Batch(self._entries, alone=self._group is None)
         self._entries = []
         return float(self._offered.schema)
 
     def advance(self, same: bool) -> None:
-        """After an agreement: the batch before is written, the offered one begins to be reduced."""
+        """After a consensus, write the previous batch and start reducing the offered one."""
         if self._reducing is not None:
             self._write(self._reducing)
             self._reducing = None
@@ -204,19 +204,18 @@ class Metrics:
         if batch is None or not batch.entries:
             return
         batch.fold()
-        self._give_own(batch)
+        self._write_own(batch)
         if same and self._group is not None:
             batch.reduce(self._group)
             self._reducing = batch
             return
-        if not same and not self._told_apart and self._rank == 0:
-            self._told_apart = True
-            text = "paceline: ranks log different names or steps; rank 0's own numbers are written"
-            print(text, file=sys.stderr, flush=True)
+        if not same and not self._warned_mismatch and self._rank == 0:
+            self._warned_mismatch = True
+            note("ranks log different names or steps; writing rank 0's own numbers")
         self._write(batch)
 
     def finish_alone(self) -> None:
-        """After an error: what rank 0 has of its own, with no word from the others."""
+        """After an error, write the numbers that this rank has, without the others."""
         reducing, offered, entries = self._reducing, self._offered, self._entries
         self._reducing, self._offered, self._entries = None, None, []
         if self._rank and not self._own:
@@ -226,39 +225,39 @@ class Metrics:
                 reducing.work = None
                 self._write(reducing)
             for batch in (offered, _Batch(entries, alone=True)):
-                if batch is not None and batch.entries and batch.arrives(within=PATIENCE):
+                if batch is not None and batch.entries and batch.arrives(within=DEVICE_TIMEOUT):
                     batch.fold()
-                    self._give_own(batch)
+                    self._write_own(batch)
                     self._write(batch)
         except RuntimeError:
-            pass  # the device itself has failed: its numbers are lost, and the error that ends the run stays the first
+            pass  # the device itself has failed: its numbers are lost, but the first error must stay visible
 
     def _write(self, batch: _Batch) -> None:
-        batch.take()
+        batch.store_reduced()
         means = batch.means()
         for values in means.values():
             self.latest.update(values)
         if self._rank == 0 and means:
-            self._lines.append(self._text.of(batch.rows, means))
+            self._lines.append(self._format.lines(batch.rows, means))
 
-    def _give_own(self, batch: _Batch) -> None:
+    def _write_own(self, batch: _Batch) -> None:
         if self._own:
-            text = self._own_text.of(batch.rows, batch.means())
-            for each in self._own:
-                each.append(text)
+            text = self._own_format.lines(batch.rows, batch.means())
+            for sink in self._own:
+                sink.append(text)
 
 
-class _Text:
-    """Rows as lines of JSON; remembers the row before, for the pace."""
+class _LineFormatter:
+    """Writes rows as lines of JSON. Remembers the previous row, for the time per step."""
 
     def __init__(self) -> None:
         self._previous: tuple[int, float] | None = None
 
-    def of(self, rows: dict[int, _Row], means: dict[int, dict[str, float]]) -> str:
+    def lines(self, rows: dict[int, _Row], means: dict[int, dict[str, float]]) -> str:
         return "".join([self._line(step, row, means[step]) for step, row in rows.items()])
 
     def _line(self, step: int, row: _Row, means: dict[str, float]) -> str:
-        """One line of JSON, put together by hand: at thousands of steps a second `json.dumps` would show."""
+        """Format one line by hand: at thousands of steps a second, `json.dumps` would be noticeable."""
         line = f'{{"step": {step}, "epoch": {row.epoch}, "time": {row.time:.6f}'
         previous = self._previous
         if previous is None or step > previous[0]:
@@ -269,7 +268,7 @@ class _Text:
                 if row.samples and seconds > 0:
                     line += f', "samples_per_second": {row.samples / seconds:.1f}'
         for name, value in means.items():
-            # NaN and infinities are not JSON: a reader must be able to trust every line.
+            # NaN and infinities are not JSON, and every line must be valid.
             line += f", {_quoted(name)}: {value}" if value - value == 0 else f', {_quoted(name)}: "{value}"'
         for name, text in (row.texts or {}).items():
             line += f", {_quoted(name)}: {json.dumps(text)}"
@@ -281,13 +280,13 @@ def _quoted(name: str) -> str:
     return json.dumps(name)
 
 
-def _kept(name: str, value: Any) -> Any:
-    """A value as it is now: later changes in place (a CUDA graph's output, a running sum) must not reach it."""
+def _scalar(name: str, value: Any) -> Any:
+    """Return a copy: later changes in place (a CUDA graph's output, a running sum) must not affect it."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise UsageError(
-                f"log({name}=...) got a tensor of shape {tuple(value.shape)}",
-                hint="Log numbers: take the mean or the sum first.",
+                f"run.log({name}=...) got a tensor of shape {tuple(value.shape)}, but takes single numbers.",
+                hint="Take the mean or the sum first.",
             )
         if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
             value = value.full_tensor()
@@ -297,5 +296,6 @@ def _kept(name: str, value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     raise UsageError(
-        f"log({name}=...) got a {type(value).__name__}", hint="Log numbers, one-element tensors or text."
+        f"run.log({name}=...) got a {type(value).__name__}.",
+        hint="Log numbers, tensors of one element, or text.",
     )

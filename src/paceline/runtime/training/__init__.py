@@ -1,1 +1,1 @@
-"""From the model to the optimizer step: wrapping, precision, accumulation and gradients."""
+"""Model wrapping, precision, gradient accumulation and optimizer steps."""
