@@ -1,4 +1,4 @@
-"""The first all-reduce over NCCL: it answers, and where it does not, nobody waits for it without end."""
+"""The communication check over NCCL: it passes, and a network that does not answer is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture
 def group() -> Iterator[ProcessGroups]:
-    """A world of one rank on NCCL: a session would form none."""
+    """A group of one rank on NCCL; a session would create none."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     yield ProcessGroups(main=dist.group.WORLD, control=dist.new_group(backend="gloo"))
     dist.destroy_process_group()
@@ -33,7 +33,7 @@ def test_it_answers(group: ProcessGroups) -> None:
 
 
 def test_a_device_that_does_not_come_to_it_is_named(group: ProcessGroups) -> None:
-    torch.cuda._sleep(20_000_000_000)  # cycles: about ten seconds, ahead of the sum
+    torch.cuda._sleep(20_000_000_000)  # cycles: about ten seconds before the sum
     with pytest.raises(RunError, match=r"1 ranks over nccl failed: no answer within 0.5 s") as caught:
         communication_check.check_communication(group, read_identity(), DEVICE, timeout=0.5)
     assert "NCCL_SOCKET_IFNAME" in caught.value.hint

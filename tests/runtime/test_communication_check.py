@@ -1,4 +1,4 @@
-"""The groups' first all-reduce: what it finds is named, and never waited for without end."""
+"""The communication check: it reports what it finds, and never waits forever."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.runtime.test_session import folder_with
 from tests.runtime.test_wrap import quiet
 
 
-def formed() -> groups.ProcessGroups:
+def init_groups() -> groups.ProcessGroups:
     identity = read_identity()
     store = groups.open_store(identity, timeout=60)
     return groups.init_process_groups(identity, torch.device("cpu"), store=store, backend=None, timeout=60)
 
 
-def tried(group: groups.ProcessGroups, *, timeout: float = 60) -> str:
-    """The complaint; empty where there is none."""
+def check(group: groups.ProcessGroups, *, timeout: float = 60) -> str:
+    """Return the error of the check, or an empty string."""
     try:
         communication_check.check_communication(group, read_identity(), torch.device("cpu"), timeout=timeout)
     except RunError as error:
@@ -36,46 +36,46 @@ def tried(group: groups.ProcessGroups, *, timeout: float = 60) -> str:
     return ""
 
 
-def agreeing() -> str:
-    group = formed()
-    said = tried(group)
+def check_passes() -> str:
+    group = init_groups()
+    message = check(group)
     group.close()
-    return said
+    return message
 
 
-def test_a_world_that_answers_is_fit(ranks: Ranks) -> None:
-    assert ranks(agreeing, 3) == [""] * 3
+def test_a_working_network_passes(ranks: Ranks) -> None:
+    assert ranks(check_passes, 3) == [""] * 3
 
 
-def a_peer_is_silent(folder: str) -> str:
-    """Rank 1 has met the others and then does nothing, until they have given up."""
-    group, done = formed(), Path(folder) / "done"
+def check_with_silent_peer(folder: str) -> str:
+    """Rank 1 joins the groups and then does nothing until the others have given up."""
+    group, done = init_groups(), Path(folder) / "done"
     if read_identity().rank == 0:
-        said = tried(group, timeout=1)
+        message = check(group, timeout=1)
         done.touch()
-        return said
+        return message
     while not done.exists():
         time.sleep(0.05)
     group.abandon()
     return "silent"
 
 
-def test_a_peer_that_does_not_answer_is_given_up(ranks: Ranks, tmp_path: Path) -> None:
-    said, _ = ranks(a_peer_is_silent, 2, str(tmp_path))
-    assert f"Rank 0 on {os.uname().nodename}: the first all-reduce of 2 ranks over gloo failed" in said
-    assert "no answer within 1 s" in said
-    assert "GLOO_SOCKET_IFNAME" in said
-    assert "--debug" in said
+def test_a_peer_that_does_not_answer_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
+    message, _ = ranks(check_with_silent_peer, 2, str(tmp_path))
+    assert f"Rank 0 on {os.uname().nodename}: the first all-reduce of 2 ranks over gloo failed" in message
+    assert "no answer within 1 s" in message
+    assert "GLOO_SOCKET_IFNAME" in message
+    assert "--debug" in message
 
 
-def a_session_whose_peer_is_gone() -> str:
-    """Rank 1 leaves once the groups are formed, and its process ends."""
-    trying = communication_check.check_communication
+def session_with_lost_peer() -> str:
+    """Rank 1 leaves once the groups exist, and its process ends."""
+    original = communication_check.check_communication
 
     def leave(*args: Any, **options: Any) -> None:
         if read_identity().rank == 1:
             raise RunError("gone")
-        trying(*args, **options)
+        original(*args, **options)
 
     communication_check.check_communication = leave
     try:
@@ -85,37 +85,39 @@ def a_session_whose_peer_is_gone() -> str:
         return str(error)
 
 
-def test_a_session_whose_peer_is_gone_says_so_and_ends(ranks: Ranks) -> None:
-    said, gone = ranks(a_session_whose_peer_is_gone, 2)
+def test_a_session_that_lost_a_peer_ends_with_an_error(ranks: Ranks) -> None:
+    message, gone = ranks(session_with_lost_peer, 2)
     assert gone == "gone"
-    assert "Rank 0 on" in said
-    assert "first all-reduce of 2 ranks over gloo failed" in said
+    assert "Rank 0 on" in message
+    assert "first all-reduce of 2 ranks over gloo failed" in message
 
 
-def a_false_sum() -> str:
-    group = formed()
+def check_with_wrong_sum() -> str:
+    group = init_groups()
     if read_identity().rank == 1:  # a rank that adds something else
         with_twos: Callable[..., torch.Tensor] = lambda *_, **__: torch.full((1,), 2.0)  # noqa: E731
         torch.ones = with_twos  # type: ignore[assignment]
-    return tried(group)
+    return check(group)
 
 
-def test_a_sum_that_is_not_the_world_is_an_error(ranks: Ranks) -> None:
-    for said in ranks(a_false_sum, 2):
-        assert "the sum of 2 ones came out as 3" in said
+def test_a_wrong_sum_is_an_error(ranks: Ranks) -> None:
+    for message in ranks(check_with_wrong_sum, 2):
+        assert "the sum of 2 ones came out as 3" in message
 
 
-def sessions_calls(folder: str) -> list[Any]:
-    """How often a session tries its groups, with and without an order that says not to."""
+def count_checks(folder: str) -> list[Any]:
+    """Count the checks of a session, with and without a launch spec that turns them off."""
     counted: list[Any] = []
-    communication_check.check_communication = lambda *_, **__: counted.append("tried")
+    communication_check.check_communication = lambda *_, **__: counted.append("checked")
     with quiet():
         pass
     os.environ[env.RUN] = folder
     with quiet():
-        counted.append("quiet")
+        counted.append("unchecked")
     return counted
 
 
-def test_a_run_that_is_not_to_be_checked_is_not_tried(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(sessions_calls, 2, folder_with(tmp_path, nproc=2, check=False)) == [["tried", "quiet"]] * 2
+def test_the_launch_spec_can_turn_the_check_off(ranks: Ranks, tmp_path: Path) -> None:
+    assert (
+        ranks(count_checks, 2, folder_with(tmp_path, nproc=2, check=False)) == [["checked", "unchecked"]] * 2
+    )

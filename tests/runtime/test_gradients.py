@@ -186,9 +186,9 @@ def poisoned(on_nonfinite: str) -> tuple[str, list[float]]:
 
 def test_a_bad_loss_stops_with_step_and_rank(ranks: Ranks) -> None:
     assert "step 3 on rank 0 is nan" in poisoned("stop")[0]
-    said = [word for word, _ in ranks(poisoned, 2, "stop")]
-    assert "step 3 on rank 1 is nan" in said[1]
-    assert "rank 0" not in said[0], said
+    messages = [message for message, _ in ranks(poisoned, 2, "stop")]
+    assert "step 3 on rank 1 is nan" in messages[1]
+    assert "rank 0" not in messages[0], messages
 
 
 def test_a_bad_step_is_skipped_by_all_ranks(ranks: Ranks) -> None:
@@ -200,8 +200,8 @@ def test_a_bad_step_is_skipped_by_all_ranks(ranks: Ranks) -> None:
         optimizer.step()
         optimizer.zero_grad()
     for world in (1, 2):
-        for word, found in ranks(poisoned, world, "skip"):
-            assert word == "trained"
+        for message, found in ranks(poisoned, world, "skip"):
+            assert message == "trained"
             assert_close(found, weights(model))
 
 

@@ -1,4 +1,4 @@
-"""Folders and names that a script reads off its run, with a agent and without."""
+"""Paths and names that a script reads from its run, with an agent and without."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def work():
         told = {name: str(getattr(run, name)) for name in NAMES}
         told["variables"] = {name: os.environ.get(variable, "None") for name, variable in NAMES.items()}
         told["there"] = [name for name in NAMES if name.endswith("_dir") and os.path.isdir(told[name])]
-        with open(f"told-{run.rank}.json", "w") as file:
+        with open(f"values-{run.rank}.json", "w") as file:
             json.dump(told, file)
 
 if __name__ == "__main__":
@@ -44,9 +44,9 @@ def test_without_a_agent(tmp_path: Path) -> None:
     script = tmp_path / "my project" / "train.py"
     script.write_text(TELL)
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
-    told = json.loads((tmp_path / "told-0.json").read_text())
-    assert told.pop("variables") == dict.fromkeys(told.keys() - {"there"}, "None")
-    assert told == {
+    values = json.loads((tmp_path / "values-0.json").read_text())
+    assert values.pop("variables") == dict.fromkeys(values.keys() - {"there"}, "None")
+    assert values == {
         "source_dir": str(script.parent), "project": "my project", "experiment": "default", "scratch_dir": "None",
         "data_dir": "None", "checkpoints_dir": "None", "logs_dir": "None", "there": ["source_dir"],
     }  # fmt: skip
@@ -78,14 +78,14 @@ def test_with_a_launcher_they_are_what_the_variables_say(
     (run_json,) = scratch.glob("*/*/*/run.json")
     folder = RunFolder(run_json.parent)
     for rank in (0, 1):
-        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        there = told.pop("there")
-        assert told.pop("variables") == told
-        # The node's own folder has a name that nobody can know ahead.
-        data = told.pop("data_dir")
+        values = json.loads((tmp_path / f"values-{rank}.json").read_text())
+        there = values.pop("there")
+        assert values.pop("variables") == values
+        # The name of the node's own folder cannot be known in advance.
+        data = values.pop("data_dir")
         assert data != "None"
         assert there == ["source_dir", "scratch_dir", "data_dir", "checkpoints_dir", "logs_dir"]
-        assert told == {
+        assert values == {
             "source_dir": str(tmp_path), "project": "vision", "experiment": "tiny", "scratch_dir": str(scratch),
             "checkpoints_dir": str(folder.checkpoints), "logs_dir": str(folder.attempt(1).path),
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A session: its place in the world, and that it always ends."""
+"""A session: its ranks, its settings, and that it always ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def failing_download() -> str:
     return "fine"
 
 
-def test_rank_zero_failing_first_is_told_to_the_others(ranks: Ranks) -> None:
+def test_others_fail_when_rank_zero_failed_first(ranks: Ranks) -> None:
     assert ranks(failing_download, 2) == ["OSError", "RunError"]
 
 
@@ -176,9 +176,9 @@ def test_a_rank_that_fails_hangs_nobody(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2]), step=30, action=action))
     running += start(script, 2)
-    _, said = running[1].communicate(timeout=150)
+    _, captured = running[1].communicate(timeout=150)
     assert running[1].returncode == (3 if "exit" in action else 1)
-    assert "boom" in said or "exit" in action
+    assert "boom" in captured or "exit" in action
     running[0].communicate(timeout=150)
     assert running[0].returncode != 0
 
@@ -189,16 +189,16 @@ def folder_with(tmp_path: Path, **launch_spec: object) -> str:
     return str(tmp_path)
 
 
-def test_a_world_of_another_size_than_ordered_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wrong_world_size_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder_with(tmp_path, nodes=2, nproc=4))
         with pytest.raises(RunError, match=r"The job has 8 ranks.*world size of 1"), quiet():
             pass
 
 
-def test_params_and_settings_come_from_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_params_and_settings_come_from_the_launch_spec(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = folder_with(
         tmp_path,
         params={"lr": 0.1, "net": {"width": 8}},
@@ -241,17 +241,20 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
 
 
 def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> None:
-    post = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
-    assert post.describe() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
+    placement = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
+    assert (
+        placement.describe()
+        == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
+    )
     with paceline.session(cpu=True) as run:
         run.print("hello")
-    said = capfd.readouterr()
-    assert said.out == "hello\n"
+    captured = capfd.readouterr()
+    assert captured.out == "hello\n"
     assert (
         f"rank 0 of 1 · node {os.uname().nodename} · local rank 0 · cpu · pid {os.getpid()} · cpus"
-        in said.err
+        in captured.err
     )
-    assert "done in" in said.err
+    assert "done in" in captured.err
     assert parse_cpu_list(format_cpu_list({0, 1, 2, 5, 9})) == {0, 1, 2, 5, 9}
 
 
@@ -282,13 +285,13 @@ def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
 
 
 def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves word where a agent looks for it."""
+    """The error is also written where an agent looks for it."""
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder_with(tmp_path, nproc=2, style="spawn"))
         attempt = RunFolder(tmp_path).attempt(1)
         attempt.path.mkdir()
         with pytest.raises(LaunchError, match="Rank 1 of 2 failed: exit code 1"):
             paceline.spawn(write_rank, (str(tmp_path), True), nproc=2)
-    told = json.loads(attempt.error(1).read_text())
-    assert (told["rank"], told["type"], told["message"]) == (1, "ValueError", "boom")
-    assert "write_rank" in told["traceback"]
+    record = json.loads(attempt.error(1).read_text())
+    assert (record["rank"], record["type"], record["message"]) == (1, "ValueError", "boom")
+    assert "write_rank" in record["traceback"]

@@ -84,7 +84,7 @@ def training(
                                 time.sleep(0.03)
                     if when:
                         time.sleep(0.03)  # so that there are steps left when the ranks agree
-                schedule.step()  # ahead of the evaluation, so that a stop within it must undo it
+                schedule.step()  # before the evaluation, so that a stop inside it must undo this
                 if when == "evaluation of other weights" and epoch == 1:
                     evaluate_others(run, model, TensorDataset(x, y), moment)
                 total = 0.0
@@ -114,7 +114,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def whole(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[int, float]]:
-    """The run that nobody interrupts."""
+    """A run without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     first, second = ranks(training, 2, str(folder))
     assert first["weights"] == second["weights"]
@@ -245,11 +245,11 @@ def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(
     assert saving_after_the_loop(str(tmp_path), until=9, epochs=6, plain=plain) == (8, 0.5**6)
 
 
-# -- the beat file -------------------------------------------------------------------------------------
+# -- the heartbeat file -------------------------------------------------------------------------------------
 
 
 def beat_file(tmp_path: Path, *, ending: int = 0, stop: int = 0) -> Path:
-    path = tmp_path / "beat"
+    path = tmp_path / "heartbeat"
     path.write_bytes(bytes(file_size(2)))
     with path.open("r+b") as file:
         file.write(HEADER.pack(ending, 1, stop))

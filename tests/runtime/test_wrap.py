@@ -66,7 +66,7 @@ def test_two_ranks_train_as_one_process_does(ranks: Ranks, mode: str, how: str) 
 
 
 class Nested(torch.nn.Module):
-    """Lists of layers within a list of stages, and one layer that stands in two places."""
+    """Lists of layers within a list of stages, and one layer that appears twice."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class session:
         timeout: Seconds before a collective counts as failed; by default torch's own.
         profile: Steps to profile: "10:13" writes a trace of steps 10, 11 and 12 into the run folder.
         max_steps: Stop training after this many steps in total.
-        save_every_steps: Save after every so many steps.
+        save_every_steps: Save each time this many steps are done.
         save_every_seconds: Save when this many seconds have passed since the last save.
         keep_last: How many of the newest checkpoints to keep.
         keep_every: Also keep each checkpoint whose step is a multiple of this.
