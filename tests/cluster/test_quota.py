@@ -109,7 +109,7 @@ def test_quota_findings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     scratch.mkdir()
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin" if commands else str(tmp_path / "bin"))
-        patch.setattr(quota, "OF_GPFS", str(tmp_path / "nowhere"))
+        patch.setattr(quota, "GPFS_BIN", str(tmp_path / "nowhere"))
         found = check_quota(scratch, Mount("/dev/gpfs0", "/data", kind))
     assert [finding.level for finding in found] == [level for level, _ in expected]
     for finding, (_, text) in zip(found, expected, strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.checks.finding import PROBLEM, WARNING
-from paceline.cluster.checks.job import check_python_place
+from paceline.cluster.checks.job import check_python_path
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built
 from paceline.errors import SpecError
@@ -51,13 +51,13 @@ def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     here, scratch = tmp_path.resolve(), (tmp_path / "p").resolve()
     mounts.write_text(f"a {here} ext4 rw 0 0\nb {scratch} nfs4 rw 0 0\n")
-    (found,) = check_python_place(job, plan, mounts)
+    (found,) = check_python_path(job, plan, mounts)
     assert found.level == WARNING
-    assert "is on a disk of" in found.text
+    assert "is on a local disk of" in found.text
     mounts.write_text(f"a {here} nfs4 rw 0 0\n")
-    assert check_python_place(job, plan, mounts) == []
+    assert check_python_path(job, plan, mounts) == []
     mounts.write_text(f"a {here} ext4 rw 0 0\n")
-    assert check_python_place(job, plan, mounts) == [], "said of the scratch folder already"
+    assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
 
 
 def test_proxies_travel_by_name_and_in_one_file(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_requirements_that_nothing_uses(tmp_path: Path) -> None:
 def test_a_venv_needs_a_path_or_requirements(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="there is no path") as caught:
         job_in(tmp_path / "p", environment__kind="venv")
-    assert "or requirements to what it is built from" in caught.value.hint
+    assert "or requirements to build it from" in caught.value.hint
     with pytest.raises(SpecError, match="there is no image"):
         job_in(tmp_path / "p", environment__kind="container")
     assert plan_of(job_in(tmp_path / "p"), bare()).launch_spec.python == sys.executable

@@ -1,1 +1,1 @@
-"""What could go wrong with a job, checked before it is queued."""
+"""Checks of a job and of this machine, before anything is queued."""

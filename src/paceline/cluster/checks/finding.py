@@ -1,4 +1,4 @@
-"""What a look at something found: good, worth a warning, or a problem."""
+"""What a check found: good, a warning, or a problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GOOD, WARNING, PROBLEM = "good", "warning", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check. Problems and warnings have a sentence as text; good ones a short fact."""
 
     about: str
     level: str
@@ -18,6 +18,7 @@ class Finding:
     hint: str = ""
 
 
-def worst(found: Sequence[Finding]) -> str:
+def worst(findings: Sequence[Finding]) -> str:
+    """Return the most serious level."""
     levels: Mapping[str, int] = {GOOD: 0, WARNING: 1, PROBLEM: 2}
-    return max((each.level for each in found), key=lambda level: levels[level], default=GOOD)
+    return max((finding.level for finding in findings), key=lambda level: levels[level], default=GOOD)

@@ -1,4 +1,4 @@
-"""What is wrong with a job before it is queued: a wasted night in the queue is what hurts most."""
+"""Check a job before it is queued: a wasted night in the queue is what hurts most."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
 
 
 def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
-    """Every check, the quick and certain ones first. Slurm itself is asked last, with the real script."""
+    """Run every check, the quick and certain ones first. Slurm checks the real script last."""
     built = check_built(job)
     if any(each.level == PROBLEM for each in built):
         return built
     found = [
         *built,
-        *check_program(job, plan), *check_python_place(job, plan), *check_folder(plan, partitions),
+        *check_program(job, plan), *check_python_path(job, plan), *check_folder(plan, partitions),
         *check_data(job, plan.run_path, os.environ), *check_limits(job, plan, partitions),
     ]  # fmt: skip
     if any(each.level == PROBLEM for each in found):
@@ -40,49 +40,49 @@ _LOCAL = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "
 
 
 def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
-    """Whether all nodes are likely to see the run folder, and whether there is room in it."""
+    """Check that all nodes are likely to see the run folder, and that it has free space."""
     scratch = plan.run_path.scratch
-    there = next(path for path in (scratch, *scratch.parents) if path.exists())
+    existing = next(path for path in (scratch, *scratch.parents) if path.exists())
     found = []
-    kind = file_system(there)
+    kind = file_system(existing)
     host = socket.gethostname().split(".")[0]
     if kind in _LOCAL and partitions:
         found.append(
             Finding(
-                "run folder", WARNING, f"{scratch} is on a disk of {host} ({kind}): do the nodes see it?",
-                "if not, choose a shared folder: [project] scratch, or PACELINE_SCRATCH",
+                "run folder", WARNING, f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
+                "Choose a shared folder with [project] scratch or PACELINE_SCRATCH.",
             )
         )  # fmt: skip
     else:
         found.append(Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})"))
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     text = f"{free / 2**30:.1f} GB free"
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
-    hint = "" if level == GOOD else "remove old runs, or choose another scratch folder"
-    return [*found, Finding("free space", level, text, hint), *check_quota(there)]
+    hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
+    return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
 
 
-def check_python_place(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:
-    """A Python on a disk of this host beside a scratch folder that is shared: the nodes will not find it.
+def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:
+    """Warn about a Python on a local disk of this host when the scratch folder is shared: nodes may not find it.
 
-    Systems' own Pythons are every node's, and where the scratch folder is on a disk too, that is said of it already.
+    The system's own Python is on every node. If the scratch folder is local too, `check_folder` warns about that.
     """
     python = Path(plan.launch_spec.python)
     system = ("/usr/", "/bin/", "/opt/")
     if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
         return []
-    places = [
-        next(path for path in (each, *each.parents) if path.exists())
-        for each in (python, plan.run_path.scratch)
+    existing = [
+        next(path for path in (wanted, *wanted.parents) if path.exists())
+        for wanted in (python, plan.run_path.scratch)
     ]
-    kinds = [file_system(place, mounts) for place in places]
+    kinds = [file_system(path, mounts) for path in existing]
     if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:
         return []
     host = socket.gethostname().split(".")[0]
-    text = f"{python} is on a disk of {host} ({kinds[0]}): do the nodes see it?"
-    return [Finding("python", WARNING, text, "if not, build one on shared disk: paceline env build")]
+    text = f"{python} is on a local disk of {host} ({kinds[0]}), which the nodes may not see."
+    return [Finding("python", WARNING, text, "Build one on a shared disk: paceline env build")]
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """The type of the file system that a path is on; empty where nobody says."""
+    """Return the type of the file system that a path is on; empty if unknown."""
     return mount_of(path, mounts).kind

@@ -1,4 +1,4 @@
-"""This machine, looked at for what a run needs: Python, torch, scratch, Slurm, network."""
+"""Check what this machine has for a run: Python, torch, scratch, network, Slurm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import Partition, query_partitions
 from paceline.errors import ClusterError
 
-# Where clusters put large, fast, shared folders, by the names that they give them.
+# Variables in which clusters name their large, fast, shared folders.
 SCRATCH_VARIABLES = (
     "SCRATCH",
     "PSCRATCH",
@@ -31,7 +31,7 @@ SCRATCH_VARIABLES = (
 
 
 def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
-    """Everything but the scheduler."""
+    """Check everything but the scheduler."""
     machine = detect_machine(environ)
     found = [
         Finding("python", GOOD, f"{platform.python_version()} ({sys.executable})"),
@@ -49,27 +49,27 @@ def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding(
-            "torch", WARNING, "not in this Python",
-            "fine on a login node whose jobs use another environment; else: pip install torch",
+            "torch", WARNING, "This Python has no torch.",
+            "Fine on a login node if jobs use another environment. Otherwise: pip install torch",
         )  # fmt: skip
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return Finding("torch", GOOD, version("torch"))
     except PackageNotFoundError:
-        return Finding("torch", GOOD, "found, of unknown version")
+        return Finding("torch", GOOD, "found, version unknown")
 
 
 def _scratch(scratch: Path) -> Finding:
-    there = next(path for path in (scratch, *scratch.parents) if path.exists())
-    if not os.access(there, os.W_OK):
-        return Finding("scratch", PROBLEM, f"{there} cannot be written to", "set PACELINE_SCRATCH")
-    free = shutil.disk_usage(there).free / 2**30
-    return Finding("scratch", GOOD, f"{scratch} ({file_system(there) or '?'}, {free:.1f} GB free)")
+    existing = next(path for path in (scratch, *scratch.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        return Finding("scratch", PROBLEM, f"Cannot write to {existing}.", "Set PACELINE_SCRATCH.")
+    free = shutil.disk_usage(existing).free / 2**30
+    return Finding("scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)")
 
 
 def interfaces() -> list[str]:
-    """Network interfaces that are up, fabric first; loopback left out."""
+    """Return the network interfaces that are up, InfiniBand first, without loopback."""
     found = []
     for path in sorted(Path("/sys/class/net").glob("*")):
         try:
@@ -83,21 +83,24 @@ def interfaces() -> list[str]:
 
 
 def inspect_slurm() -> list[Finding]:
-    """The scheduler, as far as it answers."""
+    """Check the scheduler, as far as it responds."""
     if not slurm.available():
         return [
             Finding(
-                "slurm", WARNING, "no sbatch here", "`paceline run` works; for a cluster: paceline sandbox up"
+                "slurm",
+                WARNING,
+                "There is no sbatch here.",
+                "Use `paceline run`, or start a cluster here: paceline sandbox up",
             )
         ]
     version = slurm.version()
-    text = f"{version[0]}.{version[1]:02d}" if version else "of unknown version"
+    text = f"{version[0]}.{version[1]:02d}" if version else "version unknown"
     if version and version < (22, 5):
-        return [Finding("slurm", WARNING, text, "22.05 is the oldest that is tested")]
+        return [Finding("slurm", WARNING, f"Slurm {text} is older than 22.05, the oldest tested version.")]
     try:
         partitions = query_partitions()
     except ClusterError as error:
-        return [Finding("slurm", PROBLEM, f"{text}, but it does not answer: {error.message}", error.hint)]
+        return [Finding("slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint)]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
     return found + [
         Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions
@@ -105,7 +108,7 @@ def inspect_slurm() -> list[Finding]:
 
 
 def describe(partition: Partition) -> str:
-    """A partition in one line."""
+    """Describe a partition in one line."""
     from paceline.spec.quantities import show_seconds
 
     gpus = ", ".join(f"{count} x {name or 'gpu'}" for name, count in partition.gpu_types.items())
@@ -117,7 +120,7 @@ def describe(partition: Partition) -> str:
 
 
 def settings() -> dict[str, str]:
-    """`scontrol show config`, by key; empty where it does not answer."""
+    """Return `scontrol show config` by key; empty if Slurm does not respond."""
     try:
         done = slurm.call(["scontrol", "show", "config"], check=False)
     except ClusterError:

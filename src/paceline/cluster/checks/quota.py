@@ -1,4 +1,4 @@
-"""Is there still room by quota where a run will write? Each kind of file system has a command of its own."""
+"""Check the quota where a run will write. Each kind of file system has a command of its own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from pathlib import Path
 
 from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
 
-NEARLY = 0.95  # of a limit
-WITHIN = 10.0  # seconds for a file server to answer
+NEARLY_FULL = 0.95  # of a limit
+TIMEOUT = 10.0  # seconds for a file server to respond
 MOUNTS = Path("/proc/mounts")
-OF_GPFS = "/usr/lpp/mmfs/bin"  # where its commands are; seldom on PATH
+GPFS_BIN = "/usr/lpp/mmfs/bin"  # its commands are rarely on PATH
 
-_HINT = (
-    "remove what is no longer needed (paceline clean), or choose another scratch folder: [project] scratch"
-)
+_HINT = "Remove what you no longer need (paceline clean), or choose another scratch folder: [project] scratch"
 
 
 @dataclass(frozen=True)
 class Mount:
-    """What a path is on."""
+    """The file system that a path is on."""
 
     device: str = ""
     point: str = ""
@@ -32,7 +30,7 @@ class Mount:
 
 
 def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount:
-    """The file system that a path is on; all empty where nobody says."""
+    """Return the file system that a path is on; all fields are empty if unknown."""
     best = Mount()
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -48,14 +46,14 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount:
 
 @dataclass(frozen=True)
 class Usage:
-    """One quota: of whom, of what (bytes or files), and how much of it is used. A limit of 0 is none."""
+    """One quota: whose it is, what it counts (bytes or files), and how much is used. A limit of 0 is none."""
 
     whose: str
     unit: str
     used: int
     soft: int
     hard: int
-    expired: bool = False  # the time for which the soft limit may be passed is over
+    expired: bool = False  # the grace period above the soft limit is over
 
     @property
     def limit(self) -> int:
@@ -66,39 +64,39 @@ class Usage:
         if (self.hard and self.used >= self.hard) or (self.soft and self.used > self.soft and self.expired):
             return PROBLEM
         passed = self.soft and self.used > self.soft
-        return WARNING if passed or (self.limit and self.used > NEARLY * self.limit) else GOOD
+        return WARNING if passed or (self.limit and self.used > NEARLY_FULL * self.limit) else GOOD
 
     def __str__(self) -> str:
         if self.unit == "files":
             amount = f"{self.used:,} of {self.limit:,} files"
         else:
             amount = f"{self.used / 2**30:,.1f} of {self.limit / 2**30:,.1f} GB"
-        late = ", and the time above the soft limit is over" if self.level == PROBLEM and self.expired else ""
+        late = ", and the grace period is over" if self.level == PROBLEM and self.expired else ""
         return f"{amount} of the {self.whose}'s quota{late}"
 
 
 def check_quota(path: Path, mount: Mount | None = None) -> list[Finding]:
-    """What is nearly used up (a warning) or used up (nothing more can be written: a problem) where `path` is."""
+    """Return quotas that are nearly used up (warnings) or used up (problems: nothing more can be written)."""
     mount = mount_of(path) if mount is None else mount
-    ask = _ASK.get(mount.kind, _of_the_system)
-    kept = [usage for usage in ask(path, mount) if usage.limit]
-    if not kept:
+    query = _QUERIES.get(mount.kind, _query_system)
+    limited = [usage for usage in query(path, mount) if usage.limit]
+    if not limited:
         return []
-    pressing = [usage for usage in kept if usage.level != GOOD]
+    pressing = [usage for usage in limited if usage.level != GOOD]
     if not pressing:
-        return [Finding("quota", GOOD, str(max(kept, key=lambda usage: usage.used / usage.limit)))]
-    return [Finding("quota", usage.level, f"{mount.point}: {usage} are used", _HINT) for usage in pressing]
+        return [Finding("quota", GOOD, str(max(limited, key=lambda usage: usage.used / usage.limit)))]
+    return [Finding("quota", usage.level, f"{usage} are used on {mount.point}.", _HINT) for usage in pressing]
 
 
-def _answer(*argv: str) -> str:
-    """What a command prints; nothing where there is no such command. Some exit with 1 when a quota is used up."""
-    environ = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{OF_GPFS}"}
+def _output(*argv: str) -> str:
+    """Return what a command prints, or nothing if there is no such command. Some exit with 1 on a full quota."""
+    environ = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{GPFS_BIN}"}
     try:
         done = subprocess.run(
             argv,
             capture_output=True,
             text=True,
-            timeout=WITHIN,
+            timeout=TIMEOUT,
             errors="replace",
             stdin=subprocess.DEVNULL,
             env=environ,
@@ -108,14 +106,14 @@ def _answer(*argv: str) -> str:
     return done.stdout
 
 
-# Used (with * where it is above the soft limit, in [] where Lustre is not sure), soft limit, hard limit, grace:
+# Used (with * if above the soft limit, in [] if Lustre is not sure), soft limit, hard limit, grace:
 # first blocks of 1 KiB, then files.
 _COUNTS = r"\[?(\d+)\]?\*?\s+(\d+)\s+(\d+)\s+(\S+)"
 _ROW = re.compile(rf"(?<!\S){_COUNTS}\s+{_COUNTS}(?!\S)")
 
 
 def _rows(text: str, whose: str) -> list[Usage]:
-    """Rows of `lfs quota` and `quota -p`: a name, which may stand on a line of its own, then eight fields."""
+    """Parse `lfs quota` and `quota -p`: a name, which may be on a line of its own, then eight fields."""
     found = []
     for row in _ROW.findall(text):
         used, soft, hard, grace, files, files_soft, files_hard, files_grace = row
@@ -127,35 +125,35 @@ def _rows(text: str, whose: str) -> list[Usage]:
 
 
 def _is_over(grace: str) -> bool:
-    """Told of somebody above the soft limit: as a word, or as the second at which it ends."""
+    """Return whether the grace period is over: given as a word, or as the second at which it ends."""
     return grace in ("none", "expired") or (grace.isdigit() and 0 < int(grace) < time.time())
 
 
-def _of_lustre(path: Path, mount: Mount) -> list[Usage]:
-    whom = [("user", "-u", str(os.getuid())), ("group", "-g", str(path.stat().st_gid))]
-    project = re.match(r"\s*(\d+)\s", _answer("lfs", "project", "-d", str(path)))
+def _query_lustre(path: Path, mount: Mount) -> list[Usage]:
+    owners = [("user", "-u", str(os.getuid())), ("group", "-g", str(path.stat().st_gid))]
+    project = re.match(r"\s*(\d+)\s", _output("lfs", "project", "-d", str(path)))
     if project and project[1] != "0":
-        whom.append(("project", "-p", project[1]))
+        owners.append(("project", "-p", project[1]))
     return [
         usage
-        for name, flag, number in whom
-        for usage in _rows(_answer("lfs", "quota", "-q", flag, number, mount.point), name)
+        for name, flag, number in owners
+        for usage in _rows(_output("lfs", "quota", "-q", flag, number, mount.point), name)
     ]
 
 
-def _of_gpfs(path: Path, mount: Mount) -> list[Usage]:
-    """`-Y` names its fields in a line ahead; blocks are counted in KiB."""
+def _query_gpfs(path: Path, mount: Mount) -> list[Usage]:
+    """Parse `mmlsquota -Y`, which names its fields in a header line; blocks are counted in KiB."""
     names: list[str] = []
     found = []
     parts = (*path.resolve().parts, "root", "")
-    for line in _answer("mmlsquota", "-Y").splitlines():
+    for line in _output("mmlsquota", "-Y").splitlines():
         fields = line.split(":")
         if fields[2:3] == ["HEADER"]:
             names = fields
             continue
         row = dict(zip(names, fields, strict=False))
         if row.get("filesystemName") != Path(mount.device).name or row.get("filesetname", "") not in parts:
-            continue  # another file system, or a part of this one that the path does not go through
+            continue  # another file system, or a fileset that the path is not in
         whose = {"USR": "user", "GRP": "group"}.get(row.get("quotaType", ""), "fileset")
         for unit, prefix, shift in (("bytes", "block", 10), ("files", "files", 0)):
             used, soft, hard = (row.get(f"{prefix}{name}", "") for name in ("Usage", "Quota", "Limit"))
@@ -167,13 +165,13 @@ def _of_gpfs(path: Path, mount: Mount) -> list[Usage]:
     return found
 
 
-def _of_the_system(path: Path, mount: Mount) -> list[Usage]:
-    """ext, XFS and NFS: `-p` makes the grace a number, so that no row lacks a field; `-w` keeps it on one line."""
+def _query_system(path: Path, mount: Mount) -> list[Usage]:
+    """Query ext, XFS and NFS: `-p` prints the grace as a number, so that no row lacks a field; `-w` keeps one line."""
     return [
         usage
         for whose, flag in (("user", "-u"), ("group", "-g"))
-        for usage in _rows(_answer("quota", flag, "-p", "-w", "-f", mount.point), whose)
+        for usage in _rows(_output("quota", flag, "-p", "-w", "-f", mount.point), whose)
     ]
 
 
-_ASK: dict[str, Callable[[Path, Mount], Sequence[Usage]]] = {"lustre": _of_lustre, "gpfs": _of_gpfs}
+_QUERIES: dict[str, Callable[[Path, Mount], Sequence[Usage]]] = {"lustre": _query_lustre, "gpfs": _query_gpfs}
