@@ -77,7 +77,7 @@ def test_show_diff(paceline: Paceline, tmp_path: Path, with_git: bool) -> None:
     assert run("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py").returncode == 0
     same = run("show", "last", "--diff")
     assert (same.returncode, same.stderr) == (0, "")
-    assert same.stdout.startswith(f"{project} is as it was when ")
+    assert same.stdout.startswith(f"{project} has not changed since ")
     (project / "train.py").write_text("print('two')  \x1b[2J\n")
     (project / "gone.py").unlink()
     (project / "new.py").write_text("print('new')\n")

@@ -1,4 +1,4 @@
-"""`paceline cancel`: end a run, and keep it ended."""
+"""`paceline cancel`: cancel runs for good."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.watch.records import Record, newest_job_start, newest_verdict, read_record
 
-Names = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Runs: id, end of an id, folder, or `last`.")
-]
+Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, ends of ids, folders, or `last`.")]
 
 
 def command(
@@ -26,32 +24,35 @@ def command(
     *,
     save: Annotated[bool, typer.Option("--save", help="Let the ranks write a checkpoint first.")] = False,
 ) -> int:
-    """End runs, and keep them ended: nothing requeues them.
+    """Cancel runs for good: a cancelled run is not requeued.
 
-    A run is marked before its job is told, so that nothing resurrects it. To let it go on later, remove the
-    file `cancelled` from its folder.
+    To resume one later, remove the file `cancelled` from its folder first.
+
+    \b
+      paceline cancel 1a2b
+      paceline cancel --save last    save a checkpoint first
     """
     for folder in [runs.named(name) for name in names]:
         record = read_record(folder)
-        if record.is_over and not _may_come_back(record):
+        if record.is_over and not _may_requeue(record):
             print(f"{record.run_id} is over already: {record.status}")
         elif record.job is None:
-            _end_here(folder)
+            _cancel_here(folder)
             print(f"asked {record.run_id} to save and stop")
         else:
-            _end_job(folder, record, save=save)
+            _cancel_job(folder, record, save=save)
             print(f"cancelled {record.run_id} (job {record.job}){', once it has saved' if save else ''}")
     return 0
 
 
-def _may_come_back(record: Record) -> bool:
-    """A job that is on its way back into the queue looks as if it had ended."""
+def _may_requeue(record: Record) -> bool:
+    """Whether a job that looks over may be on its way back into the queue."""
     if record.job is None or record.status in (DONE, "cancelled"):
         return False
     return record.status in ("preempted", "node failed") or newest_verdict(record.folder) == STOPPED
 
 
-def _end_job(folder: RunFolder, record: Record, *, save: bool) -> None:
+def _cancel_job(folder: RunFolder, record: Record, *, save: bool) -> None:
     assert record.job is not None
     if save and record.status == "running":
         slurm.request_stop(folder, record.job)
@@ -59,13 +60,13 @@ def _end_job(folder: RunFolder, record: Record, *, save: bool) -> None:
         slurm.cancel(folder, record.job)
 
 
-def _end_here(folder: RunFolder) -> None:
-    """The command that started the run passes the request on to its agents."""
+def _cancel_here(folder: RunFolder) -> None:
+    """Signal the command that started the run; it asks its agents to stop."""
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     job_start = newest_job_start(folder)
     pid = int(job_start.name.removeprefix("pid-")) if job_start else 0
     try:
-        is_ours = pid > 0 and any("paceline" in word for word in psutil.Process(pid).cmdline())
+        is_ours = pid > 0 and any("paceline" in arg for arg in psutil.Process(pid).cmdline())
     except psutil.Error:
         is_ours = False
     if is_ours:

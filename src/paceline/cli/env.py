@@ -88,7 +88,7 @@ def build(
         return 0
     if plan.target.is_complete:
         print(f"up to date: {plan.target.path}")
-        return _tell_use(job, inputs, plan.target)
+        return _print_usage(job, inputs, plan.target)
     began = clock.monotonic()
     watch = _start(plan, local=local)
     if no_wait and not local:
@@ -97,7 +97,7 @@ def build(
     follow(watch)
     watch.check_result()
     print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
-    return _tell_use(job, inputs, plan.target)
+    return _print_usage(job, inputs, plan.target)
 
 
 def _load(settings: options.Settings, flags: Sequence[Flag]) -> Job:
@@ -109,7 +109,7 @@ def _load(settings: options.Settings, flags: Sequence[Flag]) -> Job:
 
 
 def _cores(job: Job) -> int:
-    """A few; not more than a node of the partition has."""
+    """Return the default number of cores, or what a node of the partition has if that is less."""
     kinds = [
         kind for each in select_partitions(find_partitions(), job.resources.partition) for kind in each.kinds
     ]
@@ -121,7 +121,7 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         print(f"building {plan.target.path} here", flush=True)
         return BuildProgress(plan.target, plan.folder, process=builds.start_local_build(plan))
     if not slurm.available():
-        raise ClusterError("there is no sbatch here", hint="build here instead: paceline env build --local")
+        raise ClusterError("sbatch was not found.", hint="Build here instead: paceline env build --local")
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)
@@ -132,7 +132,7 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
 
 
 def follow(watch: BuildProgress) -> None:
-    """The build's log as it comes, and below it, on a terminal, how far it is."""
+    """Print the build's log as it grows, with a progress line on a terminal."""
     out = console.console(stderr=True)
     try:
         if not out.is_terminal:
@@ -147,34 +147,34 @@ def follow(watch: BuildProgress) -> None:
                 status.update(watch.progress())
     except KeyboardInterrupt:
         if watch.process is not None:
-            watch.process.wait()  # it got the same signal, and takes away what it made
+            watch.process.wait()  # it got the same signal, and cleans up
         else:
             console.say_note(
-                f"job {watch.job} goes on; end it: scancel {watch.job}; follow it: paceline env build"
+                f"job {watch.job} continues; to cancel it: scancel {watch.job}; to follow it: paceline env build"
             )
         raise
 
 
-def _tell_use(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment) -> int:
-    """What to write into paceline.toml, unless it is there."""
+def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment) -> int:
+    """Print what to write into paceline.toml, unless it is there already."""
     environment = job.environment
     if inputs.kind == "container":
-        is_said = environment.image is None
+        is_set = environment.image is None
         lines = ['kind = "container"', f'image = "{target.image}"']
     else:
-        is_said = job.source("environment.requirements") != FILES and environment.path is None
-        is_said &= bool(environment.requirements) and job.is_set("environment.kind")
+        is_set = job.source("environment.requirements") != FILES and environment.path is None
+        is_set &= bool(environment.requirements) and job.is_set("environment.kind")
         names = ", ".join(f'"{name}"' for name in inputs.requirements.files)
         lines = ['kind = "venv"', f"requirements = [{names}]"]
         for key, flag in (("base_python", "--python"), ("constraints", "--constraints")):
             if job.source(f"environment.{key}") == flag:
                 lines.append(f'{key} = "{getattr(environment, key)}"')
         lines += ["horovod = true"] if inputs.horovod else []
-    if is_said:
+    if is_set:
         print("runs that are submitted from now on use it")
         return 0
     if environment.path is not None and inputs.kind == "venv":
-        console.say_note(f"path in [environment] is {environment.path}: take it out to use what was built")
+        console.say_note(f"path in [environment] is {environment.path}: remove it to use the new environment")
     print("to use it, write into paceline.toml:\n\n[environment]")
     print("\n".join(lines))
     if inputs.kind == "venv":
@@ -182,9 +182,9 @@ def _tell_use(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment) ->
     return 0
 
 
-@app.command("list")
+@app.command("list", cls=GroupedCommand)
 def show_all(*, config: options.Config = None, cluster_profile: options.ClusterProfile = None) -> int:
-    """The environments that were built for this project."""
+    """List the environments that were built for this project."""
     job = load_job(Program("env"), config=config, profile=cluster_profile)
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
@@ -209,29 +209,29 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
 
 
 def _builder(each: StoredEnvironment) -> str | None:
-    """Who is building it, unless that one is gone."""
+    """Return the job or process that is building it, if that is alive."""
     builder = each.builder
     return builder if builder is not None and builds.may_be_building(builder) else None
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def remove(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="As `paceline env list` shows them.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys from `paceline env list`.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     config: options.Config = None,
     cluster_profile: options.ClusterProfile = None,
 ) -> int:
-    """Remove environments. Runs that are queued with one of them will fail."""
+    """Remove environments. Queued runs that use one of them will fail."""
     job = load_job(Program("env"), config=config, profile=cluster_profile)
     found = {each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))}
     for key in keys:
         if key not in found:
-            raise UsageError(f"there is no environment {key!r}", hint="see `paceline env list`")
+            raise UsageError(f"There is no environment {key!r}.", hint="List them with `paceline env list`.")
         if (builder := _builder(found[key])) is not None:
-            raise UsageError(f"{key} is being built, by {builder}", hint="end that first")
+            raise UsageError(f"{key} is being built by {builder}.", hint="Wait for it, or cancel it first.")
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove {', '.join(keys)}?")):
-        console.say_note("nothing was removed; --yes removes them")
+        console.say_note("nothing was removed; use --yes to remove them")
         return 0
     for key in keys:
         stored.remove(found[key])

@@ -1,4 +1,4 @@
-"""`paceline init`: a commented paceline.toml, from what the cluster answers."""
+"""`paceline init`: write a commented paceline.toml for your cluster."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paceline.spec.quantities import slurm_time
 
 def command(
     *,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
-    show: Annotated[bool, typer.Option("--print", help="Print it, and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print it and write nothing.")] = False,
 ) -> int:
-    """Write a commented paceline.toml here, with a profile for the cluster that answers."""
+    """Write a commented paceline.toml in this folder, with a profile for your cluster."""
     partitions = find_partitions() if slurm.available() else []
     text = project_file(Path.cwd().name, partitions, settings() if partitions else {}, os.environ)
     if show:
@@ -33,7 +33,10 @@ def command(
         return 0
     file = Path.cwd() / FILE
     if file.exists() and not force:
-        raise UsageError(f"there is a {FILE} here already", hint="look at a new one with --print, or --force")
+        raise UsageError(
+            f"There is a {FILE} here already.",
+            hint="Print one with --print, or use --force.",
+        )
     write_atomically(file, text)
     print(f"wrote {file}")
     if partitions:
@@ -42,18 +45,18 @@ def command(
     return 0
 
 
-def profile_name(told: Mapping[str, str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", told.get("ClusterName", ""))
+def profile_name(config: Mapping[str, str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", config.get("ClusterName", ""))
     return name or "cluster"
 
 
 def project_file(
-    name: str, partitions: Sequence[Partition], told: Mapping[str, str], environ: Mapping[str, str]
+    name: str, partitions: Sequence[Partition], config: Mapping[str, str], environ: Mapping[str, str]
 ) -> str:
-    """The file's text."""
+    """Return the text of the file."""
     folder_name = re.sub(r"[^A-Za-z0-9_ .+@=,-]", "-", name) or "project"
     lines = [
-        "# Paceline's settings for this project. Flags win over them; every key may be left out.",
+        "# Paceline's settings for this project. All keys are optional; flags override them.",
         "",
         "[project]",
         f"name = {toml(folder_name)}",
@@ -67,27 +70,27 @@ def project_file(
         '# preload = ["numpy"]     # imported once per node, before the ranks are forked',
         "",
         "[resume]",
-        "# requeue = true          # go back into the queue when the time is up",
-        '# grace = "2m"            # how long before the limit the ranks save and stop',
-        "# max_attempts = 3        # failures before the run is given up",
-        '# hang_timeout = "30m"    # silence after which ranks count as hung',
+        "# requeue = true          # requeue at the time limit, and resume",
+        '# grace = "2m"            # save and stop this long before the time limit',
+        "# max_attempts = 3        # failed attempts before giving up",
+        '# hang_timeout = "30m"    # treat ranks as hung after this long without a heartbeat',
         "",
         "[params]",
-        "# lr = 0.1                # run.params.lr in the script; --param lr=0.2 wins",
+        "# lr = 0.1                # run.params.lr in the script; --param lr=0.2 overrides it",
     ]
-    return "\n".join([*lines, *_profile(partitions, told)]) + "\n"
+    return "\n".join([*lines, *_profile(partitions, config)]) + "\n"
 
 
 def toml(value: str) -> str:
-    """A text as TOML writes it: JSON's strings are TOML's too."""
+    """Return a string in TOML syntax, which is that of JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _scratch(environ: Mapping[str, str]) -> list[str]:
     for name in SCRATCH_VARIABLES:
         if environ.get(name):
-            return [f'scratch = "${name}/paceline"    # where run folders go: a disk that all nodes see']
-    return ['# scratch = "/shared/me/paceline"    # where run folders go: a disk that all nodes see']
+            return [f'scratch = "${name}/paceline"    # for run folders: a disk that all nodes see']
+    return ['# scratch = "/shared/me/paceline"    # for run folders: a disk that all nodes see']
 
 
 def _environment(environ: Mapping[str, str]) -> list[str]:
@@ -106,22 +109,22 @@ def _environment(environ: Mapping[str, str]) -> list[str]:
         *lines,
         modules,
         '# variables = { NCCL_DEBUG = "INFO" }',
-        '# secrets = ["WANDB_API_KEY"]    # taken from your shell; they stand in no script and no log',
+        '# secrets = ["WANDB_API_KEY"]    # taken from your shell; never written to scripts or logs',
     ]
 
 
-def _profile(partitions: Sequence[Partition], told: Mapping[str, str]) -> list[str]:
+def _profile(partitions: Sequence[Partition], config: Mapping[str, str]) -> list[str]:
     if not partitions:
         return [
             "",
-            "# There is no Slurm here: type `paceline init` on a login node for a profile of its cluster.",
+            "# There is no Slurm here. Run `paceline init` on a login node to add a profile of its cluster.",
         ]
-    name = profile_name(told)
-    lines = ["", f"# The cluster {name}, Slurm {told.get('SLURM_VERSION', '?')}. Its partitions:"]
+    name = profile_name(config)
+    lines = ["", f"# The cluster {name}, Slurm {config.get('SLURM_VERSION', '?')}. Its partitions:"]
     lines += [f"#   {each.name}: {describe(each)}" for each in partitions]
-    if told.get("JobRequeue") == "0":
+    if config.get("JobRequeue") == "0":
         lines.append(
-            "# Its jobs are not requeued by default; Paceline asks for it, or submits a continuation."
+            "# It does not requeue jobs by default; Paceline asks for it, or submits a continuation job."
         )
     best = _best(partitions)
     lines += [f"[profiles.{name}.job]", f"partition = {toml(best.name)}"]
@@ -137,7 +140,7 @@ def _profile(partitions: Sequence[Partition], told: Mapping[str, str]) -> list[s
     lines += [
         "",
         f"# [profiles.{name}.environment]",
-        "# The network interface is found on each node. To choose one yourself"
+        "# Paceline finds the network interface of each node. To choose one yourself"
         f" (this machine has: {', '.join(interfaces()) or 'none'}):",
         '# variables = { NCCL_SOCKET_IFNAME = "ib0", GLOO_SOCKET_IFNAME = "ib0" }',
     ]
@@ -145,7 +148,7 @@ def _profile(partitions: Sequence[Partition], told: Mapping[str, str]) -> list[s
 
 
 def _best(partitions: Sequence[Partition]) -> Partition:
-    """The default partition if it has GPUs or none has; else the first that has."""
+    """Return the default partition if it has GPUs or none has; otherwise the first that has."""
     default = [each for each in partitions if each.is_default]
     with_gpus = [each for each in partitions if each.gpu_types]
     if default and (default[0].gpu_types or not with_gpus):

@@ -1,4 +1,4 @@
-"""`paceline logs`: what a run prints."""
+"""`paceline logs`: print the output of a run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from paceline.watch.records import read_record
 def command(
     run: runs.Run = "last",
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run is over.")] = False,
-    rank: Annotated[int, typer.Option("--rank", help="Whose lines.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")
+    ] = False,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", help="Print the output of this rank.")] = 0,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", help="Of which attempt; else the newest.")
+        int | None, typer.Option("--attempt", metavar="N", help="Attempt (default: the newest).")
     ] = None,
-    batch: Annotated[bool, typer.Option("--batch", help="What the batch script and Slurm print.")] = False,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")
+    ] = False,
 ) -> int:
-    """What a rank of a run has printed, of the newest attempt.
+    """Print the output of one rank of a run.
 
     \b
-    paceline logs               rank 0 of the newest run
-    paceline logs -f 1a2b       follow a run, over relaunches and requeues, until it is over
-    paceline logs --rank 3 1a2b
-    paceline logs --batch 1a2b  Slurm's own words
+      paceline logs               rank 0 of the newest run
+      paceline logs -f 1a2b       follow a run through restarts and requeues until it is over
+      paceline logs --rank 3 1a2b
+      paceline logs --batch 1a2b  the batch script and Slurm
     """
     folder = runs.named(run)
     if follow:
@@ -41,8 +45,8 @@ def command(
     path = folder.slurm_log if batch else find_log(folder, rank=rank, attempt=attempt)
     if path is None or not path.exists():
         raise UsageError(
-            f"{folder.path.name} has no such log yet: it is {read_record(folder).status}",
-            hint=f"look into {folder.path}, or wait for it: paceline logs -f {folder.path.name}",
+            f"{folder.path.name} has no such log yet; the run is {read_record(folder).status}.",
+            hint=f"Look into {folder.path}, or wait for it: paceline logs -f {folder.path.name}",
         )
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""`paceline ps`: the runs, and how each is doing."""
+"""`paceline ps`: list runs and their status."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COLOURS = {
 
 def command(
     *,
-    count: Annotated[int, typer.Option("-n", "--count", help="The newest so many.")] = 20,
-    live: Annotated[bool, typer.Option("--live", help="Only those that wait or run.")] = False,
+    count: Annotated[int, typer.Option("-n", "--count", metavar="N", help="Show the N newest runs.")] = 20,
+    live: Annotated[bool, typer.Option("--live", help="Show only queued and running ones.")] = False,
 ) -> int:
-    """The runs of this scratch folder, newest first, here and on Slurm."""
+    """List the runs in this scratch folder, newest first, both here and on Slurm."""
     scratch = runs.scratch_here()
-    if live:  # one that is live may be older than many that are over
+    if live:  # a live run may be older than many finished ones
         records = [record for record in read_records(find_runs(scratch)) if not record.is_over][:count]
     else:
         records = read_records(find_runs(scratch, limit=count))
@@ -47,18 +47,18 @@ def _table(records: list[Record]) -> object:
     for name in ("RUN", "STATUS", "JOB", "RANKS", "ATTEMPT", "STEP", "AGE", "PROGRAM", "WHERE / WHY"):
         table.add_column(name, no_wrap=name in ("RUN", "STATUS", "JOB"))
     for record in records:
-        told = record.details
+        details = record.details
         colour = COLOURS.get(record.status, "bad" if record.status in OVER else "name")
-        age = time.time() - float(told.get("created") or time.time())
+        age = time.time() - float(details.get("created") or time.time())
         table.add_row(
             record.run_id,
             f"[{colour}]{escape(record.status)}[/]",
             record.job or "",
-            f"{told.get('nodes', '?')} x {told.get('nproc', '?')}",
+            f"{details.get('nodes', '?')} x {details.get('nproc', '?')}",
             str(record.attempts or ""),
             "" if record.step is None else str(record.step),
             show_seconds(age),
-            escape(str(told.get("name") or told.get("program", ""))),
+            escape(str(details.get("name") or details.get("program", ""))),
             escape(record.detail),
         )
     return table

@@ -1,4 +1,4 @@
-"""How verbs find the runs that they are about."""
+"""Find the runs that a command names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.cluster.runs import folder as folders
 from paceline.contract.run_folder import RunFolder
 from paceline.spec import Program, load_job
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the end of it, its folder, or `last`.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, the end of it, its folder, or `last`.")]
 
 
 def scratch_here() -> Path:
-    """The scratch folder that a run started from here would use."""
+    """Return the scratch folder of runs that start from here."""
     return folders.resolve_scratch(load_job(Program("")), os.environ)
 
 

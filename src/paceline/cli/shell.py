@@ -61,23 +61,24 @@ def command(
     if dry_run:
         print(command_line(argv))
         return 0
-    kept = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
-    return slurm.attach(argv, environ={**environ, **kept, SETUP: setup})
+    terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+    return slurm.attach(argv, environ={**environ, **terminal_variables, SETUP: setup})
 
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
     folder = runs.named(run)
     record = read_record(folder)
     if record.job is None or record.status != "running":
+        status = record.status if record.job else f"{record.status}, and not a Slurm job"
         raise UsageError(
-            f"{record.run_id} is {record.status}{'' if record.job else ' and no job of Slurm'}: it cannot be entered",
-            hint="leave the run out for an allocation of its own",
+            f"Cannot open a shell in {record.run_id}: it is {status}.",
+            hint="Omit the run to open one in a new allocation.",
         )
     # A trial's script is in the folder of its submission, where the link to its run half leads.
     submission = RunFolder(folder.run_half.resolve().parent)
     script = folder.script if folder.script.exists() else submission.script
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
     setup = setup_from_script(script, launch_spec)
-    # What the job was submitted with, and not what else this shell has.
+    # The shell gets what the job was submitted with, and nothing else of this shell.
     environ = submission_environment(os.environ, ()).variables
     return join_argv(slurm.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ

@@ -1,4 +1,4 @@
-"""`paceline show`: one run, and where its time went."""
+"""`paceline show`: show one run, and where its time went."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import Record, read_json, read_record
 
 WIDTH = 60
-MOST_NODES = 8  # whose use is shown
+MAX_NODES = 8  # nodes whose usage is shown
 COLOURS = {
     "queued": "grey50", "starting": "yellow", "training": "green", "saving": "cyan", "lost": "red", "idle": "grey30",
 }  # fmt: skip
@@ -27,16 +27,16 @@ def command(
     run: runs.Run = "last",
     *,
     diff: Annotated[
-        bool, typer.Option("--diff", help="How the code has changed since it was started.")
+        bool, typer.Option("--diff", help="Show how the code has changed since the run was started.")
     ] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="The same, as names and counts of lines.")] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="The same, as file names and line counts.")] = False,
 ) -> int:
-    """One run: what it is, its attempts, and the shares of its wall time.
+    """Show one run: its settings, its attempts, and where its time went.
 
     \b
-    paceline show                 the newest run
-    paceline show 1a2b --diff     what has changed in the project since 1a2b was started
-    paceline show 1a2b --stat     the same, one line per file
+      paceline show                 the newest run
+      paceline show 1a2b --diff     what has changed in the project since 1a2b was started
+      paceline show 1a2b --stat     the same, one line per file
     """
     if diff or stat:
         from paceline.cli.show_diff import show_differences
@@ -50,10 +50,10 @@ def command(
     for attempt in record.folder.attempts():
         out.print(f"[dim]attempt {attempt.number:<2}[/] ", end="")
         out.print(_attempt(attempt), markup=False, soft_wrap=True)
-    for use in (nodes := read_node_usage(record.folder, max_nodes=MOST_NODES)):
+    for use in (nodes := read_node_usage(record.folder, max_nodes=MAX_NODES)):
         out.print(f"[dim]node {use.node:<5}[/] ", end="")
         out.print(use.summary(), markup=False, soft_wrap=True)
-    if len(nodes) == MOST_NODES < int(record.details.get("nodes") or 1):
+    if len(nodes) == MAX_NODES < int(record.details.get("nodes") or 1):
         out.print(f"           and more: {record.folder.system}", markup=False, soft_wrap=True)
     shares = compute_goodput(read_events(record.folder.events), None if record.is_over else time.time())
     if shares.total > 0:
@@ -64,8 +64,8 @@ def command(
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
-    told = record.details
-    code = told.get("code") or {}
+    details = record.details
+    code = details.get("code") or {}
     commit = str(code.get("commit") or "")[:10]
     facts = [
         ("run", record.run_id),
@@ -74,9 +74,9 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("job", record.job or ""),
         (
             "ranks",
-            f"{told.get('nodes', '?')} nodes x {told.get('nproc', '?')} ({told.get('style', '?')} style)",
+            f"{details.get('nodes', '?')} nodes x {details.get('nproc', '?')} ({details.get('style', '?')} style)",
         ),
-        ("command", command_line(str(word) for word in told.get("command", []))),
+        ("command", command_line(str(arg) for arg in details.get("command", []))),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
         ("folder", str(record.folder.path)),
         ("step", "" if record.step is None else str(record.step)),
@@ -85,11 +85,11 @@ def _facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _why(record: Record) -> str:
-    """What kept a run that failed from starting its ranks; what ended its attempts stands with them."""
+    """Return why a failed run did not start its ranks; each attempt shows its own failure."""
     if record.status != FAILED:
         return ""
-    told = [str(event["reason"]) for event in read_events(record.folder.events) if event.get("reason")]
-    return told[-1] if told else ""
+    reasons = [str(event["reason"]) for event in read_events(record.folder.events) if event.get("reason")]
+    return reasons[-1] if reasons else ""
 
 
 def _attempt(attempt: AttemptFolder) -> str:
@@ -105,7 +105,7 @@ def _attempt(attempt: AttemptFolder) -> str:
 
 
 def bar(shares: Goodput) -> str:
-    """The shares as one coloured bar, in rich's markup."""
+    """Return the shares as one coloured bar, in rich markup."""
     pieces = []
     for name in SHARES:
         length = round(WIDTH * shares.share(name))

@@ -1,4 +1,4 @@
-"""`paceline show RUN --diff`: from the code that a run has to the project as it is now."""
+"""`paceline show RUN --diff`: compare the code of a run with the project as it is now."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~"
 
 
 def show_differences(folder: RunFolder, *, names_only: bool) -> int:
-    """Print them; 0 also where there are none."""
-    told = read_json(folder.run_json)
-    code: Mapping[str, Any] = told.get("code") or {}
+    """Print the differences, if any; return 0."""
+    record = read_json(folder.run_json)
+    code: Mapping[str, Any] = record.get("code") or {}
     project = Path(str(code.get("folder", "")))
     if not folder.code.is_dir():
         commit = code.get("commit")
         raise EnvironmentProblem(
-            f"{folder.path.name} has no copy of its code: it runs, or ran, in place",
-            hint=f"it was started from commit {commit}: git -C {project} diff {commit}"
+            f"{folder.path.name} has no copy of its code: it runs, or ran, in place.",
+            hint=f"It was started from commit {commit}: git -C {project} diff {commit}"
             if commit
-            else "runs that are started without --no-snapshot keep one",
+            else "Start runs without --no-snapshot to keep a copy.",
         )
     if not project.is_dir():
         raise EnvironmentProblem(
-            f"the project of {folder.path.name} is gone: there is no folder {project}",
-            hint=f"its code is in {folder.code}",
+            f"The project of {folder.path.name} is gone: there is no folder {project}.",
+            hint=f"Its code is in {folder.code}.",
         )
-    spec = told.get("spec") or {}
+    spec = record.get("spec") or {}
     named = (spec.get("environment") or {}).get("secret_files") or ()
     found = compare_code(
         folder.code.resolve(),
@@ -49,7 +49,7 @@ def show_differences(folder: RunFolder, *, names_only: bool) -> int:
         ],
     )
     if not found:
-        print(f"{project} is as it was when {folder.path.name} was started")
+        print(f"{project} has not changed since {folder.path.name} was started")
     for each in found:
         if names_only or not each.lines:
             _print_name(each)
@@ -78,5 +78,5 @@ def _colour(line: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without the control characters that a file or a name may hold: they would act on the terminal."""
+    """Replace control characters, which would act on the terminal."""
     return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in text)

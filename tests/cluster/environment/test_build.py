@@ -119,7 +119,7 @@ def test_what_a_builder_that_was_killed_has_left_can_be_removed(
     try:
         assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
         assert (
-            "is being built, by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
+            "is being built by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
         )
     finally:
         killed.kill()
