@@ -128,7 +128,7 @@ class CheckpointManager:
         start = time.perf_counter()
         if step != self._last_step:
             self._finish_save()
-            with _gc_disabled():
+            with _disable_gc():
                 self._start_save(step, epoch, meta)
         if wait:
             self._finish_save(committed=True)
@@ -191,7 +191,7 @@ class CheckpointManager:
 
     def _prepare(self) -> None:
         if self._objects and self._task is None and not self._images.is_preparing:
-            with _gc_disabled():
+            with _disable_gc():
                 self._images.prepare(state_tree.collect(self._objects).tensors)
 
     @property
@@ -259,7 +259,7 @@ class CheckpointManager:
 
 
 @contextmanager
-def _gc_disabled() -> Iterator[None]:
+def _disable_gc() -> Iterator[None]:
     """Disable garbage collection: walking thousands of tensors would trigger it for nothing."""
     enabled = gc.isenabled()
     gc.disable()
