@@ -1,4 +1,4 @@
-"""What is found in a script that is only read."""
+"""What the text of a script shows about forking it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from paceline.agent.workers.fork_safety import modules_to_preload, variable_set_
         ("", None),
     ],
 )
-def test_variables_that_come_too_late_for_a_forked_rank(source: str, name: str | None) -> None:
+def test_variables_set_before_torch_are_found(source: str, name: str | None) -> None:
     assert variable_set_before_torch(source) == name
 
 
-def test_what_a_script_will_import() -> None:
+def test_modules_to_preload() -> None:
     assert modules_to_preload("import torch\nprint(1)") == []
     assert modules_to_preload("torch.optim.AdamW(...)") == ["torch._dynamo"]
     assert "paceline.runtime.session" in modules_to_preload("import paceline")

@@ -1,4 +1,4 @@
-"""What ranks print: logs, the console, and what may go wrong with either."""
+"""The output of ranks: logs, the console, and failures of either."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_nothing_on_the_console(launch: Launch) -> None:
     assert started.log(0).endswith("no end")
 
 
-def test_rank_zero_passes_as_it_is(launch: Launch) -> None:
-    """A bar that redraws itself, text without an end, bytes that are no text."""
+def test_output_of_rank_zero_passes_unchanged(launch: Launch) -> None:
+    """A bar that redraws itself, text without a newline, bytes that are not UTF-8."""
     script = "import sys; sys.stdout.buffer.write(b'10%\\r20%\\r\\xff\\x00'); sys.stderr.write('bar\\r')"
     started = launch(script)
     assert started.wait() == 0, started.err()
@@ -53,7 +53,7 @@ def test_rank_zero_passes_as_it_is(launch: Launch) -> None:
     assert b"10%\r20%\r\xff\x00" in started.attempt().log(0).read_bytes()
 
 
-def test_of_a_redrawn_line_the_last_is_shown_with_a_prefix() -> None:
+def test_the_last_state_of_a_redrawn_line_is_shown_with_a_prefix() -> None:
     written: list[bytes] = []
     lines = LinePrefixer("[3] ", written.append)
     for piece in (b"10%\r", b"20%\rdone\r\nne", b"xt\n\npart"):
@@ -81,7 +81,7 @@ def test_a_terminal_is_a_terminal_for_rank_zero(launch: Launch) -> None:
     assert started.log(1) == "1 False False False\n"
 
 
-def test_a_console_that_is_gone_ends_nothing(launch: Launch) -> None:
+def test_a_closed_console_does_not_end_the_run(launch: Launch) -> None:
     reader, writer = os.pipe()
     script = """
 import time
@@ -121,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_ends_nothing(launch: Launch, small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_does_not_end_the_run(launch: Launch, small_disk: Path, tmp_path: Path) -> None:
     script = """
 import os
 from pathlib import Path
@@ -137,7 +137,7 @@ if os.environ["RANK"] == "1":
     assert started.err().count("No space left on device; the run continues") == 1
 
 
-def test_a_folder_that_is_gone_ends_nothing(launch: Launch, tmp_path: Path) -> None:
+def test_a_removed_folder_does_not_end_the_run(launch: Launch, tmp_path: Path) -> None:
     script = """
 import shutil, sys
 from pathlib import Path
@@ -154,7 +154,7 @@ sys.exit(6)
 
 
 @pytest.mark.slow
-def test_past_128_ranks_there_is_one_log(launch: Launch) -> None:
+def test_more_than_128_ranks_share_one_log(launch: Launch) -> None:
     started = launch("import os; print('rank', os.environ['RANK'])", nproc=130)
     assert started.wait() == 0, started.err()
     lines = started.attempt().node_log(0).read_text().splitlines()

@@ -71,14 +71,14 @@ def told(started: Launched, rank: int) -> dict[str, Any]:
 
 
 def shadow_the_standard_library(folder: Path) -> None:
-    """Files that anybody may have in the folder where a command is typed."""
+    """Write modules that hide the standard library in the current folder."""
     for name in ("json", "types", "socket", "signal", "random", "queue"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('this is the {name} of somebody else')\n")
 
 
 @pytest.mark.parametrize("way", ["command", "zip"])
 @pytest.mark.parametrize("safe_path", ["", "1"])
-def test_files_where_it_is_typed_are_not_the_standard_library(
+def test_modules_in_the_current_folder_do_not_hide_the_standard_library(
     launch: Launch, way: str, safe_path: str, tmp_path: Path
 ) -> None:
     shadow_the_standard_library(tmp_path)
@@ -149,7 +149,7 @@ for step in range(10**9):
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
     ],
 )
-def test_the_cause_is_told_from_its_consequences(launch: Launch, deed: str, how: str) -> None:
+def test_the_first_failure_is_reported_not_its_consequences(launch: Launch, deed: str, how: str) -> None:
     """The peer loses its connection and fails as well, sometimes first; it is not to blame."""
     started = launch(GLOO.replace("DEED", deed), light=False)
     assert started.wait() == 1

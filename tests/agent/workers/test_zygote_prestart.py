@@ -1,4 +1,4 @@
-"""The zygote that is started ahead of its agent."""
+"""The zygote that starts before its agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.agent.conftest import Launch, is_alive, until
         (["--no-check", "--deterministic", "-J", "x", "-N1", "--nproc", "1", "t.py"], 8, []),
     ],
 )
-def test_a_guess(
+def test_guessed_options(
     words: list[str], threads: int, preload: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def test_a_guess(
     assert ZygoteOptions.from_args(options.to_args()).to_args() == options.to_args()
 
 
-def test_a_guess_knows_of_threads_that_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guess_uses_exported_thread_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     options = guess(["t.py"], cores=8, environ={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"})
@@ -56,7 +56,7 @@ def test_a_guess_knows_of_threads_that_are_exported(tmp_path: Path, monkeypatch:
         ["--env", "OMP_NUM_THREADS=3", "t.py"], ["sets.py"], ["--nproc"],
     ],
 )  # fmt: skip
-def test_no_guess(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_zygote_is_started(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     (tmp_path / "sets.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
@@ -64,7 +64,7 @@ def test_no_guess(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_options_without_a_value_are_known() -> None:
-    """The guess must not take the script for an option's value."""
+    """Otherwise the guess would take the script for an option's value."""
     table = [option for _, option in options_of("run")]
     switches = {flag for option in table if option.kind == SWITCH for flag in option.flags}
     assert set(FLAGS) == switches | {"-m", "--module"}
@@ -72,7 +72,7 @@ def test_options_without_a_value_are_known() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_is_adopted_only_when_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
+def test_it_is_adopted_only_if_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
     launch("", nproc=1).wait()  # makes the stand-in for torch
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")}
     options = ZygoteOptions("train.py", is_module=False, threads=threads, preload=[])
@@ -85,7 +85,7 @@ def test_it_is_adopted_only_when_the_guess_was_right(launch: Launch, tmp_path: P
         assert started.wait() == 0, started.err()
         assert (int(started.out()) == pid) is (threads == 1)
         if threads != 1:
-            until(lambda: not is_alive(pid), "the end of the zygote that was sent away")
+            until(lambda: not is_alive(pid), "the end of the discarded zygote")
     os.waitpid(pid, 0)
 
 
@@ -100,7 +100,7 @@ time.sleep(3600)
 
 
 def test_it_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
-    """Also in the middle of an import."""
+    """Even in the middle of an import."""
     (tmp_path / "t.py").touch()
     (tmp_path / "torch.py").write_text(
         "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(3600)\n"
