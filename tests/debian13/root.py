@@ -118,11 +118,13 @@ def _let_torchrun_work(image: Path) -> None:
 
 def _mirror() -> str:
     """Where this machine's own packages come from."""
-    told = _call("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main")
-    run_paths = [line for line in told.splitlines() if line.rstrip("/").endswith("/debian")]
-    if not run_paths:
+    targets = _call(
+        "apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"
+    )
+    mirrors = [line for line in targets.splitlines() if line.rstrip("/").endswith("/debian")]
+    if not mirrors:
         raise CannotMake("apt knows no mirror of Debian")
-    return run_paths[0]
+    return mirrors[0]
 
 
 def _install(folder: Path, packages: list[str]) -> None:

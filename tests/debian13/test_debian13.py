@@ -46,9 +46,9 @@ def passes_inside(root: Root, *words: str) -> None:
         root.command("python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp=/mnt/work", *words),
         text=True, capture_output=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    told = f"{done.stdout[-20000:]}\n{done.stderr[-5000:]}"
-    assert done.returncode == 0, told
-    assert "skipped" not in done.stdout, told
+    output = f"{done.stdout[-20000:]}\n{done.stderr[-5000:]}"
+    assert done.returncode == 0, output
+    assert "skipped" not in done.stdout, output
 
 
 @pytest.mark.parametrize("words", ON_THE_NEWER_SLURM.values(), ids=ON_THE_NEWER_SLURM)

@@ -12,7 +12,7 @@ from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
 
 HERE = Path(__file__).parent
-SITE = RunPath(Path("/scratch/ann"), "vision", "base", "20260102-030405-abcd")
+RUN_PATH = RunPath(Path("/scratch/ann"), "vision", "base", "20260102-030405-abcd")
 ENVIRON = {"HOME": "/home/ann", "USER": "ann", "PATH": "/usr/bin:/bin", "WANDB_API_KEY": "hush"}
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -95,12 +95,12 @@ def plan(keys: dict[str, Any], **more: Any) -> SlurmPlan:
     """The plan for `train.py --lr 0.1`, in a folder where no paceline.toml is near."""
     asked = {key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")}
     if "sweep.pack" in keys:
-        sweep = replace(SITE, run_id="digits").folder.path
-        run_path = replace(SITE, experiment="base/digits/submissions", run_id="1")
+        sweep = replace(RUN_PATH, run_id="digits").folder.path
+        run_path = replace(RUN_PATH, experiment="base/digits/submissions", run_id="1")
         more = {"run_path": run_path, "trials": Trials(sweep, keys["sweep.pack"]), **more}
     flags = [Flag(f"--{key}", key, value) for key, value in asked.items()]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/home/ann/vision"))
-    return plan_slurm(job, **{"run_path": SITE, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
+    return plan_slurm(job, **{"run_path": RUN_PATH, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.environment.places import bare, lmod, write_modules
+from tests.cluster.environment.jobs import bare, lmod, write_modules
 from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Type, Typed, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(900)
-PATIENCE = 600
+TIMEOUT = 600
 SMALL = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
 
 SCRIPT = """\
@@ -48,7 +48,7 @@ def test_built_by_a_job_and_used_by_the_next(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     lmod()
-    modules = write_modules(tmp_path / "run_path")
+    modules = write_modules(tmp_path / "site")
     home = project(tmp_path / "project", SCRIPT, config=config(modules))
     wheel = write_wheel(tmp_path / "wheels", "tiny")
     (home / "requirements.txt").write_text(f"--no-index\n{wheel}\n")
@@ -63,7 +63,7 @@ def test_built_by_a_job_and_used_by_the_next(
     typed: list[Typed] = []
     both = [
         threading.Thread(
-            target=lambda: typed.append(slurm_paceline("env", "build", cwd=home, timeout=PATIENCE))
+            target=lambda: typed.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT))
         )
         for _ in range(2)
     ]
@@ -81,7 +81,7 @@ def test_built_by_a_job_and_used_by_the_next(
     again = slurm_paceline("env", "build", cwd=home, check=True)
     assert again.stdout.startswith(f"up to date: {folder}")
 
-    run = slurm_paceline("submit", *SMALL, "--nodes", "2", "--wait", "train.py", cwd=home, timeout=PATIENCE)
+    run = slurm_paceline("submit", *SMALL, "--nodes", "2", "--wait", "train.py", cwd=home, timeout=TIMEOUT)
     made = run_of(run)
     assert run.returncode == 0, diagnostics(made, run)
     for rank in (0, 1):
@@ -93,10 +93,10 @@ def test_a_build_that_fails_and_a_module_that_is_gone(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
 ) -> None:
     lmod()
-    modules = write_modules(tmp_path / "run_path")
+    modules = write_modules(tmp_path / "site")
     home = project(tmp_path / "project", SCRIPT, config=config(modules))
     (home / "requirements.txt").write_text("--no-index\nno-such-package-xyz\n")
-    done = slurm_paceline("env", "build", cwd=home, timeout=PATIENCE)
+    done = slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT)
     assert done.returncode == 1, done.stdout
     assert "failed: nothing was built" in done.stderr
     assert "No matching distribution found for no-such-package-xyz" in done.stderr
@@ -133,7 +133,7 @@ def test_conda_and_what_its_packages_set_up(tmp_path: Path, cluster: Cluster, sl
     text = f'[environment]\nkind = "conda"\npath = "{prefix}"\nproxies = true\n'
     home = project(tmp_path / "project", script, config=text)
     run = slurm_paceline(
-        "submit", *SMALL, "--wait", "train.py", cwd=home, timeout=PATIENCE, https_proxy="http://ann:hush@proxy:3128"
+        "submit", *SMALL, "--wait", "train.py", cwd=home, timeout=TIMEOUT, https_proxy="http://ann:hush@proxy:3128"
     )  # fmt: skip
     made = run_of(run)
     assert run.returncode == 0, diagnostics(made, run)

@@ -24,7 +24,7 @@ from paceline.plan.slurm.script import shell_library
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 
-PATIENCE = 240
+TIMEOUT = 240
 
 AGENT = """
 import os, signal, sys, time
@@ -100,13 +100,13 @@ class Trial:
         return (self.folder / "job-starts" / f"{self.job}-{job_start}" / "verdict").read_text()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not condition():
             log = self.run_path.folder.slurm_log
-            told = log.read_text() if log.exists() else ""
+            text = log.read_text() if log.exists() else ""
             assert not self.abandoned.is_set(), "the tests were interrupted"
             assert time.monotonic() < deadline, (
-                f"{what}; job: {self.cluster.show(self.job)}; its log:\n{told}"
+                f"{what}; job: {self.cluster.show(self.job)}; its log:\n{text}"
             )
             time.sleep(0.2)
 

@@ -157,16 +157,16 @@ def test_a_person_gets_a_shell_that_has_read_nothing_else(tmp_path: Path) -> Non
     )  # fmt: skip
     os.close(slave)
     os.write(master, f"speak; echo [${SETUP}]; exit 3\n".encode())
-    said = b""
+    shown = b""
     try:
         while chunk := os.read(master, 65536):
-            said += chunk
+            shown += chunk
     except OSError:
         pass  # the terminal is closed with its last process
     os.close(master)
     assert process.wait(WITHIN) == 3
-    assert b"\rit is kept\r\n[]\r\n" in said, said
-    assert b"(paceline)" in said
+    assert b"\rit is kept\r\n[]\r\n" in shown, shown
+    assert b"(paceline)" in shown
 
 
 TRAINING = """\
@@ -195,8 +195,8 @@ def test_cancel_with_a_checkpoint_first(
         lambda: rank_events.exists() and '"training"' in rank_events.read_text(), "it does not train",
         details=lambda: diagnostics(folder), within=300,
     )  # fmt: skip
-    said = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
-    assert "once it has saved" in said
+    shown = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
+    assert "once it has saved" in shown
     cluster.wait(job, timeout=WITHIN)
     assert read_verdict(folder.job_start(f"{job}-0").verdict) == "stopped", diagnostics(folder)
     assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], "nothing was saved"

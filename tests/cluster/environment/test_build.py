@@ -22,7 +22,7 @@ from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.runs import Type
 
 pytestmark = pytest.mark.timeout(900)
-PATIENCE = 400
+TIMEOUT = 400
 PROJECT = '[project]\nname = "p"\n'
 USES_IT = PROJECT + '[environment]\nkind = "venv"\nrequirements = "requirements.txt"\n'
 
@@ -53,7 +53,7 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Ty
         "env",
         "build",
         "--local",
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         cwd=home,
         check=True,
         PIP_INDEX_URL="https://ann:hush@nowhere.invalid",
@@ -66,7 +66,7 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Ty
     assert "tiny" in (store / key / "packages.txt").read_text()
     assert not any("hush" in path.read_text(errors="ignore") for path in store.rglob("*.json"))
 
-    again = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True)
+    again = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True)
     assert again.stdout.startswith(f"up to date: {store / key}\n")
     run = paceline(*words, cwd=home, check=True)
     assert f"tiny 1.0 of {store / key}" in run.stdout
@@ -87,7 +87,7 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(
     tmp_path: Path, scratch: Path, paceline: Type
 ) -> None:
     home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
-    done = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home)
+    done = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home)
     assert done.returncode == 1
     assert "No matching distribution found for no-such-package-xyz" in done.stderr
     assert "pip could not install the requirements" in done.stderr
@@ -199,8 +199,8 @@ def test_builders_take_turns_and_share_the_result(tmp_path: Path) -> None:
     assert not bench.target.is_complete
     (tmp_path / "go").touch()
     for each in [first, *others]:
-        told = each.communicate(timeout=120)[0]
-        assert each.returncode == 0, told
+        out = each.communicate(timeout=120)[0]
+        assert each.returncode == 0, out
     assert bench.count.read_text() == "a\n"
     assert bench.left() == ["builds", "go", "key"]
     assert not list(tmp_path.glob("*/environment.sh"))
@@ -218,8 +218,8 @@ def test_a_builder_that_was_killed_is_succeeded(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     for each in others:
-        told = each.communicate(timeout=120)[0]
-        assert each.returncode == 0, told
+        out = each.communicate(timeout=120)[0]
+        assert each.returncode == 0, out
     assert len(bench.count.read_text().split()) == 2, "the one that was killed, and one more"
     assert bench.target.is_complete
     assert bench.left() == ["builds", "key"]
@@ -229,8 +229,8 @@ def test_lines_of_the_user_cannot_name_what_is_removed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "fail no")
-    told = one.communicate(timeout=60)[0]
-    assert (one.returncode, "readonly" in told) == (1, True), told
+    out = one.communicate(timeout=60)[0]
+    assert (one.returncode, "readonly" in out) == (1, True), out
     assert precious.exists()
 
 
@@ -337,7 +337,7 @@ def test_images_are_built_or_fetched_with_caches_off_home(
         "HF_TOKEN": "hush",
     }
     (tmp_path / "home").mkdir()
-    pulled = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True, **variables)
+    pulled = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
     argv = (record / "argv").read_text().splitlines()
     image = Path(argv[2])
     assert argv == [str(commands / engine), "pull", str(image), "docker://python:3.12"]
@@ -347,7 +347,7 @@ def test_images_are_built_or_fetched_with_caches_off_home(
 
     text = (home / "paceline.toml").read_text()
     (home / "paceline.toml").write_text(text + 'requirements = "requirements.txt"\n')
-    paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True, **variables)
+    paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
     argv = (record / "argv").read_text().splitlines()
     assert argv[1] == "build"
     assert argv[-2].endswith("/image.sif")
@@ -359,5 +359,5 @@ def test_images_are_built_or_fetched_with_caches_off_home(
         assert Path(seen[f"APPTAINER_{name}"]).is_relative_to(scratch)
     assert "HF_TOKEN" not in seen
     assert list((tmp_path / "home").iterdir()) == []
-    again = paceline("env", "build", "--local", timeout=PATIENCE, cwd=home, check=True, **variables)
+    again = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
     assert again.stdout.startswith("up to date")

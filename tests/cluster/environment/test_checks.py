@@ -13,7 +13,7 @@ from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built
 from paceline.errors import SpecError
 from paceline.plan.redaction import REDACTED, redact, redact_args
-from tests.cluster.environment.places import bare, job_in, plan_of
+from tests.cluster.environment.jobs import bare, job_in, plan_of
 
 PASSWORD = "http://ann:hush@proxy.example.org:3128"
 
@@ -32,7 +32,7 @@ def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: 
     (problem,) = check_program(job, plan_of(job, bare()))
     assert problem.level == PROBLEM
     assert text in problem.text
-    assert "(--environment__p" in problem.text, "who said it"
+    assert "(--environment__p" in problem.text, "its source is named"
     assert hint in problem.hint
 
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.probe import MODULE_COMMAND, available_names, environment_lines, probe
-from tests.cluster.environment.places import (
+from tests.cluster.environment.jobs import (
     bare,
     environment_modules,
     in_login_shell,

@@ -17,7 +17,7 @@ from paceline.plan.environment.build import BuildResources
 from paceline.plan.environment.image import definition
 from paceline.plan.environment.requirements import name_of
 from tests.cluster.environment.cases import FOLDER, HERE, texts
-from tests.cluster.environment.places import job_in
+from tests.cluster.environment.jobs import job_in
 
 AGAIN = "if the change is meant: python -m tests.cluster.environment.cases, then read the difference"
 

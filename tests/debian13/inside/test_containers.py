@@ -157,10 +157,10 @@ def test_known_before_queueing(wrong: str, tmp_path: Path, cluster: Cluster, slu
 def test_a_good_image_is_said_to_be_good(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
     home = project(tmp_path / "project", "import torch, paceline", config=CONFIG)
     done = slurm_paceline("doctor", "--job", "train.py", cwd=home)
-    told = done.stdout + done.stderr
-    assert "/mnt/image" in told
-    assert "python3 (3.13" in told
-    assert "all found" in told
+    out = done.stdout + done.stderr
+    assert "/mnt/image" in out
+    assert "python3 (3.13" in out
+    assert "all found" in out
 
 
 def test_a_shell_is_in_the_container(tmp_path: Path, cluster: Cluster) -> None:

@@ -37,7 +37,7 @@ def enter(
     )  # fmt: skip
 
 
-def words(done: subprocess.CompletedProcess[str]) -> list[str]:
+def argv_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -52,9 +52,9 @@ def words(done: subprocess.CompletedProcess[str]) -> list[str]:
     ],
 )
 def test_the_engine_that_is_there(asked: str, there: tuple[str, ...], taken: str, tmp_path: Path) -> None:
-    told = words(enter(tmp_path, {"environment.engine": asked}, engines=there))
-    assert told[:2] == [str(tmp_path / "bin" / taken), "exec"]
-    assert told[-3:] == ["/shared/torch.sif", "python3", "a b"]
+    argv = argv_of(enter(tmp_path, {"environment.engine": asked}, engines=there))
+    assert argv[:2] == [str(tmp_path / "bin" / taken), "exec"]
+    assert argv[-3:] == ["/shared/torch.sif", "python3", "a b"]
 
 
 def test_no_engine_is_said(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_folders_that_are_there_are_shown(tmp_path: Path) -> None:
     (tmp_path / "scratch" / "vision").mkdir(parents=True)
     (tmp_path / "disk of node7").mkdir()
     (tmp_path / "job tmp").mkdir()
-    told = words(
+    argv = argv_of(
         enter(
             tmp_path,
             {"data.folder": f"{tmp_path}/disk of ${{NODE}}/not/yet", "data.stage": [f"{tmp_path}/gone"]},
             NODE="node7", SLURM_TMPDIR=str(tmp_path / "job tmp"), TMPDIR="/no/such/folder",
         )
     )  # fmt: skip
-    shown = [told[at + 1] for at, word in enumerate(told) if word == "--bind"]
+    shown = [argv[at + 1] for at, arg in enumerate(argv) if arg == "--bind"]
     expected = [tmp_path / "scratch" / "vision", tmp_path / "disk of node7", tmp_path / "job tmp"]
     assert shown == [f"{path}:{path}" for path in expected]
 
@@ -89,22 +89,22 @@ def test_a_folder_that_no_node_knows_is_an_error(tmp_path: Path) -> None:
 def test_a_folder_of_data_is_text_to_bash(tmp_path: Path) -> None:
     """Variables apart: what looks like a command is none."""
     (tmp_path / 'a "b" $(touch c) `d`').mkdir()
-    told = words(enter(tmp_path, {"data.folder": f'{tmp_path}/a "b" $(touch c) `d`'}))
+    argv = argv_of(enter(tmp_path, {"data.folder": f'{tmp_path}/a "b" $(touch c) `d`'}))
     path = f'{tmp_path}/a "b" $(touch c) `d`'
-    assert f"{path}:{path}" in told
+    assert f"{path}:{path}" in argv
     assert not list(tmp_path.glob("**/c"))
 
 
 def test_options_and_binds_of_the_user(tmp_path: Path) -> None:
     keys = {"environment.engine_options": ["--no-home"], "environment.binds": ["/data sets", "/models:/m:ro"]}
-    told = words(enter(tmp_path, keys))
+    argv = argv_of(enter(tmp_path, keys))
     last = ["--no-home", "--bind", "/data sets:/data sets", "--bind", "/models:/m:ro", "/shared/torch.sif"]
-    assert told[-8:-2] == last
+    assert argv[-8:-2] == last
 
 
 def test_a_relative_image_is_the_projects(tmp_path: Path) -> None:
-    told = words(enter(tmp_path, {"environment.image": "images/torch.sif"}))
-    assert told[-3] == "/home/ann/vision/images/torch.sif"
+    argv = argv_of(enter(tmp_path, {"environment.image": "images/torch.sif"}))
+    assert argv[-3] == "/home/ann/vision/images/torch.sif"
 
 
 def test_pyxis_leaves_names_of_images_alone() -> None:

@@ -64,4 +64,4 @@ def test_how_the_shell_wants_wandb_goes_along() -> None:
     made = plan({"launch.style": "mpirun"}, environ={**ENVIRON, "WANDB_MODE": "offline", "WANDB_TAGS": ""})
     assert "export WANDB_MODE=offline\n" in made.environment_file
     assert "WANDB_TAGS" not in made.environment_file
-    assert "WANDB_MODE" in made.script, "mpirun is told to carry it to the other nodes"
+    assert "WANDB_MODE" in made.script, "mpirun takes it to the other nodes"

@@ -71,8 +71,8 @@ def test_two_jobs_do_not_share_a_run(tmp_path: Path) -> None:
     first = bench.start("1")
     bench.await_start()
     second = bench.start("2")
-    told = second.communicate(timeout=60)[1]
-    assert (second.returncode, "already running as job 1" in told) == (1, True), told
+    errors = second.communicate(timeout=60)[1]
+    assert (second.returncode, "already running as job 1" in errors) == (1, True), errors
     assert bench.run.job.read_text() == "1\n", "the one that lives is still the one to cancel"
     (bench.run.path / "done").touch()
     assert first.wait(60) == 0, first.communicate()[1]

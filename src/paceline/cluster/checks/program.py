@@ -20,9 +20,9 @@ import ast, importlib.util, json, os, sys, tokenize
 name, is_module, cwd = sys.argv[1], sys.argv[2] == "module", sys.argv[3]
 sys.path[0] = cwd if is_module else os.path.dirname(name)
 answer = {"version": sys.version.split()[0]}
-def spec(word):
+def spec(name):
     try:
-        return importlib.util.find_spec(word)
+        return importlib.util.find_spec(name)
     except Exception:
         return None
 if is_module:
@@ -39,14 +39,14 @@ if path and path.endswith(".py"):
         line = getattr(error, "lineno", 0)
         answer["syntax"] = [line, getattr(error, "msg", str(error)), (getattr(error, "text", "") or "").strip()]
     else:
-        words = []
+        imports = []
         for node in tree.body:
             if isinstance(node, ast.Import):
-                words += [alias.name.split(".")[0] for alias in node.names]
+                imports += [alias.name.split(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                words.append(node.module.split(".")[0])
+                imports.append(node.module.split(".")[0])
         known = {"paceline", *sys.modules}
-        answer["missing"] = sorted({word for word in words if word not in known and spec(word) is None})
+        answer["missing"] = sorted({each for each in imports if each not in known and spec(each) is None})
         named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "path"]
         answer["own_path"] = any(getattr(node.value, "id", "") == "sys" for node in named)
 print(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""Jobs to plan, module files to load, and two module systems to load them with."""
+"""Jobs to plan, module files to load, and two module systems that load them."""
 
 from __future__ import annotations
 
