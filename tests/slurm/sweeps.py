@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep_folder import SweepFolder
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.sandbox import PLAIN
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Typed
 
-# No torch, and a agent that starts a fresh process: as quick as Python itself.
+# No torch, and an agent that starts a fresh process: as quick as Python itself.
 QUICK = '[launch]\nstyle = "srun"\n[job]\nname = "trial"\n'
 
 SCRIPT = """\

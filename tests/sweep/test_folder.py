@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
-from paceline.contract.sweep_folder import Point, Search
+from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.sweep.folder import SweepWriter

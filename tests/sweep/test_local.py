@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.sweep_folder import SweepFolder
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job
 from paceline.sweep.local import slots, with_ranks

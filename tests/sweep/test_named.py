@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.contract.sweep_folder import Point, SweepFolder
+from paceline.contract.sweep.folder import Point, SweepFolder
 from tests.sweep.folders import end, grid, make_sweep
 
 Typed = subprocess.CompletedProcess[str]

@@ -13,11 +13,11 @@ import pytest
 
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
-from paceline.contract.sweep_folder import Point, SweepFolder
+from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
-from paceline.sweep.report.ranking import rows, sort_by
+from paceline.sweep.report.rows import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
 from tests.sweep.folders import begin, end, grid, make_sweep, note_jobs
 

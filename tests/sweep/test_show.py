@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import sweep_show
-from paceline.contract.sweep_folder import SweepFolder
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep import results
 from paceline.sweep.report.html import render
 from paceline.sweep.report.importance import importances

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
-from paceline.contract import optuna_study
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.sweep_folder import Point, Search, SweepFolder
+from paceline.contract.sweep import optuna_study
+from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 

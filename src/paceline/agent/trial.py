@@ -20,7 +20,7 @@ from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import (
+from paceline.contract.sweep.folder import (
     DONE,
     FAILED,
     NO_POINT,
@@ -122,7 +122,7 @@ def _choose_point(
         answer = request_point(sweep, search.wandb_sweep, point.group, python)
         values, variables = answer["point"], answer["variables"]
     if search.needs_optuna:
-        from paceline.contract import optuna_study
+        from paceline.contract.sweep import optuna_study
 
         if values is None:
             shared = point.seed is not None
@@ -252,7 +252,7 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "
     }  # fmt: skip
     write_atomically(trial.result, json.dumps(result) + "\n")
     if record.get("optuna") is not None:
-        from paceline.contract import optuna_study
+        from paceline.contract.sweep import optuna_study
 
         if not search.chooses_late:
             optuna_study.finish_trial(sweep, search, record["optuna"], state=state, value=value)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding, worst
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
 from paceline.spec.options import LAUNCH, PROJECT, RESOURCES
 
 MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}

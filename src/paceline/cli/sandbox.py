@@ -113,9 +113,9 @@ def down(folder: Folder = None) -> None:
     """Stop the cluster and remove its network interfaces. Logs stay."""
     paths = SandboxPaths((folder or default_folder()).absolute())
     if stop_all(paths):
-        print(f"the sandbox is down; its logs are in {paths.folder / 'log'}")
+        print(f"the sandbox is down; its logs are in {paths.path / 'log'}")
     else:
-        print(f"no sandbox is running in {paths.folder}")
+        print(f"no sandbox is running in {paths.path}")
 
 
 @app.command()

@@ -14,7 +14,7 @@ from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
 from paceline.spec.options import OUTPUT, RESOURCES
 
 if TYPE_CHECKING:
-    from paceline.cluster.checks.finding import Finding
+    from paceline.cluster.checks.findings import Finding
     from paceline.cluster.slurm.submission import Submitted
     from paceline.contract.run_folder import RunFolder
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options, single_command
-from paceline.contract.sweep_folder import SweepFolder
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.flags import Flag
 from paceline.spec.options import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE

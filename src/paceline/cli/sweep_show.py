@@ -10,12 +10,12 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import DONE, FAILED
+from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.report.axes import to_label
 from paceline.sweep.report.plots import value_text
-from paceline.sweep.report.ranking import Row, has_repeats, rows, sort_by
+from paceline.sweep.report.rows import Row, has_repeats, rows, sort_by
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 
-# One file per node, in node-local memory (/dev/shm or the temporary folder), mapped by agent and ranks:
-# a header that the agent writes, then one slot per local rank that this rank alone writes.
-# A beat costs no system call, and a rank that is stuck in C cannot pretend to be alive.
+# Each node has one file, in memory (/dev/shm or the temporary folder), mapped by the agent and the ranks: a header that
+# the agent writes, then one slot per local rank that only this rank writes. A heartbeat costs no system call, and a
+# rank that is stuck in C code cannot pretend to be alive.
 
-HEADER = struct.Struct("=qqq")  # ending (1: a TERM now means "end"), attempt, stop asked (1)
-SLOT = struct.Struct("=qqqdd")  # state, step, pid, time of the beat (time.time()), seconds per step
+HEADER = struct.Struct("=qqq")  # terminating (1: TERM means "exit"), attempt, stop requested (1)
+SLOT = struct.Struct("=qqqdd")  # state, step, pid, time of the heartbeat (time.time()), seconds per step
 SLOT_SIZE = 64
 
 # States of a rank, in the order in which they happen.
@@ -17,7 +17,7 @@ ABSENT, READY, RUNNING, SAVED_AND_STOPPED, FINISHED = range(5)
 
 
 def slot_offset(local_rank: int) -> int:
-    """Where the slot of a local rank begins."""
+    """Return where the slot of a local rank begins."""
     return SLOT_SIZE * (local_rank + 1)
 
 

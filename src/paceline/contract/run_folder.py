@@ -7,99 +7,41 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.entry import Entry
+
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`<scratch>/<project>/<experiment>/<run-id>`: plain files, one writer each, renamed into place."""
+    """`<scratch>/<project>/<experiment>/<run-id>`: plain files with one writer each, appended or renamed into place."""
 
     path: Path
 
-    @property
-    def run_json(self) -> Path:
-        """The resolved spec, the code's identity and the command line: for people and for `paceline ps`."""
-        return self.path / "run.json"
+    run_json = Entry("run.json")  # the resolved settings, the code's identity and the command line
+    launch_spec = Entry("launch.json")  # what agents and ranks do (`LaunchSpec`)
+    script = Entry("job.sbatch")  # exactly what was submitted
+    shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
+    job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
+    environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
+    code = Entry("code")  # a link to the snapshot of the project's code
+    run_half = Entry("paceline.zip")  # a queued job keeps the version that submitted it
+    metrics = Entry("metrics.jsonl")
+    events = Entry("events")  # one file per writer
+    system = Entry("system")  # CPU, memory, network and GPU use, one file per node
 
-    @property
-    def launch_spec(self) -> Path:
-        """What the agents carry out (`LaunchSpec`)."""
-        return self.path / "launch.json"
-
-    @property
-    def script(self) -> Path:
-        """Exactly what was submitted."""
-        return self.path / "job.sbatch"
-
-    @property
-    def shell_library(self) -> Path:
-        """What `job.sbatch` sources: stopping in time, requeueing, one job per run folder."""
-        return self.path / "job.sh"
-
-    @property
-    def job(self) -> Path:
-        """The scheduler's id of the run's newest job; absent where there was none."""
-        return self.path / "job"
-
-    @property
-    def environment(self) -> Path:
-        """The job's variables, 0600, sourced by the script: they stand nowhere else."""
-        return self.path / "environment.sh"
-
-    @property
-    def code(self) -> Path:
-        """A link to the snapshot of the project's code."""
-        return self.path / "code"
-
-    @property
-    def run_half(self) -> Path:
-        """The run half of this package, as one zip: a queued job keeps the version it was submitted with."""
-        return self.path / "paceline.zip"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """One file per writer."""
-        return self.path / "events"
-
-    @property
-    def system(self) -> Path:
-        """What the nodes did meanwhile: one file per node."""
-        return self.path / "system"
+    checkpoints = Entry("checkpoints")
+    trackers = Entry("trackers")  # files of W&B and TensorBoard
+    collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
+    cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
+    slurm_log = Entry("slurm.log")  # output of the batch script itself
 
     def node_metrics(self, node: int) -> Path:
         return self.system / f"node-{node}.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def trackers(self) -> Path:
-        """What W&B and TensorBoard keep: `trackers/wandb`, `trackers/tensorboard`."""
-        return self.path / "trackers"
-
-    @property
-    def collected(self) -> Path:
-        """What `[data] collect` brought back from the nodes."""
-        return self.path / "collected"
-
-    @property
-    def cancelled(self) -> Path:
-        """Present once somebody has cancelled the run: nothing resurrects it."""
-        return self.path / "cancelled"
-
-    @property
-    def slurm_log(self) -> Path:
-        """What the batch shell itself prints."""
-        return self.path / "slurm.log"
 
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / f"attempt-{number}", number)
 
     def attempts(self) -> list[AttemptFolder]:
-        """All attempts so far, oldest first."""
+        """Return all attempts so far, oldest first."""
         found = []
         for entry in self.path.glob("attempt-*"):
             match = re.fullmatch(r"attempt-(\d+)", entry.name)
@@ -111,36 +53,29 @@ class RunFolder:
         return JobStartFolder(self.path / "job-starts" / name)
 
     def job_starts(self) -> list[JobStartFolder]:
-        """All job starts so far."""
+        """Return all job starts so far."""
         return [JobStartFolder(path) for path in sorted(self.path.glob("job-starts/*"))]
 
 
 @dataclass(frozen=True)
 class AttemptFolder:
-    """One try at running the ranks, from their start to a verdict. A relaunch is a new attempt."""
+    """One try at running the ranks, from their start to a verdict. A restart is a new attempt."""
 
     path: Path
     number: int
 
-    @property
-    def verdict(self) -> Path:
-        """`done`, `stopped` or `failed`, renamed into place by the head agent. None means failed."""
-        return self.path / "verdict"
-
-    @property
-    def failure(self) -> Path:
-        """The first failure, as JSON (`Failure` of the node room)."""
-        return self.path / "failure.json"
+    verdict = Entry("verdict")  # done, stopped or failed, written by the head agent; absent means failed
+    failure = Entry("failure.json")  # the first failure
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
     def node_log(self, node: int) -> Path:
-        """Past 128 ranks there is one log per node, lines prefixed by rank."""
+        """Runs with more than 128 ranks have one log per node; each line begins with its rank."""
         return self.path / f"node-{node}.log"
 
     def error(self, rank: int) -> Path:
-        """A rank's uncaught exception, as JSON: type, message, traceback, step."""
+        """A rank's uncaught exception: type, message, traceback, step."""
         return self.path / f"error-{rank}.json"
 
     def stacks(self, rank: int) -> Path:
@@ -154,15 +89,8 @@ class JobStartFolder:
 
     path: Path
 
-    @property
-    def stop(self) -> Path:
-        """Made by the batch shell's trap; the head agent polls it."""
-        return self.path / "stop"
-
-    @property
-    def verdict(self) -> Path:
-        """The last attempt's verdict: what the batch script goes by."""
-        return self.path / "verdict"
+    stop = Entry("stop")  # made by the batch shell's trap; the head agent polls it
+    verdict = Entry("verdict")  # the last attempt's verdict: what the batch script goes by
 
     @property
     def requeue(self) -> Path:
@@ -174,19 +102,14 @@ class JobStartFolder:
         """
         return self.path / "requeue"
 
-    @property
-    def excluded_nodes(self) -> Path:
-        """Nodes that agents found unfit during this job start, one name per line."""
-        return self.path / "excluded-nodes"
-
-    @property
-    def head(self) -> Path:
-        """`host:port` and nothing else, where agents meet, when the head chose it itself."""
-        return self.path / "head"
+    excluded_nodes = Entry(
+        "excluded-nodes"
+    )  # nodes that agents found unfit during this job start, one name per line
+    head = Entry("head")  # `host:port` and nothing else, where agents meet, when the head chose it itself
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Whole or absent: written beside its place, then renamed into it."""
+    """Write a file so that readers see all of it or none: write it next to its path, then rename it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

@@ -17,8 +17,8 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         "AuthType": "auth/munge",
         # A requeued job can restart only after its old credential has expired (default 120 s, minimum 5 s).
         "AuthInfo": f"socket={paths.munge_socket},cred_expire=6",
-        "StateSaveLocation": str(paths.folder / "state"),
-        "SlurmdSpoolDir": str(paths.folder / "spool" / "%n"),
+        "StateSaveLocation": str(paths.path / "state"),
+        "SlurmdSpoolDir": str(paths.path / "spool" / "%n"),
         "SlurmctldPidFile": str(paths.run / "slurmctld.pid"),
         "SlurmdPidFile": str(paths.run / "slurmd-%n.pid"),
         "SlurmctldLogFile": str(paths.log("slurmctld")),
@@ -29,7 +29,7 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         "SlurmdParameters": "config_overrides",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
-        "TmpFS": str(paths.folder / "tmp" / "%n"),  # nodes share /tmp, where PMIx would create equal names
+        "TmpFS": str(paths.path / "tmp" / "%n"),  # nodes share /tmp, where PMIx would create equal names
         "PlugStackConfig": "/dev/null",
         "MailProg": "/bin/true",
         "JobAcctGatherType": "jobacct_gather/linux",

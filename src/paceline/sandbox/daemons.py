@@ -40,7 +40,7 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for node in record.settings.names:
         paths.node_tmp(node).mkdir(parents=True, exist_ok=True)
-        (paths.folder / "spool" / node).mkdir(exist_ok=True)
+        (paths.path / "spool" / node).mkdir(exist_ok=True)
     owner = user()
     paths.slurm_conf.write_text(configuration.slurm_conf(paths, record, user=owner))
     (paths.etc / "gres.conf").write_text(configuration.gres_conf(paths, record))

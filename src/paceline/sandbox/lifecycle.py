@@ -18,9 +18,9 @@ def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> 
         isolated = settings.network == NAMESPACES
         record = SandboxRecord(
             settings=settings,
-            ports=dict(zip(names, addresses.free_ports(paths.folder, len(names)), strict=True)),
-            subnet=addresses.free_subnet(paths.folder) if isolated else "",
-            bridge=addresses.bridge_name(paths.folder) if isolated else "",
+            ports=dict(zip(names, addresses.free_ports(paths.path, len(names)), strict=True)),
+            subnet=addresses.free_subnet(paths.path) if isolated else "",
+            bridge=addresses.bridge_name(paths.path) if isolated else "",
             owner=Process.of(owner) if owner else None,
         )
         record.save(paths)

@@ -80,13 +80,13 @@ class Sandbox:
             raise UsageError(f"--network {NAMESPACES} needs root.", hint=f"Use --network {PLAIN}.")
         if SandboxRecord.load(paths) is not None:
             raise UsageError(
-                f"A sandbox is already running in {paths.folder}.",
+                f"A sandbox is already running in {paths.path}.",
                 hint="Stop it with `paceline sandbox down`.",
             )
-        paths.folder.mkdir(parents=True, exist_ok=True)
+        paths.path.mkdir(parents=True, exist_ok=True)
         try:
             start_all(paths, settings, owner=owner)
-            sandbox = cls(paths.folder)
+            sandbox = cls(paths.path)
             sandbox.wait_ready(timeout=timeout)
         except BaseException:
             stop_all(paths)
@@ -95,7 +95,7 @@ class Sandbox:
 
     @property
     def folder(self) -> Path:
-        return self.paths.folder
+        return self.paths.path
 
     @property
     def environment(self) -> dict[str, str]:

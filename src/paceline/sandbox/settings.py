@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.entry import Entry
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sandbox.processes import Process
@@ -58,77 +59,42 @@ class Settings:
 class SandboxPaths:
     """The paths of a sandbox. All its files are in its folder; nothing else on the machine is touched."""
 
-    folder: Path
+    path: Path
 
-    @property
-    def record(self) -> Path:
-        """The record of a running sandbox; absent when it is down."""
-        return self.folder / "sandbox.json"
-
-    @property
-    def etc(self) -> Path:
-        return self.folder / "etc"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.etc / "slurm.conf"
-
-    @property
-    def hosts(self) -> Path:
-        return self.etc / "hosts"
-
-    @property
-    def init(self) -> Path:
-        """The script that runs as process 1 of a node with its own namespaces."""
-        return self.etc / "node-init.sh"
-
-    @property
-    def munge_key(self) -> Path:
-        return self.etc / "munge.key"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.run / "munge.socket"
-
-    @property
-    def database_socket(self) -> Path:
-        return self.run / "mariadb.socket"
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "database"
-
-    @property
-    def devices(self) -> Path:
-        """The folder of the fake GPUs."""
-        return self.folder / "dev"
+    record = Entry("sandbox.json")  # the record of a running sandbox; absent when it is down
+    etc = Entry("etc")
+    slurm_conf = Entry("etc/slurm.conf")
+    hosts = Entry("etc/hosts")
+    init = Entry("etc/node-init.sh")  # the script that runs as process 1 of a node with its own namespaces
+    munge_key = Entry("etc/munge.key")
+    run = Entry("run")
+    munge_socket = Entry("run/munge.socket")
+    database_socket = Entry("run/mariadb.socket")
+    database = Entry("database")
+    devices = Entry("dev")  # the folder of the fake GPUs
 
     def log(self, name: str) -> Path:
-        return self.folder / "log" / f"{name}.log"
+        return self.path / "log" / f"{name}.log"
 
     def node_tmp(self, node: str) -> Path:
-        return self.folder / "tmp" / node
+        return self.path / "tmp" / node
 
     @property
     def created(self) -> list[Path]:
         """The folders that `up` creates and `down` removes. Logs stay."""
         names = ("etc", "run", "state", "spool", "tmp", "dev", "database")
-        return [self.folder / name for name in names]
+        return [self.path / name for name in names]
 
     def check(self) -> None:
         """Raise if Slurm or the kernel cannot use the folder."""
         longest = max(len(str(self.munge_socket)), len(str(self.database_socket))) + 12
         if longest > 107:  # munged adds a suffix, and a socket's address has at most 107 bytes
             raise EnvironmentProblem(
-                f"The path {self.folder} is too long for a socket.", hint="Choose a shorter one with --dir."
+                f"The path {self.path} is too long for a socket.", hint="Choose a shorter one with --dir."
             )
-        if re.search(r"[\s#%,\[\]\"'\\=]", str(self.folder)):
+        if re.search(r"[\s#%,\[\]\"'\\=]", str(self.path)):
             raise EnvironmentProblem(
-                f"slurm.conf cannot contain the path {str(self.folder)!r}.",
+                f"slurm.conf cannot contain the path {str(self.path)!r}.",
                 hint="Choose one with --dir that has no spaces, quotes or any of # % , = [ ].",
             )
 

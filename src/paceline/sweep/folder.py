@@ -15,7 +15,7 @@ from typing import Any
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import FAILED, Point, Search, SweepFolder
+from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.plan.run_path import RunPath
 

@@ -13,7 +13,7 @@ from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.local.parallel_runs import ParallelRuns
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.gpus import VISIBLE_DEVICES
-from paceline.contract.sweep_folder import DONE, NoPoint, Point
+from paceline.contract.sweep.folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import PacelineError
 from paceline.plan.local import LocalPlan, plan_local

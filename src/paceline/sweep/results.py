@@ -19,7 +19,7 @@ from typing import Any
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep_folder import (
+from paceline.contract.sweep.folder import (
     DONE,
     FAILED,
     NO_POINT,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep_folder import Search
+from paceline.contract.sweep.folder import Search
 from paceline.errors import SpecError, UsageError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import find_file, repository_root

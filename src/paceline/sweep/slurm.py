@@ -10,7 +10,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.cluster.slurm.submission import Draft
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import Point
+from paceline.contract.sweep.folder import Point
 from paceline.errors import ClusterError, JobRejected
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.array import Trials

@@ -17,7 +17,7 @@ from paceline.cluster.runs.prepare import path_in_snapshot, prepare
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import Point, Search
+from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape

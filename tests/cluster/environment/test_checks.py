@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.checks.finding import PROBLEM, WARNING
+from paceline.cluster.checks.findings import PROBLEM, WARNING
 from paceline.cluster.checks.job import check_python_path
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.probe import MODULE_COMMAND, available_names, environment_lines, probe
 from tests.cluster.environment.jobs import (

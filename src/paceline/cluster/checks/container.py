@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import ProbeResult
 from paceline.plan.environment.container import NO_ENGINE, image_path, is_fetched
 from paceline.spec import Job

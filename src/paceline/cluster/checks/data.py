@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.agent.staging.request import check_sources
-from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.cluster.local.staging import staging_request
 from paceline.errors import PacelineError
 from paceline.plan.launch_spec import data_settings

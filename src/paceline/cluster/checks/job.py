@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.cluster.checks.data import check_data
-from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.checks.quota import MOUNTS, check_quota, mount_of
 from paceline.cluster.environment.store import check_built

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import file_system
 from paceline.cluster.local.machine import detect_machine
 from paceline.cluster.slurm import commands as slurm

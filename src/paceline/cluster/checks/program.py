@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from paceline.cluster.checks.container import can_probe, check_image, explain_container
-from paceline.cluster.checks.finding import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job

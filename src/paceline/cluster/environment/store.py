@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import module_lines, probe
 from paceline.cluster.environment.requirements import Requirements, read_requirements
 from paceline.cluster.runs.folder import resolve_scratch

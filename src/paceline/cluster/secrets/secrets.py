@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.cluster.secrets.dotenv import parse_dotenv
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.plan.quote import quote

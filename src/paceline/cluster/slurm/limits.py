@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from paceline.cluster.checks.finding import GOOD, PROBLEM, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.cluster.slurm.commands import error_text, test_only
 from paceline.cluster.slurm.partitions import Partition, select_partitions
 from paceline.errors import ClusterError, PacelineError

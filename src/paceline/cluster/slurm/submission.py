@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.checks.finding import PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import check_job
 from paceline.cluster.environment.store import resolve_environment
 from paceline.cluster.runs import folder as folders

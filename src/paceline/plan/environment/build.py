@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.entry import Entry
 from paceline.plan.quote import quote
 from paceline.plan.slurm.directives import Directive, file_pattern, render
 from paceline.spec import Job
@@ -33,45 +34,16 @@ class BuildFolder:
 
     path: Path
 
-    @property
-    def script(self) -> Path:
-        return self.path / "build.sbatch"
+    script = Entry("build.sbatch")
+    environment = Entry("environment.sh")  # the build's variables, 0600; removed when the build ends
+    requirements = Entry("requirements.txt")
+    constraints = Entry("constraints.txt")
+    first = Entry("first.txt")  # what is installed first: torch, which other packages are compiled against
 
-    @property
-    def environment(self) -> Path:
-        """The build's variables, 0600; removed when the build ends."""
-        return self.path / "environment.sh"
-
-    @property
-    def requirements(self) -> Path:
-        return self.path / "requirements.txt"
-
-    @property
-    def constraints(self) -> Path:
-        return self.path / "constraints.txt"
-
-    @property
-    def first(self) -> Path:
-        """What is installed first: torch, which other packages are compiled against."""
-        return self.path / "first.txt"
-
-    @property
-    def definition(self) -> Path:
-        return self.path / "image.def"
-
-    @property
-    def marker(self) -> Path:
-        """The marker, until it is moved to the environment."""
-        return self.path / "marker.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def job(self) -> Path:
-        """The id of the Slurm job that builds; absent for a local build."""
-        return self.path / "job"
+    definition = Entry("image.def")
+    marker = Entry("marker.json")  # the marker, until it is moved to the environment
+    log = Entry("log")
+    job = Entry("job")  # the id of the Slurm job that builds; absent for a local build
 
 
 @dataclass(frozen=True)

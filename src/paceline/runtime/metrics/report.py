@@ -11,7 +11,7 @@ from typing import Any
 from paceline.contract import env
 from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import SweepFolder, TrialFolder, read_lines
+from paceline.contract.sweep.folder import SweepFolder, TrialFolder, read_lines
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 
@@ -69,7 +69,7 @@ class TrialReporter:
             return False
         try:
             if self._pruner is None:
-                from paceline.contract.optuna_study import Pruner
+                from paceline.contract.sweep.optuna_study import Pruner
 
                 sweep = SweepFolder(Path(self._trial["sweep"]))
                 self._pruner = Pruner(sweep, sweep.read_search(), self._trial["optuna"])

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from html import escape
 
-from paceline.contract.sweep_folder import DONE, FAILED
+from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import EnvironmentProblem
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.report import plots
 from paceline.sweep.report.axes import to_label
 from paceline.sweep.report.importance import MIN_TRIALS, importances
-from paceline.sweep.report.ranking import Row, best_first, has_repeats, rows
+from paceline.sweep.report.rows import Row, best_first, has_repeats, rows
 from paceline.sweep.report.template import PAGE, SCRIPT, STYLE
 from paceline.sweep.results import MISSING, Sweep, Trial
 

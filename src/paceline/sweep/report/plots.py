@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from paceline.sweep.report.axes import Scale, linear, round_numbers, scale_of, to_label
-from paceline.sweep.report.ranking import Row
+from paceline.sweep.report.rows import Row
 from paceline.sweep.results import Sweep
 
 MAX_LINES = 600  # in one plot: more would blur it and bloat the page

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.entry import Entry
 from paceline.contract.run_folder import RunFolder
 
 # How a trial ended. Its job tells whether it is queued, running or lost.
@@ -41,39 +42,18 @@ class SweepFolder:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def spec(self) -> Path:
-        """`Search`, renamed into place."""
-        return self.path / "sweep.json"
-
-    @property
-    def points(self) -> Path:
-        return self.path / "points.jsonl"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "optuna.journal"
-
-    @property
-    def jobs(self) -> Path:
-        return self.path / "jobs.jsonl"
-
-    @property
-    def cancelled(self) -> Path:
-        """Exists once the sweep is cancelled: no trial of it starts."""
-        return self.path / "cancelled"
+    spec = Entry("sweep.json")  # `Search`, renamed into place
+    points = Entry("points.jsonl")
+    journal = Entry("optuna.journal")
+    jobs = Entry("jobs.jsonl")
+    cancelled = Entry("cancelled")  # exists once the sweep is cancelled: no trial of it starts
 
     def chosen_point(self, group: int) -> Path:
         return self.path / "chosen" / f"{group}.json"
 
-    @property
-    def search_exhausted(self) -> Path:
-        """Exists once the search has no more points; removed when trials are added."""
-        return self.path / "chosen" / "exhausted"
-
-    @property
-    def trials(self) -> Path:
-        return self.path / "trials"
+    # Exists once the search has no more points; removed when trials are added.
+    search_exhausted = Entry("chosen/exhausted")
+    trials = Entry("trials")
 
     def trial(self, number: int) -> TrialFolder:
         return TrialFolder(self.trials / str(number))
@@ -105,25 +85,13 @@ class TrialFolder(RunFolder):
     def sweep(self) -> SweepFolder:
         return SweepFolder(self.path.parent.parent)
 
-    @property
-    def trial(self) -> Path:
-        """Its number, point, seed, group, and number in Optuna's study. Written when it starts."""
-        return self.path / "trial.json"
-
-    @property
-    def reports(self) -> Path:
-        """What the script reported, a line each: {"step", "value", "time"}."""
-        return self.path / "reports.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """Written when it has ended for good: state, value, step, started, ended, error, point, seed."""
-        return self.path / "result.json"
-
-    @property
-    def pruned(self) -> Path:
-        """Exists once the pruner has decided to end the trial."""
-        return self.path / "pruned"
+    trial = Entry(
+        "trial.json"
+    )  # its number, point, seed, group, and number in Optuna's study. Written when it starts
+    reports = Entry("reports.jsonl")  # what the script reported, a line each: {"step", "value", "time"}
+    # Written when it has ended for good: state, value, step, started, ended, error, point, seed.
+    result = Entry("result.json")
+    pruned = Entry("pruned")  # exists once the pruner has decided to end the trial
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import FAILED, PRUNED, Search, SweepFolder, is_active
+from paceline.contract.sweep.folder import FAILED, PRUNED, Search, SweepFolder, is_active
 from paceline.errors import EnvironmentProblem, RunError
 
 LOCK_TIMEOUT = 120.0  # seconds that a trial waits for another that requests the same point

@@ -1,0 +1,1 @@
+"""What both halves know of a sweep: its folder, and the Optuna study that its trials share."""
