@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 
 ROOT = Path(__file__).parent.parent
 MARK = "PACELINE_TEST_TOKEN"  # every process that a test starts inherits it, however it detaches itself
@@ -78,10 +78,10 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     deadline = time.monotonic() + 10
     while (left := marked(token)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    told = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
+    leftovers = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
     for process in left:
         process.kill()
-    assert not told, "left running: " + "; ".join(told)
+    assert not leftovers, "left running: " + "; ".join(leftovers)
     assert not changed, f"the environment was changed: {sorted(changed)}"
 
 
@@ -93,7 +93,7 @@ def ranks() -> Iterator[Ranks]:
     harness.close()
 
 
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
@@ -103,18 +103,18 @@ def scratch(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def paceline(tmp_path: Path, scratch: Path) -> Callable[..., Typed]:
+def paceline(tmp_path: Path, scratch: Path) -> Callable[..., Completed]:
     """Type a `paceline` command in a terminal-less shell: `paceline("run", "train.py", cwd=...)`."""
 
-    def type_it(
-        *words: str, cwd: Path = tmp_path, timeout: float = 120, check: bool = False, **variables: str
-    ) -> Typed:
+    def run_paceline(
+        *args: str, cwd: Path = tmp_path, timeout: float = 120, check: bool = False, **variables: str
+    ) -> Completed:
         environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "COLUMNS": "120", **variables}
         done = subprocess.run(
-            [sys.executable, "-m", "paceline", *words],
+            [sys.executable, "-m", "paceline", *args],
             cwd=cwd, env=environment, timeout=timeout, text=True, capture_output=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    return type_it
+    return run_paceline

@@ -41,8 +41,8 @@ EXCEPTIONS = {
 }
 
 CALLS_SUBPROCESS = {"cluster", "sandbox", "agent"}
-MOST_MODULES = 12  # per folder; `cli` has one file per command
-LONGEST_FUNCTION = 60
+MAX_MODULES = 12  # per folder; `cli` has one file per command
+MAX_FUNCTION_LINES = 60
 NOUNS = {"staging", "training", "string", "timing"}  # words in -ing that name a thing
 
 
@@ -57,7 +57,7 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in files()}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -94,17 +94,20 @@ def imported_modules(tree: ast.Module) -> set[str]:
 
 def test_imports_point_one_way() -> None:
     for path, tree in trees():
-        room = room_of(path)
-        allowed = {room, *FOUNDATION, *MAY_IMPORT.get(room, set())}
+        package = package_of(path)
+        allowed = {package, *FOUNDATION, *MAY_IMPORT.get(package, set())}
         for name in imported_modules(tree):
-            excepted = any(room == who and f"{name}.".startswith(f"{what}.") for who, what in EXCEPTIONS)
+            excepted = any(package == who and f"{name}.".startswith(f"{what}.") for who, what in EXCEPTIONS)
             assert name.split(".")[1] in allowed or excepted, f"{path.relative_to(SOURCE)} imports {name}"
 
 
 def test_every_exception_is_used() -> None:
-    used = {(room_of(path), name) for path, tree in trees() for name in imported_modules(tree)}
+    used = {(package_of(path), name) for path, tree in trees() for name in imported_modules(tree)}
     for who, what in EXCEPTIONS:
-        assert any(who == room and f"{name}.".startswith(f"{what}.") for room, name in used), (who, what)
+        assert any(who == package and f"{name}.".startswith(f"{what}.") for package, name in used), (
+            who,
+            what,
+        )
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
@@ -126,12 +129,12 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_folders_and_functions_are_small() -> None:
     for folder in {path.parent for path in files()} - {SOURCE / "cli"}:
         modules = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
-        assert len(modules) <= MOST_MODULES, f"{folder.relative_to(SOURCE)}: {len(modules)} modules"
+        assert len(modules) <= MAX_MODULES, f"{folder.relative_to(SOURCE)}: {len(modules)} modules"
     for path, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
-                assert length <= LONGEST_FUNCTION, (
+                assert length <= MAX_FUNCTION_LINES, (
                     f"{path.relative_to(SOURCE)}: {node.name} has {length} lines"
                 )
 
@@ -145,16 +148,16 @@ def test_modules_are_named_by_what_they_hold() -> None:
 
 def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> None:
     for path, tree in trees():
-        room, names = room_of(path), {name.split(".")[0] for name in imported(tree)}
-        if room not in ("runtime", "agent"):
+        package, names = package_of(path), {name.split(".")[0] for name in imported(tree)}
+        if package not in ("runtime", "agent"):
             assert "torch" not in names, path
-        if room not in CALLS_SUBPROCESS:
+        if package not in CALLS_SUBPROCESS:
             assert "subprocess" not in names, path
 
 
 def test_agents_need_the_standard_library_only() -> None:
     for path, tree in trees():
-        if room_of(path) not in ("agent", *FOUNDATION):
+        if package_of(path) not in ("agent", *FOUNDATION):
             continue
         roots = {name.split(".")[0] for name in imported(tree)}
         # The zygote and the ranks import torch for the script, and a trial imports Optuna where its sweep needs it.

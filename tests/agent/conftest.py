@@ -27,7 +27,7 @@ from paceline.plan.local import START_AGENT
 
 WITHIN = 100.0  # seconds; for a busy machine
 
-STAND_IN = """
+FAKE_TORCH = """
 class default_generator:
     @staticmethod
     def seed(): pass
@@ -98,10 +98,10 @@ Launch = Callable[..., Launched]
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """`launch(script text, nproc=2, ...)`: start an agent; other keywords are fields of the launch spec."""
-    stand_in = tmp_path / "stand-in" / "torch"
-    (stand_in / "distributed").mkdir(parents=True)
-    (stand_in / "__init__.py").write_text(STAND_IN)
-    (stand_in / "distributed" / "__init__.py").write_text("")
+    fake_torch = tmp_path / "stand-in" / "torch"
+    (fake_torch / "distributed").mkdir(parents=True)
+    (fake_torch / "__init__.py").write_text(FAKE_TORCH)
+    (fake_torch / "distributed" / "__init__.py").write_text("")
     with ExitStack() as cleanup:
 
         def start(
@@ -131,7 +131,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 **(env or {}),
             }
             if light:
-                variables["PYTHONPATH"] = str(stand_in.parent)
+                variables["PYTHONPATH"] = str(fake_torch.parent)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
                     [sys.executable, *argv], env=variables, stdin=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from paceline.spec.flags import read_flags
 from paceline.spec.options import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
 
-Type = Callable[..., "subprocess.CompletedProcess[str]"]
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 MODULES = {"run": run, "submit": submit, "sweep": sweep, "doctor": doctor, "shell": shell, "env": env}
 ALL = [option for group in TABLE.values() for option in group]
@@ -128,7 +128,7 @@ def test_a_number_that_is_none_is_left_to_the_validation() -> None:
     assert [flag.value for flag in read_flags([(nodes, "two")], {})] == ["two"]
 
 
-def test_short_forms_work_as_in_sbatch(paceline: Type, tmp_path: Path) -> None:
+def test_short_forms_work_as_in_sbatch(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     short = ["-N", "2", "-t", "1-12", "-p", "gpu", "-A", "me", "-J", "mine", "--gpus-per-node", "4"]
     long = ["--nodes=2", "--time=36h", "--partition=gpu", "--account=me", "--name=mine", "--gpus=4"]
@@ -140,7 +140,7 @@ def test_short_forms_work_as_in_sbatch(paceline: Type, tmp_path: Path) -> None:
     assert not different
 
 
-def test_options_that_used_to_need_the_file(paceline: Type, tmp_path: Path) -> None:
+def test_options_that_used_to_need_the_file(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     args = [
         "--image",
@@ -157,7 +157,7 @@ def test_options_that_used_to_need_the_file(paceline: Type, tmp_path: Path) -> N
         assert part in shown
 
 
-def test_help_shows_groups_and_examples(paceline: Type) -> None:
+def test_help_shows_groups_and_examples(paceline: Paceline) -> None:
     text = paceline("submit", "--help", check=True).stdout
     groups = ["Resources:", "Launch:", "Until it is done:", "Data:", "Trackers:", "Output:"]
     positions = [text.index(f"\n{group}") for group in groups]
@@ -176,7 +176,7 @@ def test_help_shows_groups_and_examples(paceline: Type) -> None:
     assert text.index("Examples:") > positions[-1]
 
 
-def test_scratch_that_is_typed_wins(paceline: Type, tmp_path: Path) -> None:
+def test_scratch_that_is_typed_wins(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     text = paceline("run", "--dry-run", "--scratch", "elsewhere", "train.py", check=True).stdout
     assert str(tmp_path / "elsewhere") in text

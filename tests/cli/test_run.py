@@ -18,18 +18,18 @@ import pytest
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
-Type = Callable[..., "subprocess.CompletedProcess[str]"]
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
-TELL = """\
+SCRIPT = """\
 import json, os, sys
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PACELINE_RUN", "ODD"]
-told = {"argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__}
-told |= {name: os.environ.get(name) for name in names}
-with open(f"told-{told['RANK']}.json", "w") as file:
-    json.dump(told, file)
+report = {"argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__}
+report |= {name: os.environ.get(name) for name in names}
+with open(f"report-{report['RANK']}.json", "w") as file:
+    json.dump(report, file)
 """
 
-ODD_WORDS = [
+ODD_ARGS = [
     "a b", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "$HOME", "two\nlines\n", "a;b&c|d", "a,b", "é漢🙂",
     "",
     "*", "~", "\\n", "--nproc", "7", "--help", "--", "-m", "tab\t.", "#no", "!x", "{a,b}", "\x01", "a=b",
@@ -37,8 +37,8 @@ ODD_WORDS = [
 ]  # fmt: skip
 
 
-def told(folder: Path, rank: int) -> dict[str, str]:
-    value: dict[str, str] = json.loads((folder / f"told-{rank}.json").read_text())
+def read_report(folder: Path, rank: int) -> dict[str, str]:
+    value: dict[str, str] = json.loads((folder / f"report-{rank}.json").read_text())
     return value
 
 
@@ -55,26 +55,26 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_arguments_arrive_byte_for_byte_and_the_folder_tells_all(
-    paceline: Type, project: Path, scratch: Path
+    paceline: Paceline, project: Path, scratch: Path
 ) -> None:
     script = project / "my script.py"
-    script.write_text(TELL)
+    script.write_text(SCRIPT)
     odd = "a, 'b'\n$(c) é"
     done = paceline(
         "run", "--nproc", "2", "--env", f"ODD={odd}", "--env", "API_KEY=hush", "--param", "lr=0.5", "--experiment",
         "odd",
-        "my script.py", *ODD_WORDS, cwd=project, check=True,
+        "my script.py", *ODD_ARGS, cwd=project, check=True,
     )  # fmt: skip
     for rank in (0, 1):
-        said = told(project, rank)
-        assert said["argv"] == [str(script), *ODD_WORDS]
-        assert (said["RANK"], said["WORLD_SIZE"], said["GROUP_RANK"], said["ODD"]) == (
+        report = read_report(project, rank)
+        assert report["argv"] == [str(script), *ODD_ARGS]
+        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (
             str(rank),
             "2",
             "0",
             odd,
         )
-        assert (said["path"], said["cwd"], said["name"]) == (str(project), str(project), "__main__")
+        assert (report["path"], report["cwd"], report["name"]) == (str(project), str(project), "__main__")
     assert not (project / "pwned").exists()
 
     folder = only_run(scratch)
@@ -82,33 +82,33 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_tells_all(
     assert "done after" in done.stderr
     assert str(folder.path) in done.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "done"
-    assert (folder.code / "my script.py").read_text() == TELL
+    assert (folder.code / "my script.py").read_text() == SCRIPT
     assert folder.run_half.is_file()
     assert stat.S_IMODE(folder.launch_spec.stat().st_mode) == 0o600
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
-    assert (launch_spec.args, launch_spec.params, launch_spec.nproc) == (ODD_WORDS, {"lr": 0.5}, 2)
+    assert (launch_spec.args, launch_spec.params, launch_spec.nproc) == (ODD_ARGS, {"lr": 0.5}, 2)
     record = folder.run_json.read_text()
     assert "hush" not in record
     assert json.loads(record)["spec"]["environment"]["variables"]["API_KEY"] == "***"
 
 
-def test_two_nodes_and_a_module(paceline: Type, project: Path) -> None:
+def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
     package = project / "package"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "inner.py").write_text("import package\n" + TELL)
+    (package / "inner.py").write_text("import package\n" + SCRIPT)
     paceline(
         "run", "--nodes", "2", "--nproc", "1", "-m", "package.inner", "-m", "x y", cwd=project, check=True
     )
     for rank in (0, 1):
-        said = told(project, rank)
-        assert said["argv"] == [str(package / "inner.py"), "-m", "x y"]
-        assert (said["RANK"], said["WORLD_SIZE"], said["GROUP_RANK"], said["LOCAL_RANK"]) == (
+        report = read_report(project, rank)
+        assert report["argv"] == [str(package / "inner.py"), "-m", "x y"]
+        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["LOCAL_RANK"]) == (
             str(rank), "2", str(rank), "0",
         )  # fmt: skip
 
 
-def test_a_run_goes_on_in_its_folder(paceline: Type, project: Path, scratch: Path) -> None:
+def test_a_run_goes_on_in_its_folder(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("import sys, os; sys.exit(int(not os.path.exists('ready')))\n")
     failed = paceline("run", "--nproc", "1", "train.py", "arg", cwd=project)
     assert failed.returncode == 1
@@ -123,7 +123,7 @@ def test_a_run_goes_on_in_its_folder(paceline: Type, project: Path, scratch: Pat
     assert (launch_spec.nproc, launch_spec.args, launch_spec.params) == (1, ["arg"], {"x": 1})
 
 
-def test_a_dry_run_tells_and_makes_nothing(paceline: Type, project: Path, scratch: Path) -> None:
+def test_a_dry_run_tells_and_makes_nothing(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("raise SystemExit('it ran')")
     done = paceline(
         "run",
@@ -181,7 +181,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_command_line_is_one_clear_error(
-    case: str, paceline: Type, project: Path, scratch: Path
+    case: str, paceline: Paceline, project: Path, scratch: Path
 ) -> None:
     (project / "train.py").touch()
     (project / "bad.toml").write_text("[job]\nnods = 1")
@@ -219,19 +219,19 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     ("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")]
 )
 def test_a_scratch_that_cannot_be_written(
-    option: str, reason: str, mount: Callable[[str], Path], paceline: Type, project: Path
+    option: str, reason: str, mount: Callable[[str], Path], paceline: Paceline, project: Path
 ) -> None:
     (project / "train.py").write_text("raise SystemExit('it ran')")
-    place = mount(option)
-    done = paceline("run", "train.py", cwd=project, PACELINE_SCRATCH=str(place))
+    folder = mount(option)
+    done = paceline("run", "train.py", cwd=project, PACELINE_SCRATCH=str(folder))
     assert done.returncode == 1
     assert reason in done.stderr
     assert "PACELINE_SCRATCH" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 2, done.stderr
-    assert list(place.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_a_file_in_place_of_the_scratch(paceline: Type, project: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_path: Path) -> None:
     (project / "train.py").touch()
     (tmp_path / "file").touch()
     done = paceline("run", "train.py", cwd=project, PACELINE_SCRATCH=str(tmp_path / "file"))
@@ -240,7 +240,7 @@ def test_a_file_in_place_of_the_scratch(paceline: Type, project: Path, tmp_path:
 
 
 def test_code_that_is_too_large_is_said_and_the_run_goes_on(
-    paceline: Type, project: Path, scratch: Path
+    paceline: Paceline, project: Path, scratch: Path
 ) -> None:
     (project / "train.py").touch()
     (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')
@@ -261,10 +261,10 @@ time.sleep(300)
 """
 
 
-def start(project: Path, scratch: Path, *words: str) -> subprocess.Popen[str]:
+def start(project: Path, scratch: Path, *args: str) -> subprocess.Popen[str]:
     (project / "train.py").write_text(SLEEP)
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", *words, "train.py"],
+        [sys.executable, "-m", "paceline", "run", *args, "train.py"],
         cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -281,21 +281,21 @@ def test_ctrl_c_ends_everything(nodes: str, project: Path, scratch: Path) -> Non
     ranks = "2" if nodes == "1" else "1"
     process = start(project, scratch, "--nodes", nodes, "--nproc", ranks)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, said
-    assert "interrupted" in said
-    assert "Traceback" not in said
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
     # The guard of all tests now waits for every process that this one started.
 
 
 def test_a_request_to_stop_is_passed_on(project: Path, scratch: Path) -> None:
     process = start(project, scratch, "--nproc", "2")
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, stderr
     folder = only_run(scratch)
     assert folder.attempt(1).verdict.read_text().strip() == "stopped"
-    assert f"paceline run --resume {folder.path.name}" in said
+    assert f"paceline run --resume {folder.path.name}" in stderr
 
 
 def is_alive(pid: int) -> bool:

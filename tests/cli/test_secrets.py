@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from tests.leaks import Planted, in_files, in_text, plant, watching_processes
+from tests.secret_leaks import PlantedSecrets, in_files, in_text, plant_secrets, watch_command_lines
 
-Type = Callable[..., "subprocess.CompletedProcess[str]"]
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Planted:
-    return plant(tmp_path)
+def planted(tmp_path: Path) -> PlantedSecrets:
+    return plant_secrets(tmp_path)
 
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_ranks_have_them_and_nothing_shows_them(style: str, planted: Planted, scratch: Path) -> None:
-    words = [
+def test_ranks_have_them_and_nothing_shows_them(style: str, planted: PlantedSecrets, scratch: Path) -> None:
+    args = [
         sys.executable,
         "-m",
         "paceline",
@@ -36,25 +36,25 @@ def test_ranks_have_them_and_nothing_shows_them(style: str, planted: Planted, sc
         "--cpu",
         "--style",
         style,
-        *planted.words,
+        *planted.args,
     ]
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), **planted.variables}
-    with watching_processes() as lines:
+    with watch_command_lines() as lines:
         process = subprocess.Popen(
-            words, cwd=planted.project, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            args, cwd=planted.project, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        told = [planted.project / f"told-{rank}.json" for rank in (0, 1)]
+        reports = [planted.project / f"report-{rank}.json" for rank in (0, 1)]
         deadline = time.monotonic() + 100
-        while not all(path.exists() and path.read_text() for path in told):
+        while not all(path.exists() and path.read_text() for path in reports):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        lines.look()
+        lines.scan()
         (planted.project / "go").touch()
         output = process.communicate(timeout=100)[0]
     assert process.returncode == 1, output
-    for path in told:
+    for path in reports:
         assert json.loads(path.read_text()) == planted.digests()
     assert "rank 1 fails" in output
     assert not in_text(output, planted.values)
@@ -68,33 +68,35 @@ def test_ranks_have_them_and_nothing_shows_them(style: str, planted: Planted, sc
     assert stat.S_IMODE(launch_spec.stat().st_mode) == 0o600
 
 
-def test_what_is_shown_names_them_and_no_more(paceline: Type, planted: Planted, scratch: Path) -> None:
-    done = paceline("run", "--dry-run", *planted.words, cwd=planted.project, check=True, **planted.variables)
+def test_what_is_shown_names_them_and_no_more(
+    paceline: Paceline, planted: PlantedSecrets, scratch: Path
+) -> None:
+    done = paceline("run", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables)
     assert "FROM_DOTENV (.env)" in done.stdout
     assert "WANDB_API_KEY (~/.netrc)" in done.stdout
     assert "NAMED_SECRET (your environment)" in done.stdout
     assert not in_text(done.stdout + done.stderr, planted.values)
-    looked = paceline("doctor", cwd=planted.project, **planted.variables)
-    assert "FROM_SECRETS_ENV (~/.config/paceline/secrets.env)" in looked.stdout
-    assert not in_text(looked.stdout + looked.stderr, planted.values)
+    doctor = paceline("doctor", cwd=planted.project, **planted.variables)
+    assert "FROM_SECRETS_ENV (~/.config/paceline/secrets.env)" in doctor.stdout
+    assert not in_text(doctor.stdout + doctor.stderr, planted.values)
 
 
 def test_a_file_that_others_can_read_ends_it_before_it_begins(
-    paceline: Type, planted: Planted, scratch: Path
+    paceline: Paceline, planted: PlantedSecrets, scratch: Path
 ) -> None:
     (planted.project / ".env").chmod(0o644)
-    done = paceline("run", *planted.words, cwd=planted.project, **planted.variables)
+    done = paceline("run", *planted.args, cwd=planted.project, **planted.variables)
     assert done.returncode == 1
     assert ".env contains secrets, but others can read it: its mode is 0644, expected 0600." in done.stderr
     assert f"chmod 600 {planted.project / '.env'}" in done.stderr
     assert not in_text(done.stdout + done.stderr, planted.values)
     assert not scratch.exists()
-    looked = paceline("doctor", cwd=planted.project, **planted.variables)
-    assert looked.returncode == 1
-    assert "chmod 600" in looked.stdout
+    doctor = paceline("doctor", cwd=planted.project, **planted.variables)
+    assert doctor.returncode == 1
+    assert "chmod 600" in doctor.stdout
 
 
-def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Type, tmp_path: Path) -> None:
+def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Paceline, tmp_path: Path) -> None:
     """The zygote that was started ahead knows nothing of the file."""
     (tmp_path / ".env").write_text("CUDA_MODULE_LOADING=EAGER\n")
     (tmp_path / ".env").chmod(0o600)
@@ -107,7 +109,7 @@ def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Type, 
     assert "early True EAGER" in done.stdout
 
 
-def test_a_run_that_goes_on_reads_them_anew(paceline: Type, tmp_path: Path, scratch: Path) -> None:
+def test_a_run_that_goes_on_reads_them_anew(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "paceline.toml").write_text('[environment]\nsecret_files = ["conf/keys.txt"]\n')
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint('has', os.environ.get('FILED'), os.environ.get('A_KEY'), os.environ.get('PLAIN'))\n"
@@ -117,34 +119,34 @@ def test_a_run_that_goes_on_reads_them_anew(paceline: Type, tmp_path: Path, scra
     keys.parent.mkdir()
     keys.write_text("FILED=hush-1\n")
     keys.chmod(0o600)
-    words = ("--nproc", "1", "--cpu", "--style", "spawn")
-    done = paceline("run", *words, "--env", "A_KEY=hush-2", "--env", "PLAIN=3", "train.py")
+    args = ("--nproc", "1", "--cpu", "--style", "spawn")
+    done = paceline("run", *args, "--env", "A_KEY=hush-2", "--env", "PLAIN=3", "train.py")
     assert "has hush-1 hush-2 3" in done.stdout
     keys.write_text("FILED=hush-4\n")
     again = paceline("run", "--resume", "last")
     assert "has hush-4 None 3" in again.stdout
     assert "pass these --env variables again if you need them: A_KEY" in again.stderr
-    typed = paceline("run", "--resume", "last", "--env", "A_KEY=hush-5")
-    assert "has hush-4 hush-5 3" in typed.stdout
-    assert "variables again" not in typed.stderr
+    completed = paceline("run", "--resume", "last", "--env", "A_KEY=hush-5")
+    assert "has hush-4 hush-5 3" in completed.stdout
+    assert "variables again" not in completed.stderr
     # What the script printed is its own; the copy of the code has no such file, and the order no such value.
     assert {Path(name).name for name in in_files(scratch, {"any": "hush-"})} == {"rank-0.log"}
     assert (next(scratch.glob("*/*/*/code")) / "train.py").is_file()
 
 
-def test_secrets_as_arguments_stay_out_of_run_json(paceline: Type, tmp_path: Path, scratch: Path) -> None:
+def test_secrets_as_arguments_stay_out_of_run_json(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys; assert sys.argv[1:] == ['--api-key', 'hush-1', '--hf_token=hush-2', '--lr', '3']\n"
     )
-    words = ["train.py", "--api-key", "hush-1", "--hf_token=hush-2", "--lr", "3"]
+    args = ["train.py", "--api-key", "hush-1", "--hf_token=hush-2", "--lr", "3"]
     paceline(
-        "run", "--nproc", "1", "--cpu", "--style", "spawn", "--param", "api_key=hush-3", *words, check=True
+        "run", "--nproc", "1", "--cpu", "--style", "spawn", "--param", "api_key=hush-3", *args, check=True
     )
     (path,) = scratch.glob("*/*/*/run.json")
     text = path.read_text()
     assert "hush" not in text
     assert json.loads(text)["args"] == ["--api-key", "***", "--hf_token=***", "--lr", "3"]
-    dry = paceline("run", "--dry-run", "--param", "api_key=hush-3", *words, check=True).stdout
+    dry = paceline("run", "--dry-run", "--param", "api_key=hush-3", *args, check=True).stdout
     assert '"--api-key", "***"' in dry
     assert "hush" not in dry
     shown = paceline("show", "last", check=True).stdout

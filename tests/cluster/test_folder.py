@@ -58,11 +58,11 @@ def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
     with pytest.raises(SpecError):
         fail()
     assert list(tmp_path.iterdir()) == []
-    with folders.create_run_folder(run_path) as kept:
+    with folders.create_run_folder(run_path) as created:
         pass
     with pytest.raises(SpecError):
         fail()
-    assert list((scratch / "p" / "e").iterdir()) == [kept.folder.path]
+    assert list((scratch / "p" / "e").iterdir()) == [created.folder.path]
 
 
 @pytest.fixture

@@ -39,10 +39,10 @@ class Root:
         self.system = folder / "root"
         self.image = folder / "image"
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *args: str) -> list[str]:
         """A command, as it is started from outside."""
         repository = HERE.parent.parent
-        return [str(HERE / "enter.sh"), str(self.system), str(repository), str(self.image), *words]
+        return [str(HERE / "enter.sh"), str(self.system), str(repository), str(self.image), *args]
 
 
 def find_or_make() -> Root:
@@ -106,14 +106,14 @@ def _make(made: Root) -> None:
 def _let_torchrun_work(image: Path) -> None:
     """Debian's torch is built without libuv, and its torchrun asks for it all the same."""
     distributed = image / "usr/lib/python3/dist-packages/torch/distributed"
-    for name, words in {
+    for name, args in {
         "elastic/rendezvous/static_tcp_rendezvous.py": "multi_tenant=True,",
         "elastic/rendezvous/c10d_rendezvous_backend.py": "multi_tenant=True,",
         "rendezvous.py": "is_master=False,",
     }.items():
         text = (distributed / name).read_text(encoding="utf-8")
-        assert words in text, f"{name} is not as it was"
-        (distributed / name).write_text(text.replace(words, f"{words} use_libuv=False,"), encoding="utf-8")
+        assert args in text, f"{name} is not as it was"
+        (distributed / name).write_text(text.replace(args, f"{args} use_libuv=False,"), encoding="utf-8")
 
 
 def _mirror() -> str:
@@ -132,13 +132,13 @@ def _install(folder: Path, packages: list[str]) -> None:
     _call("chroot", str(folder), "apt-get", "clean")
 
 
-def _call(*words: str) -> str:
+def _call(*args: str) -> str:
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     environ["PATH"] = f"{environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    done = subprocess.run(words, env=environ, text=True, capture_output=True, errors="replace")
+    done = subprocess.run(args, env=environ, text=True, capture_output=True, errors="replace")
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise CannotMake(f"{' '.join(words)} failed:\n{tail}")
+        raise CannotMake(f"{' '.join(args)} failed:\n{tail}")
     return done.stdout
 
 

@@ -39,11 +39,11 @@ def root() -> Iterator[Root]:
         pytest.skip(f"no root with a newer Slurm: {problem}")
 
 
-def passes_inside(root: Root, *words: str) -> None:
+def passes_inside(root: Root, *args: str) -> None:
     """Run pytest in the root; every test that is chosen must have been run, and have passed."""
     done = subprocess.run(
         # Not below /tmp, which engines of containers show without being asked.
-        root.command("python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp=/mnt/work", *words),
+        root.command("python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp=/mnt/work", *args),
         text=True, capture_output=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     output = f"{done.stdout[-20000:]}\n{done.stderr[-5000:]}"
@@ -51,11 +51,11 @@ def passes_inside(root: Root, *words: str) -> None:
     assert "skipped" not in done.stdout, output
 
 
-@pytest.mark.parametrize("words", ON_THE_NEWER_SLURM.values(), ids=ON_THE_NEWER_SLURM)
-def test_newer_slurm(words: list[str], root: Root) -> None:
-    passes_inside(root, *words)
+@pytest.mark.parametrize("args", ON_THE_NEWER_SLURM.values(), ids=ON_THE_NEWER_SLURM)
+def test_newer_slurm(args: list[str], root: Root) -> None:
+    passes_inside(root, *args)
 
 
-@pytest.mark.parametrize("words", IN_CONTAINERS.values(), ids=IN_CONTAINERS)
-def test_in_containers(words: list[str], root: Root) -> None:
-    passes_inside(root, *words)
+@pytest.mark.parametrize("args", IN_CONTAINERS.values(), ids=IN_CONTAINERS)
+def test_in_containers(args: list[str], root: Root) -> None:
+    passes_inside(root, *args)

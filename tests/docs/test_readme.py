@@ -48,13 +48,15 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(600)
 def test_the_commands_do_what_they_say(copy: Path, tmp_path: Path) -> None:
-    typed = [command for block in COMMANDS for command in block if command not in MADE]
-    assert any(command.startswith("paceline submit") for command in typed)
-    if any("sandbox" in command for command in typed) and (missing := packages.missing_packages(Settings())):
+    completed = [command for block in COMMANDS for command in block if command not in MADE]
+    assert any(command.startswith("paceline submit") for command in completed)
+    if any("sandbox" in command for command in completed) and (
+        missing := packages.missing_packages(Settings())
+    ):
         pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
     script = "\n".join(
         ["set -eu", "trap 'paceline sandbox down >/dev/null 2>&1 || true' EXIT"]
-        + [f"echo '+ {index}'\n{command}" for index, command in enumerate(typed)]
+        + [f"echo '+ {index}'\n{command}" for index, command in enumerate(completed)]
     )
     environment = {
         **os.environ,

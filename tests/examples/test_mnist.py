@@ -21,7 +21,7 @@ MNIST = Path(__file__).parents[2] / "examples" / "mnist"
 TRAIN = MNIST / "train.py"
 SHORT = ["--cpu", "--dry-run", "--test-batch-size", "1000"]
 
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def typed(*words: str, cwd: Path) -> Typed:
+def completed(*args: str, cwd: Path) -> Completed:
     done = subprocess.run(
-        words, cwd=cwd, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=150,
+        args, cwd=cwd, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=150,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,13 +67,13 @@ def check_whole_test_set(said: str, images: int) -> None:
 
 
 def test_alone_and_again_from_its_checkpoint(tmp_path: Path, tiny: Path) -> None:
-    words = [
+    args = [
         sys.executable, str(TRAIN), "--cpu", "--batch-size", "32", "--data-dir", str(tiny),
         "--checkpoint-dir", str(tmp_path / "saved"),
     ]  # fmt: skip
-    first = typed(*words, "--epochs", "1", cwd=tmp_path)
+    first = completed(*args, "--epochs", "1", cwd=tmp_path)
     check_whole_test_set(first.stdout, 37)
-    again = typed(*words, "--epochs", "2", cwd=tmp_path)
+    again = completed(*args, "--epochs", "2", cwd=tmp_path)
     check_whole_test_set(again.stdout, 37)
     assert "resumed at step 4" in again.stderr
     assert "epoch 2:" in again.stdout
@@ -81,21 +81,21 @@ def test_alone_and_again_from_its_checkpoint(tmp_path: Path, tiny: Path) -> None
 
 
 def test_under_torchrun(tmp_path: Path, tiny: Path) -> None:
-    done = typed(
+    done = completed(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
         *SHORT, "--backend", "gloo", "--data-dir", str(tiny), cwd=tmp_path,
     )  # fmt: skip
     check_whole_test_set(done.stdout, 37)
 
 
-def test_under_paceline(paceline: Callable[..., Typed], tiny: Path) -> None:
+def test_under_paceline(paceline: Callable[..., Completed], tiny: Path) -> None:
     done = paceline("run", "--nproc", "2", "--cpu", str(TRAIN), *SHORT, "--data-dir", str(tiny), check=True)
     check_whole_test_set(done.stdout, 37)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demo_reads_its_digits(paceline: Callable[..., Typed]) -> None:
+def test_the_demo_reads_its_digits(paceline: Callable[..., Completed]) -> None:
     done = paceline("run", "--nproc", "2", "--cpu", str(TRAIN), "--epochs", "2", check=True, timeout=900)
     check_whole_test_set(done.stdout, 2000)
     accuracy = re.search(r"final test accuracy: (\d+\.\d+)%", done.stdout)
@@ -133,7 +133,7 @@ def test_the_subset_is_what_its_script_makes(digits: ModuleType, tmp_path: Path)
     for part in ("train", "t10k"):
         (full / f"{part}-images-idx3-ubyte").write_bytes(idx(*range(30)))
         (full / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(*range(30))))
-    typed(sys.executable, "make_subset.py", str(full), cwd=copy)
+    completed(sys.executable, "make_subset.py", str(full), cwd=copy)
     made = {path.name: digits.read_idx(path).tolist() for path in (copy / "data").iterdir()}
     by_six, by_five = list(range(0, 30, 6)), list(range(0, 30, 5))
     assert made == {

@@ -93,12 +93,12 @@ def cases() -> dict[str, dict[str, Any]]:
 
 def plan(keys: dict[str, Any], **more: Any) -> SlurmPlan:
     """The plan for `train.py --lr 0.1`, in a folder where no paceline.toml is near."""
-    asked = {key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")}
+    requested = {key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")}
     if "sweep.pack" in keys:
         sweep = replace(RUN_PATH, run_id="digits").folder.path
         run_path = replace(RUN_PATH, experiment="base/digits/submissions", run_id="1")
         more = {"run_path": run_path, "trials": Trials(sweep, keys["sweep.pack"]), **more}
-    flags = [Flag(f"--{key}", key, value) for key, value in asked.items()]
+    flags = [Flag(f"--{key}", key, value) for key, value in requested.items()]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/home/ann/vision"))
     return plan_slurm(job, **{"run_path": RUN_PATH, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
 

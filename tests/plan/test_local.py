@@ -75,9 +75,9 @@ def test_nodes_in_the_file_are_the_clusters(tmp_path: Path) -> None:
 
 
 def test_styles(tmp_path: Path) -> None:
-    typed = ("--style", "launch.style", "srun")
+    completed = ("--style", "launch.style", "srun")
     with pytest.raises(SpecError, match="needs a Slurm allocation"):
-        plan(tmp_path, LAPTOP, typed)
+        plan(tmp_path, LAPTOP, completed)
     from_file = plan(tmp_path, LAPTOP, text='[launch]\nstyle = "srun"')
     assert from_file.launch_spec.style == "fork"
     assert "so this run uses fork" in from_file.notes[0]
@@ -150,19 +150,19 @@ def test_run_ids_sort_by_time_and_differ() -> None:
 
 
 def test_secrets_on_the_command_line_are_hidden() -> None:
-    words = ["paceline", "run", "--env", "API_KEY=abc", "--env=MY_TOKEN=x=y", "--env", "A=1", "t.py", "KEY=2"]
-    assert redact_args(words) == [
+    args = ["paceline", "run", "--env", "API_KEY=abc", "--env=MY_TOKEN=x=y", "--env", "A=1", "t.py", "KEY=2"]
+    assert redact_args(args) == [
         "paceline", "run", "--env", "API_KEY=***", "--env=MY_TOKEN=***", "--env", "A=1", "t.py", "KEY=2",
     ]  # fmt: skip
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
-def test_bash_reads_quoted_words_back(words: list[str]) -> None:
-    line = command_line(["printf", "%s\\0", *words])
+def test_bash_reads_quoted_words_back(args: list[str]) -> None:
+    line = command_line(["printf", "%s\\0", *args])
     assert "\n" not in line
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
-    assert done.stdout == b"".join(os.fsencode(word) + b"\0" for word in words or [""])
+    assert done.stdout == b"".join(os.fsencode(word) + b"\0" for word in args or [""])
 
 
 def test_bytes_that_are_no_text_are_quoted_and_ordered_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from paceline.errors import RunError
 from paceline.runtime.distributed import communication_check
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.identity import read_identity
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.test_session import folder_with
 from tests.runtime.test_wrap import quiet
 

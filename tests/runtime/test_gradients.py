@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import NonFinite, UsageError
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.models import assert_close, data, net, weights
 from tests.runtime.test_wrap import quiet
 
@@ -40,8 +40,8 @@ def test_micro_steps_and_ranks_and_tails_add_up_to_the_same_step(ranks: Ranks, b
     expected, steps, moved = accumulated(1, by_sum)
     assert steps == 8
     assert all(moved)
-    for world, accumulate in ((1, 4), (2, 1), (2, 2)):
-        for found, steps, moved in ranks(accumulated, world, accumulate, by_sum):
+    for world_size, accumulate in ((1, 4), (2, 1), (2, 2)):
+        for found, steps, moved in ranks(accumulated, world_size, accumulate, by_sum):
             assert steps == 8
             assert moved == [step % accumulate == accumulate - 1 for step in range(8 * accumulate)]
             assert_close(found, expected)
@@ -93,8 +93,8 @@ def gan_by_run(first: str) -> list[float]:
 def test_two_networks_with_a_loss_each(ranks: Ranks, first: str) -> None:
     # The generator's loss leaves gradients in the critic: they must not reach the critic's own step.
     expected = gan_by_hand(first)
-    for world in (1, 2):
-        for found in ranks(gan_by_run, world, first):
+    for world_size in (1, 2):
+        for found in ranks(gan_by_run, world_size, first):
             assert_close(found, expected)
 
 
@@ -199,8 +199,8 @@ def test_a_bad_step_is_skipped_by_all_ranks(ranks: Ranks) -> None:
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    for world in (1, 2):
-        for message, found in ranks(poisoned, world, "skip"):
+    for world_size in (1, 2):
+        for message, found in ranks(poisoned, world_size, "skip"):
             assert message == "trained"
             assert_close(found, weights(model))
 

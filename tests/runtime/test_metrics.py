@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net
 from tests.runtime.test_wrap import quiet
 
@@ -42,9 +42,9 @@ def test_numbers_are_weighted_means_over_micro_steps_and_ranks(ranks: Ranks, tmp
     _, y = data(60)
     expected = [y[start : start + 16].mean().item() for start in range(0, 60, 16)]
     losses = []
-    for world in (1, 2):
-        ranks(log_positions, world, str(tmp_path / str(world)))
-        lines = lines_of(tmp_path / str(world))
+    for world_size in (1, 2):
+        ranks(log_positions, world_size, str(tmp_path / str(world_size)))
+        lines = lines_of(tmp_path / str(world_size))
         by_step: dict[int, dict[str, Any]] = {}
         for line in lines:
             by_step.setdefault(line["step"], {}).update(line)
@@ -54,7 +54,7 @@ def test_numbers_are_weighted_means_over_micro_steps_and_ranks(ranks: Ranks, tmp
             assert line["epoch"] == (step - 1) // 4
             assert line["phase"] == ("warm" if step <= 4 else "train")
             # Slices of 4 and 4 samples; in the tail of 12, of 3 and 3: ranks weigh the same.
-            assert line["rank"] == pytest.approx((world - 1) / 2)
+            assert line["rank"] == pytest.approx((world_size - 1) / 2)
             assert step == 1 or line["samples_per_second"] > 0
         assert [step for step, line in by_step.items() if "accuracy" in line] == [4, 8, 12]
         losses.append([by_step[step]["loss"] for step in sorted(by_step)])

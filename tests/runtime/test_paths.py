@@ -14,7 +14,7 @@ import paceline
 from paceline.contract.run_folder import RunFolder
 from paceline.runtime.paths import Paths
 
-Type = Callable[..., "subprocess.CompletedProcess[str]"]
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 TELL = """\
 import json, os, sys
@@ -28,11 +28,11 @@ NAMES = {
 
 def work():
     with paceline.session(cpu=True, report=False) as run:
-        told = {name: str(getattr(run, name)) for name in NAMES}
-        told["variables"] = {name: os.environ.get(variable, "None") for name, variable in NAMES.items()}
-        told["there"] = [name for name in NAMES if name.endswith("_dir") and os.path.isdir(told[name])]
+        values = {name: str(getattr(run, name)) for name in NAMES}
+        values["variables"] = {name: os.environ.get(variable, "None") for name, variable in NAMES.items()}
+        values["existing"] = [name for name in NAMES if name.endswith("_dir") and os.path.isdir(values[name])]
         with open(f"values-{run.rank}.json", "w") as file:
-            json.dump(told, file)
+            json.dump(values, file)
 
 if __name__ == "__main__":
     paceline.spawn(work) if sys.argv[1:] == ["spawn"] else work()
@@ -65,7 +65,7 @@ SLOW = pytest.mark.slow
     "style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)]
 )
 def test_with_a_launcher_they_are_what_the_variables_say(
-    style: str, paceline: Type, tmp_path: Path, scratch: Path
+    style: str, paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
     (tmp_path / "data.txt").write_text("x")
     (tmp_path / "paceline.toml").write_text('[project]\nname = "vision"\n')
@@ -79,12 +79,12 @@ def test_with_a_launcher_they_are_what_the_variables_say(
     folder = RunFolder(run_json.parent)
     for rank in (0, 1):
         values = json.loads((tmp_path / f"values-{rank}.json").read_text())
-        there = values.pop("there")
+        existing = values.pop("existing")
         assert values.pop("variables") == values
         # The name of the node's own folder cannot be known in advance.
         data = values.pop("data_dir")
         assert data != "None"
-        assert there == ["source_dir", "scratch_dir", "data_dir", "checkpoints_dir", "logs_dir"]
+        assert existing == ["source_dir", "scratch_dir", "data_dir", "checkpoints_dir", "logs_dir"]
         assert values == {
             "source_dir": str(tmp_path), "project": "vision", "experiment": "tiny", "scratch_dir": str(scratch),
             "checkpoints_dir": str(folder.checkpoints), "logs_dir": str(folder.attempt(1).path),

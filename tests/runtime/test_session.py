@@ -24,7 +24,7 @@ from paceline.runtime.distributed.affinity import format_cpu_list, parse_cpu_lis
 from paceline.runtime.distributed.device import find_shared_gpu
 from paceline.runtime.distributed.placement import RankPlacement
 from paceline.runtime.settings import Params, Settings
-from tests.forked import Ranks, free_port
+from tests.forked_ranks import Ranks, free_port
 from tests.runtime.models import net
 from tests.runtime.test_wrap import quiet
 
@@ -134,18 +134,18 @@ with paceline.session(cpu=True, report=False) as run:
 """
 
 
-def start(script: Path, world: int) -> list[subprocess.Popen[str]]:
+def start(script: Path, world_size: int) -> list[subprocess.Popen[str]]:
     port = str(free_port())
     started = []
-    for rank in range(world):
-        place = {
+    for rank in range(world_size):
+        rank_variables = {
             "RANK": str(rank),
-            "WORLD_SIZE": str(world),
+            "WORLD_SIZE": str(world_size),
             "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world_size),
         }
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        variables = {**os.environ, **place, **meeting}
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **rank_variables, **rendezvous}
         process = subprocess.Popen(
             [sys.executable, str(script)],
             env=variables,
@@ -234,9 +234,9 @@ def test_wrong_settings_are_named() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
-    placed = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
-    assert find_shared_gpu(placed[:3]) is None
-    assert find_shared_gpu(placed) == "Ranks 2 and 3 are on the same GPU of node b (GPU-1)."
+    devices = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
+    assert find_shared_gpu(devices[:3]) is None
+    assert find_shared_gpu(devices) == "Ranks 2 and 3 are on the same GPU of node b (GPU-1)."
     assert find_shared_gpu([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
 
 

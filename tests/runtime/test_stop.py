@@ -26,13 +26,13 @@ from paceline.contract.heartbeat_file import (
     file_size,
     slot_offset,
 )
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net, weights
 
 EPOCHS, STEPS = 6, 48
 
 
-def ask_for_a_stop(*numbers: signal.Signals) -> None:
+def request_stop(*numbers: signal.Signals) -> None:
     for number in numbers:
         os.kill(os.getpid(), number)
 
@@ -45,8 +45,8 @@ def evaluate_others(run: Any, model: torch.nn.Module, held_out: Any, moment: Any
     for _ in run.evaluate(held_out, batch_size=2):
         moment("evaluation of other weights")
         time.sleep(0.03)
-    for parameter, kept in zip(model.parameters(), own, strict=True):
-        parameter.data.copy_(kept)
+    for parameter, saved in zip(model.parameters(), own, strict=True):
+        parameter.data.copy_(saved)
 
 
 def training(
@@ -58,7 +58,7 @@ def training(
 
     def moment(name: str) -> None:
         if name == when and run.rank == 1:
-            ask_for_a_stop(*numbers)
+            request_stop(*numbers)
 
     try:
         with paceline.session(cpu=True, seed=0, report=False, folder=folder) as run:
@@ -248,11 +248,11 @@ def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(
 # -- the heartbeat file -------------------------------------------------------------------------------------
 
 
-def beat_file(tmp_path: Path, *, ending: int = 0, stop: int = 0) -> Path:
+def make_heartbeat_file(tmp_path: Path, *, terminating: int = 0, stop: int = 0) -> Path:
     path = tmp_path / "heartbeat"
     path.write_bytes(bytes(file_size(2)))
     with path.open("r+b") as file:
-        file.write(HEADER.pack(ending, 1, stop))
+        file.write(HEADER.pack(terminating, 1, stop))
     return path
 
 
@@ -278,7 +278,7 @@ def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
 
 
 def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
-    for seen in ranks(beating, 2, str(beat_file(tmp_path)), False):
+    for seen in ranks(beating, 2, str(make_heartbeat_file(tmp_path)), False):
         assert [each[:2] for each in seen] == [
             (READY, 0),
             (RUNNING, 2),
@@ -288,7 +288,7 @@ def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = ranks(beating, 2, str(beat_file(tmp_path)), True)
+    first, second = ranks(beating, 2, str(make_heartbeat_file(tmp_path)), True)
     assert [state for state, _, _ in first] == [
         READY,
         RUNNING,
@@ -300,12 +300,12 @@ def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Rank
 
 
 def test_a_request_that_came_before_the_session_is_seen(ranks: Ranks, tmp_path: Path) -> None:
-    path = beat_file(tmp_path, stop=1)
+    path = make_heartbeat_file(tmp_path, stop=1)
     for seen in ranks(beating, 2, str(path), True):
         assert seen[-1][:2] == (SAVED_AND_STOPPED, 0)
 
 
-def ended_by_term(path: str) -> None:
+def ends_on_sigterm(path: str) -> None:
     os.environ[env.HEARTBEAT] = path
     with paceline.session(cpu=True, report=False) as run:
         for step in run.steps(range(100_000)):
@@ -314,9 +314,9 @@ def ended_by_term(path: str) -> None:
 
 
 def test_a_term_while_the_launcher_ends_its_ranks_is_no_request(ranks: Ranks, tmp_path: Path) -> None:
-    path = beat_file(tmp_path, ending=1)
+    path = make_heartbeat_file(tmp_path, terminating=1)
     with pytest.raises(AssertionError, match="died without a word"):
-        ranks(ended_by_term, 1, str(path))
+        ranks(ends_on_sigterm, 1, str(path))
 
 
 def by_hand(_: str) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ import torch
 
 import paceline
 from paceline.errors import UsageError
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.models import Net, assert_close, data, net, weights
 
 
@@ -114,8 +114,8 @@ def compiled() -> tuple[list[str], list[float]]:
 
 
 def test_a_compiled_model_keeps_its_keys(ranks: Ranks) -> None:
-    for world in (1, 2):
-        for keys, found in ranks(compiled, world):
+    for world_size in (1, 2):
+        for keys, found in ranks(compiled, world_size):
             assert keys == list(net().state_dict())
             assert_close(found, plain_steps())
 

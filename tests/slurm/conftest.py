@@ -16,7 +16,7 @@ import pytest
 from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, is_orphaned, missing_packages
 from tests.slurm.harness import Cluster
 
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 HERE = Path(__file__).parent
 NODES, GPUS = 4, 4
 
@@ -66,10 +66,10 @@ def cluster(sandbox: Cluster, guard: None) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def slurm_paceline(cluster: Cluster, paceline: Callable[..., Typed]) -> Callable[..., Typed]:
+def slurm_paceline(cluster: Cluster, paceline: Callable[..., Completed]) -> Callable[..., Completed]:
     """Run a `paceline` command as on a login node of the cluster."""
 
-    def run(*args: str, **options: Any) -> Typed:
+    def run(*args: str, **options: Any) -> Completed:
         return paceline(*args, **{**cluster.environment, **options})
 
     return run

@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.contract.run_folder import RunFolder
 
-Typed = subprocess.CompletedProcess[str]
-Type = Callable[..., Typed]
+Completed = subprocess.CompletedProcess[str]
+Paceline = Callable[..., Completed]
 
 # Prints its rank and environment as JSON. Without torch, it starts quickly.
 PLAIN = """\
@@ -44,10 +44,12 @@ def project(folder: Path, script: str = PLAIN, *, name: str = "train.py", config
     return folder
 
 
-def run_of(typed: Typed) -> RunFolder:
+def run_of(completed: Completed) -> RunFolder:
     """Return the run that `paceline submit` printed."""
-    paths = [line.split(None, 1)[1] for line in typed.stdout.splitlines() if line.startswith("  folder  ")]
-    assert len(paths) == 1, f"{typed.stdout}\n{typed.stderr}"
+    paths = [
+        line.split(None, 1)[1] for line in completed.stdout.splitlines() if line.startswith("  folder  ")
+    ]
+    assert len(paths) == 1, f"{completed.stdout}\n{completed.stderr}"
     return RunFolder(Path(paths[0]))
 
 
@@ -63,9 +65,9 @@ def rank_reports(folder: RunFolder, *, attempt: int = 1) -> dict[int, dict[str, 
     return found
 
 
-def diagnostics(folder: RunFolder, typed: Typed | None = None) -> str:
+def diagnostics(folder: RunFolder, completed: Completed | None = None) -> str:
     """Return all logs that may explain a failure."""
-    texts = [f"{typed.stdout}\n{typed.stderr}"] if typed else []
+    texts = [f"{completed.stdout}\n{completed.stderr}"] if completed else []
     for path in [folder.slurm_log, *sorted(folder.path.glob("attempt-*/*"))]:
         if path.is_file():
             texts.append(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}")

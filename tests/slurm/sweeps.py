@@ -14,7 +14,7 @@ from typing import Any
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sandbox import PLAIN
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Typed
+from tests.slurm.runs import Completed
 
 # No torch, and an agent that starts a fresh process: as quick as Python itself.
 QUICK = '[launch]\nstyle = "srun"\n[job]\nname = "trial"\n'
@@ -41,9 +41,11 @@ y = [0, 1, 2]
 """
 
 
-def sweep_of(typed: Typed) -> SweepFolder:
-    paths = [line.split(None, 1)[1] for line in typed.stdout.splitlines() if line.startswith("  folder  ")]
-    assert len(paths) == 1, f"{typed.stdout}\n{typed.stderr}"
+def sweep_of(completed: Completed) -> SweepFolder:
+    paths = [
+        line.split(None, 1)[1] for line in completed.stdout.splitlines() if line.startswith("  folder  ")
+    ]
+    assert len(paths) == 1, f"{completed.stdout}\n{completed.stderr}"
     return SweepFolder(Path(paths[0]))
 
 
@@ -65,12 +67,12 @@ def tasks_of(sweep: SweepFolder) -> list[str]:
 def wait(cluster: Cluster, sweep: SweepFolder, *, timeout: float = 240) -> int:
     """Until every task has ended; how many ran at the same time, at the most."""
     tasks = tasks_of(sweep)
-    deadline, most = time.monotonic() + timeout, 0
+    deadline, maximum = time.monotonic() + timeout, 0
     while True:
         queued = cluster.run(["squeue", "-h", "--array", "-o", "%i %T"]).stdout.splitlines()
-        most = max(most, sum(line.endswith(" RUNNING") for line in queued))
+        maximum = max(maximum, sum(line.endswith(" RUNNING") for line in queued))
         if not {line.split()[0] for line in queued} & set(tasks):
-            return most
+            return maximum
         assert time.monotonic() < deadline, f"{queued}\n{explain(sweep)}"
         time.sleep(0.2)
 

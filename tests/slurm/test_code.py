@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, Type, diagnostics, project, rank_reports, run_of
+from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = ("--style", "srun", "--nproc", "1", "--cpu", "--time", "10m", "--sbatch-arg=--hold")
 
 
-def test_code_changes_while_a_job_is_queued(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_code_changes_while_a_job_is_queued(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", "import part\n" + PLAIN + "print('part', part.VALUE)\n")
     (home / "part.py").write_text("VALUE = 'then'\n")
-    kept = slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True)
+    snapshotted = slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True)
     live = slurm_paceline("submit", *SMALL, "--no-snapshot", "train.py", cwd=home, check=True)
     (home / "part.py").write_text("VALUE = 'now'\n")
-    folders = [run_of(typed) for typed in (kept, live)]
+    folders = [run_of(completed) for completed in (snapshotted, live)]
     jobs = [folder.job.read_text().strip() for folder in folders]
     cluster.run(["scontrol", "release", *jobs])
     for folder, job, where, value in zip(

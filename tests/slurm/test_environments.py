@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.environment.jobs import bare, lmod, write_modules
 from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, Typed, diagnostics, project, run_of
+from tests.slurm.runs import Completed, Paceline, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(900)
 TIMEOUT = 600
@@ -45,7 +45,7 @@ def built(scratch: Path) -> list[Path]:
 
 
 def test_built_by_a_job_and_used_by_the_next(
-    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     lmod()
     modules = write_modules(tmp_path / "site")
@@ -60,10 +60,10 @@ def test_built_by_a_job_and_used_by_the_next(
     assert cluster.queue() == []
 
     # Two ask for the same at once: one job builds, and both are told where it is.
-    typed: list[Typed] = []
+    builds: list[Completed] = []
     both = [
         threading.Thread(
-            target=lambda: typed.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT))
+            target=lambda: builds.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT))
         )
         for _ in range(2)
     ]
@@ -71,11 +71,11 @@ def test_built_by_a_job_and_used_by_the_next(
         each.start()
     for each in both:
         each.join()
-    for done in typed:
+    for done in builds:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "runs that are submitted from now on use it" in done.stdout
     (folder,) = built(scratch)
-    logs = "".join(done.stdout for done in typed)
+    logs = "".join(done.stdout for done in builds)
     assert "paceline: creating a venv with python3" in logs
     assert " on node" in logs, "on a node, not here"
     again = slurm_paceline("env", "build", cwd=home, check=True)
@@ -90,7 +90,7 @@ def test_built_by_a_job_and_used_by_the_next(
 
 
 def test_a_build_that_fails_and_a_module_that_is_gone(
-    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     lmod()
     modules = write_modules(tmp_path / "site")
@@ -121,7 +121,9 @@ def test_a_build_that_fails_and_a_module_that_is_gone(
     assert cluster.queue() == []
 
 
-def test_conda_and_what_its_packages_set_up(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_conda_and_what_its_packages_set_up(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """A folder laid out as conda lays one out: an interpreter, and lines that packages want run."""
     prefix = tmp_path / "conda env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, env=bare())

@@ -16,7 +16,7 @@ from paceline.contract.verdict import read_verdict
 from paceline.watch.goodput import compute_goodput
 from tests.fault_tolerance.runs import SCRIPT, Training, assert_same, until
 from tests.slurm.harness import ENDED, Cluster
-from tests.slurm.runs import Type, diagnostics, run_of
+from tests.slurm.runs import Paceline, diagnostics, run_of
 
 pytestmark = pytest.mark.timeout(900)
 TIMEOUT = 300.0
@@ -38,7 +38,7 @@ def four_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
 class Submitted(Training):
     """The same training, as a job."""
 
-    def __init__(self, home: Path, cluster: Cluster, paceline: Type, **keys: str) -> None:
+    def __init__(self, home: Path, cluster: Cluster, paceline: Paceline, **keys: str) -> None:
         super().__init__(home, **keys)  # type: ignore[arg-type]
         self.cluster = cluster
         self.paceline = paceline
@@ -85,7 +85,7 @@ class Submitted(Training):
 
 
 @pytest.fixture
-def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> Callable[..., Submitted]:
+def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Callable[..., Submitted]:
     def make(**keys: str) -> Submitted:
         return Submitted(tmp_path / "training", cluster, slurm_paceline, **keys)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, diagnostics, project, run_of
+from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 LIGHTNING = """\
 import json
@@ -54,7 +54,7 @@ helper.end_training()
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("style", "script"), [("lightning", LIGHTNING), ("accelerate", ACCELERATE)])
 def test_framework_on_two_nodes(
-    style: str, script: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    style: str, script: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     home = project(tmp_path / "project", script)
     done = slurm_paceline(

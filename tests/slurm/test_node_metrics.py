@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, diagnostics, project, run_of
+from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
 HELD = 60_000_000
@@ -25,7 +25,7 @@ while time.monotonic() < deadline and not all(path.exists() and path.read_text()
 
 
 @pytest.mark.parametrize("style", ["srun", pytest.param("mpirun", marks=pytest.mark.slow)])
-def test_one_file_per_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_one_file_per_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", WAITING, config='[runtime]\nsystem_metrics = "1s"\n')
     done = slurm_paceline(
         "submit", "--style", style, "--nodes", "2", "--nproc", "2", "--cpu", "--time", "10m", "--wait", "train.py",

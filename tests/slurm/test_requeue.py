@@ -32,8 +32,8 @@ from pathlib import Path
 
 run = Path(os.environ["PACELINE_RUN"])
 job_start = run / "job-starts" / os.environ["PACELINE_JOB_START"]
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))  # a stop request, as for the real one
+stop_requests = []
+signal.signal(signal.SIGTERM, lambda *_: stop_requests.append("TERM"))  # a stop request, as for the real one
 
 
 def end(verdict, requeue=None):
@@ -54,7 +54,7 @@ while True:
         end("done")
     if (run / "crash").exists():
         end("failed")
-    if asked or (job_start / "stop").exists():
+    if stop_requests or (job_start / "stop").exists():
         end("stopped", requeue="")
     time.sleep(0.05)
 """
@@ -75,20 +75,20 @@ class Trial:
 
     def submit(self, *options: str, edit: Callable[[str], str] = str, **keys: Any) -> None:
         """Plan a job of one node and one core, write its files, and submit its script."""
-        asked = {
+        settings = {
             "job.nodes": 1, "job.gpus_per_node": 0, "job.cpus_per_gpu": 1, "launch.nproc": 1, "job.time": "20m",
         } | {key.replace("__", "."): value for key, value in keys.items()}  # fmt: skip
-        made = plan(asked, run_path=self.run_path, python=sys.executable)
+        made = plan(settings, run_path=self.run_path, python=sys.executable)
         self.run_path.folder.script.write_text(edit(made.script))
         self.run_path.folder.shell_library.write_text(made.library)
         self.run_path.folder.environment.write_text(made.environment_file)
-        words = ["sbatch", "--parsable", *options, str(self.run_path.folder.script)]
-        self.job = self.cluster.run(words).stdout.strip()
+        args = ["sbatch", "--parsable", *options, str(self.run_path.folder.script)]
+        self.job = self.cluster.run(args).stdout.strip()
 
-    def tell(self, word: str, text: str = "") -> None:
+    def command_agent(self, command: str, text: str = "") -> None:
         """`done`, `crash` or `unfit`: the agent does it. Whole or absent: it looks often."""
         (self.folder / "partial").write_text(text)
-        (self.folder / "partial").rename(self.folder / word)
+        (self.folder / "partial").rename(self.folder / command)
 
     def started(self, job_start: int, *, job: str = "") -> str:
         """Wait until the agent of a job start runs; the node it runs on."""
@@ -128,7 +128,7 @@ def stopped_goes_on(trial: Trial) -> None:
     trial.interrupt()
     trial.started(1)
     assert trial.verdict(0) == "stopped"
-    trial.tell("done")
+    trial.command_agent("done")
     trial.ends("COMPLETED", restarts=1)
     log = trial.run_path.folder.slurm_log.read_text()
     assert "stopped" in log, "the first job start's lines were overwritten"
@@ -141,7 +141,7 @@ def time_limit(trial: Trial) -> None:
     trial.cluster.run(["scontrol", "update", f"jobid={trial.job}", "endtime=now+105"])
     trial.started(1)
     assert trial.verdict(0) == "stopped"
-    trial.tell("done")
+    trial.command_agent("done")
     trial.ends("COMPLETED", restarts=1)
 
 
@@ -155,7 +155,7 @@ def cancelled_by_scancel(trial: Trial) -> None:
 def cancelled_run_is_not_resurrected(trial: Trial) -> None:
     trial.submit()
     trial.started(0)
-    trial.tell("cancelled")
+    trial.command_agent("cancelled")
     trial.interrupt()
     trial.ends("FAILED", restarts=0)
     assert trial.verdict(0) == "stopped"
@@ -166,7 +166,7 @@ def cancelled_run_is_not_resurrected(trial: Trial) -> None:
 def crash(trial: Trial) -> None:
     trial.submit()
     trial.started(0)
-    trial.tell("crash")
+    trial.command_agent("crash")
     trial.ends("FAILED", restarts=0)
 
 
@@ -175,7 +175,7 @@ def requeued_by_hand(trial: Trial) -> None:
     trial.started(0)
     trial.cluster.run(["scontrol", "requeue", trial.job])
     trial.started(1)
-    trial.tell("done")
+    trial.command_agent("done")
     trial.ends("COMPLETED", restarts=1)
 
 
@@ -187,17 +187,17 @@ def no_requeue_allowed(trial: Trial) -> None:
     following = (trial.folder / "job").read_text().strip()
     assert following != trial.job
     trial.started(0, job=following)
-    trial.tell("done")
+    trial.command_agent("done")
     trial.ends("COMPLETED", restarts=0, job=following)
 
 
 def unfit_node_is_left_out(trial: Trial) -> None:
     trial.submit()
     unfit = trial.started(0)
-    trial.tell("unfit", f"{unfit}\n")
+    trial.command_agent("unfit", f"{unfit}\n")
     assert trial.started(1) != unfit
     assert trial.cluster.show(trial.job)["ExcNodeList"] == unfit
-    trial.tell("done")
+    trial.command_agent("done")
     trial.ends("COMPLETED", restarts=1)
 
 
@@ -236,7 +236,7 @@ def _preempted(trial: Trial, partition: str, node: str) -> None:
     trial.until(lambda: trial.cluster.state(trial.job) == "PENDING", "the preempted job is not requeued")
     trial.cluster.run(["scancel", urgent])
     trial.started(1)
-    trial.tell("done")
+    trial.command_agent("done")
 
 
 def preempted_at_once(trial: Trial) -> None:
@@ -274,7 +274,7 @@ def a_controller_that_is_away_is_asked_again(trial: Trial) -> None:
     trial.started(1)
     assert (trial.folder / "refused-twice").exists()
     assert trial.run_path.folder.slurm_log.read_text().count("Unable to contact") == 2
-    trial.tell("done")
+    trial.command_agent("done")
     trial.ends("COMPLETED", restarts=1)
 
 

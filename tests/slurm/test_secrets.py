@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaks import in_files, in_text, plant, watching_processes
+from tests.secret_leaks import in_files, in_text, plant_secrets, watch_command_lines
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, diagnostics, run_of
+from tests.slurm.runs import Paceline, diagnostics, run_of
 
 pytestmark = pytest.mark.timeout(600)
 TIMEOUT = 300
@@ -20,11 +20,11 @@ TIMEOUT = 300
 
 @pytest.mark.parametrize("style", ["mpirun", pytest.param("fork", marks=pytest.mark.slow)])
 def test_only_ranks_get_secrets(
-    style: str, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    style: str, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     if style == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("OpenMPI is not installed: openmpi-bin")
-    planted = plant(tmp_path)
+    planted = plant_secrets(tmp_path)
     shape = (
         "--style",
         style,
@@ -38,18 +38,18 @@ def test_only_ranks_get_secrets(
         "--max-attempts",
         "1",
     )
-    with watching_processes() as lines:
+    with watch_command_lines() as lines:
         done = slurm_paceline(
-            "submit", *shape, *planted.words, cwd=planted.project, timeout=TIMEOUT, **planted.variables
+            "submit", *shape, *planted.args, cwd=planted.project, timeout=TIMEOUT, **planted.variables
         )
         folder = run_of(done)
         job = folder.job.read_text().strip()
-        reports = [planted.project / f"told-{rank}.json" for rank in (0, 1)]
+        reports = [planted.project / f"report-{rank}.json" for rank in (0, 1)]
         deadline = time.monotonic() + TIMEOUT
         while not all(path.exists() and path.read_text() for path in reports):
             assert time.monotonic() < deadline, diagnostics(folder, done)
             time.sleep(0.1)
-        lines.look()
+        lines.scan()
         shown = [
             cluster.run(["scontrol", "show", "job", "--details", job]).stdout,
             cluster.run(["scontrol", "write", "batch_script", job, "-"]).stdout,
@@ -59,9 +59,9 @@ def test_only_ranks_get_secrets(
         cluster.wait(job, timeout=TIMEOUT)
     for path in reports:
         assert json.loads(path.read_text()) == planted.digests(), diagnostics(folder, done)
-    for words in (("ps",), ("show", "last"), ("logs", "last"), ("doctor",)):
-        typed = slurm_paceline(*words, cwd=planted.project, **planted.variables)
-        shown += [typed.stdout, typed.stderr]
+    for args in (("ps",), ("show", "last"), ("logs", "last"), ("doctor",)):
+        completed = slurm_paceline(*args, cwd=planted.project, **planted.variables)
+        shown += [completed.stdout, completed.stderr]
     assert "rank 1 fails" in "".join(shown), "the failure is shown, and checked here"
     for text in (done.stdout, done.stderr, *shown):
         assert not in_text(text, planted.values), text
@@ -78,10 +78,10 @@ def test_only_ranks_get_secrets(
     assert not [line for line in job_lines if in_text(line, planted.values)]
 
 
-def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    planted = plant(tmp_path)
+def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+    planted = plant_secrets(tmp_path)
     done = slurm_paceline(
-        "submit", "--dry-run", *planted.words, cwd=planted.project, check=True, **planted.variables
+        "submit", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables
     )
     assert "# secrets, whose values stand in environment.sh alone: FROM_DOTENV (.env)" in done.stdout
     assert not in_text(done.stdout + done.stderr, planted.values)

@@ -19,7 +19,7 @@ from paceline.contract.verdict import read_verdict
 from paceline.plan.slurm.shell import INTERACTIVE, SETUP
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, Type, diagnostics, project, rank_reports, run_of
+from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
 
 WITHIN = 120.0
 SMALL = ("--gpus", "1", "--cpus-per-gpu", "1", "--time", "10m")
@@ -55,24 +55,24 @@ def shared(environ: dict[str, str]) -> dict[str, str]:
 
 
 def shell(
-    cluster: Cluster, *words: str, commands: str, cwd: Path, **variables: str
+    cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Type `paceline shell` with commands coming through a pipe."""
     return subprocess.run(
-        [sys.executable, "-m", "paceline", "shell", *words],
+        [sys.executable, "-m", "paceline", "shell", *args],
         input=commands, cwd=cwd, env={**os.environ, **cluster.environment, **variables}, timeout=WITHIN, text=True,
         capture_output=True,
     )  # fmt: skip
 
 
 def test_inside_a_run_everything_is_as_its_ranks_have_it(
-    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     (tmp_path / "modules" / "init").mkdir(parents=True)
     (tmp_path / "modules" / "init" / "bash").write_text(MODULES)
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=CONFIG)
-    around = {"MODULESHOME": str(tmp_path / "modules")}
-    folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **around))
+    variables = {"MODULESHOME": str(tmp_path / "modules")}
+    folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **variables))
     (rank,) = until(
         lambda: rank_reports(folder).values(),
         "no rank starts",
@@ -107,13 +107,13 @@ exit 7
 
 
 def test_inside_a_trial_of_a_sweep(
-    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     config = '[environment]\nsecrets = ["API_TOKEN"]\nvariables = { GREETING = "hello" }\n'
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=config)
     (home / "sweep.toml").write_text('[sweep]\nscript = "train.py"\narguments = "none"\n[space]\nx = [1]\n')
-    words = ("sweep", "--gpus", "1", "--time", "10m", "sweep.toml")
-    slurm_paceline(*words, cwd=home, check=True, API_TOKEN="hush")
+    args = ("sweep", "--gpus", "1", "--time", "10m", "sweep.toml")
+    slurm_paceline(*args, cwd=home, check=True, API_TOKEN="hush")
 
     def trial() -> RunFolder | None:
         found = [RunFolder(path.parent) for path in scratch.glob("*/*/sweep/trials/0/run.json")]

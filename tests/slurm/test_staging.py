@@ -15,7 +15,7 @@ import pytest
 from paceline.agent.staging.folders import Owner, make_private_folder, make_run_folder
 from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import ENDED, Cluster
-from tests.slurm.runs import Type, diagnostics, project, run_of
+from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
 TIMEOUT = 400
@@ -47,7 +47,7 @@ def results(folder: RunFolder) -> dict[str, str]:
 
 
 def test_staged_on_two_nodes_cancelled_collected_and_used_again(
-    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     config = (
         '[project]\nname = "p"\n[data]\nstage = ["set"]\ncollect = ["out/*.txt"]\nkeep = "2h"\n'
@@ -92,7 +92,9 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
         assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["cache"]
 
 
-def test_clean_on_a_node_spares_running_jobs(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_clean_on_a_node_spares_running_jobs(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """One job was killed and left its folder; another still runs and has its own beside it."""
     live = cluster.submit("sleep 600", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
     cluster.wait(live, "RUNNING", timeout=TIMEOUT)
@@ -131,11 +133,11 @@ time.sleep(600)
 @pytest.fixture
 def home(tmp_path: Path, scratch: Path) -> Path:
     """A project whose data has an odd name, a link inside it, and one that points outside."""
-    odd = scratch / "p" / ODD
-    odd.mkdir(parents=True)
-    (odd / "file").write_text("42")
-    (odd / "near").symlink_to(odd / "file")
-    (odd / "far").symlink_to(tmp_path)
+    odd_folder = scratch / "p" / ODD
+    odd_folder.mkdir(parents=True)
+    (odd_folder / "file").write_text("42")
+    (odd_folder / "near").symlink_to(odd_folder / "file")
+    (odd_folder / "far").symlink_to(tmp_path)
     config = (
         f'[project]\nname = "p"\n[data]\nstage = [{json.dumps(ODD)}]\ncollect = ["out"]\n'
         f'folder = "{tmp_path}/disks/$SLURMD_NODENAME"\n'
@@ -146,7 +148,7 @@ def home(tmp_path: Path, scratch: Path) -> Path:
 class Job:
     """A run of that project, and its folder on the node's disk."""
 
-    def __init__(self, home: Path, cluster: Cluster, paceline: Type, *args: str) -> None:
+    def __init__(self, home: Path, cluster: Cluster, paceline: Paceline, *args: str) -> None:
         self.cluster, self.disks = cluster, home.parent / "disks"
         self.run = run_of(paceline("submit", *TINY, "--nodes", "1", *args, cwd=home, check=True))
         self.id = self.run.job.read_text().strip()
@@ -182,19 +184,19 @@ class Job:
     def left(self) -> list[Path]:
         return list(self.disks.glob(f"*/paceline-*/run-{self.run.path.name}-*"))
 
-    def came_back(self) -> None:
+    def check_results(self) -> None:
         """The result was collected, and nothing of the run is on any disk."""
         self.until(lambda: results(self.run) and not self.left(), "no result, or leftovers")
         assert results(self.run) == {"out/result.txt": "42"}
 
 
 def test_the_next_job_cleans_up_after_killed_jobs_and_spares_running_ones(
-    home: Path, cluster: Cluster, slurm_paceline: Type
+    home: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     living = Job(home, cluster, slurm_paceline, "train.py", "wait")
     living.ready()
-    here = ("--no-requeue", "--nodelist", cluster.show(living.id)["NodeList"])
-    killed = Job(home, cluster, slurm_paceline, *here, "train.py", "wait")
+    same_node = ("--no-requeue", "--nodelist", cluster.show(living.id)["NodeList"])
+    killed = Job(home, cluster, slurm_paceline, *same_node, "train.py", "wait")
     killed.ready()
     log = killed.run.attempt(1).log(0).read_text()
     assert "near True" in log
@@ -204,21 +206,21 @@ def test_the_next_job_cleans_up_after_killed_jobs_and_spares_running_ones(
     assert killed.left(), diagnostics(killed.run)  # nobody was there to clean up
     assert not results(killed.run)
     # The next job's script is killed too: its result must not be lost either.
-    after = Job(home, cluster, slurm_paceline, *here, "train.py", "die")
+    after = Job(home, cluster, slurm_paceline, *same_node, "train.py", "die")
     assert after.ended() == "FAILED", diagnostics(after.run)
-    after.came_back()
-    killed.came_back()
+    after.check_results()
+    killed.check_results()
     assert len(living.left()) == 1
     assert cluster.state(living.id) == "RUNNING"
     console = after.run.slurm_log.read_text()
     assert "removed 1 folders that earlier runs left" in console
     assert "1 links in 'a name with spaces\\nand a newline' point outside it" in console
     cluster.run(["scancel", living.id])
-    living.came_back()
+    living.check_results()
 
 
 def test_a_disk_that_is_too_small_is_an_error_before_anything_is_copied(
-    home: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type
+    home: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     with open(scratch / "p" / ODD / "huge", "wb") as file:
         file.truncate(15 << 40)  # a sparse file: it takes no space, and no disk here is this large
@@ -236,21 +238,21 @@ def test_a_disk_that_is_too_small_is_an_error_before_anything_is_copied(
 
 
 @pytest.mark.slow
-def test_results_come_back_at_the_time_limit(home: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_results_come_back_at_the_time_limit(home: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     job = Job(home, cluster, slurm_paceline, "--no-requeue", "train.py", "wait")
     job.ready()
     cluster.run(["scontrol", "update", f"jobid={job.id}", "endtime=now+45"])
     assert job.ended() != "COMPLETED"
-    job.came_back()
+    job.check_results()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", ["low", "grace"])
 def test_results_come_back_before_a_preempted_job_runs_again(
-    partition: str, home: Path, cluster: Cluster, slurm_paceline: Type
+    partition: str, home: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     job = Job(home, cluster, slurm_paceline, "--partition", partition, "train.py", "wait")
     job.ready()
     urgent = cluster.submit("sleep 600", "--partition=high", "--exclusive", "--nodes=4")
     job.until(lambda: cluster.state(urgent) == "RUNNING", "the urgent job does not start")
-    job.came_back()
+    job.check_results()

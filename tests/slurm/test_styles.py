@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, SPAWNING, Type, diagnostics, project, rank_reports, run_of
+from tests.slurm.runs import PLAIN, SPAWNING, Paceline, diagnostics, project, rank_reports, run_of
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "mnist"
 STYLES = {
@@ -40,7 +40,7 @@ runpy.run_path({str(EXAMPLE / "train.py")!r}, run_name="__main__")
 """
 
 
-def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> None:
+def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Paceline) -> None:
     if style.startswith("mpirun") and shutil.which("mpirun") is None:
         pytest.skip("OpenMPI is not installed: openmpi-bin")
     home = project(tmp_path / "project", PLAIN + MNIST, config=CONFIG)
@@ -70,14 +70,14 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Type) -> No
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("style", STYLES)
-def test_two_nodes(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_two_nodes(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     check_style(style, nodes=2, tmp_path=tmp_path, paceline=slurm_paceline)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("style", STYLES)
-def test_one_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_one_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     check_style(style, nodes=1, tmp_path=tmp_path, paceline=slurm_paceline)
 
 
@@ -94,24 +94,24 @@ def curve(scratch: Path) -> dict[str, list[float]]:
     return found
 
 
-def check_curve(*words: str, steps: int, epochs: int, tmp_path: Path, paceline: Type) -> None:
+def check_curve(*args: str, steps: int, epochs: int, tmp_path: Path, paceline: Paceline) -> None:
     """Check that the example gives the same numbers on two nodes and on this machine, with two single-threaded ranks.
 
     Both use the same kernels and thread counts, and a sum of two gradients has only one order, so the runs agree to
     the last bit. The tolerance covers one rounding; a difference in a gradient or a sample would grow far beyond it.
     """
-    words = (*words, "--env", "OMP_NUM_THREADS=1", str(EXAMPLE / "train.py"), "--epochs", str(epochs))
-    many = paceline(
-        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "30m", "--wait", *words, timeout=1200,
+    args = (*args, "--env", "OMP_NUM_THREADS=1", str(EXAMPLE / "train.py"), "--epochs", str(epochs))
+    two_nodes = paceline(
+        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "30m", "--wait", *args, timeout=1200,
         PACELINE_SCRATCH=str(tmp_path / "cluster"),
     )  # fmt: skip
-    assert many.returncode == 0, diagnostics(run_of(many), many)
+    assert two_nodes.returncode == 0, diagnostics(run_of(two_nodes), two_nodes)
     paceline(
         "run",
         "--nproc",
         "2",
         "--cpu",
-        *words,
+        *args,
         timeout=1200,
         check=True,
         PACELINE_SCRATCH=str(tmp_path / "local"),
@@ -124,7 +124,7 @@ def check_curve(*words: str, steps: int, epochs: int, tmp_path: Path, paceline: 
 
 @pytest.mark.timeout(900)
 def test_loss_curve_on_two_nodes_matches_local(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     check_curve("--max-steps", "6", steps=6, epochs=1, tmp_path=tmp_path, paceline=slurm_paceline)
 
@@ -132,7 +132,7 @@ def test_loss_curve_on_two_nodes_matches_local(
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
 def test_loss_curve_of_a_whole_run_on_two_nodes_matches_local(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     """Train two epochs on the bundled digits: 10,000 images in batches of 64, dropping the last batch."""
     check_curve(steps=2 * 156, epochs=2, tmp_path=tmp_path, paceline=slurm_paceline)

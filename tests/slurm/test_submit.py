@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, Type, diagnostics, project, rank_reports, run_of
+from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
 
 pytestmark = pytest.mark.timeout(600)
 TIMEOUT = 400
@@ -38,7 +38,7 @@ ARGUMENTS = [
 NASTY = "a comma, a 'quote', a \"double\", $HOME, `x`\nand a second line\t\\ end"
 
 
-def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """A folder and a script with spaces, odd arguments, a nasty variable, and variables left by other jobs."""
     home = project(tmp_path / "my project (1)", name="my train.py")
     leftover_variables = {
@@ -65,7 +65,7 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
     assert oct(folder.environment.stat().st_mode & 0o777) == "0o600"
 
 
-def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project")
     command = shlex.join(
         [sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"]
@@ -85,7 +85,7 @@ def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Typ
     assert len({each["host"] for each in ranks.values()}) == 2
 
 
-def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """Each job finds its own port, and no agent joins the wrong run."""
     both = PLAIN + (
         "import pathlib, time\n"
@@ -121,7 +121,9 @@ TYPOS = [
 ]
 
 
-def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_typos_are_found_before_submitting(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
     project(home, "def f(:\n", name="broken.py")
     project(home, "import no_such_package_xyz\n", name="lacking.py")
@@ -140,7 +142,7 @@ def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slu
     assert not list((tmp_path / "scratch").glob("*/*/*")), "nothing half-made may remain"
 
 
-def test_a_rank_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_rank_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """The error names it with its host and traceback; the other ranks, which would wait forever, are ended."""
     script = (
         PLAIN + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
@@ -173,7 +175,7 @@ def test_a_rank_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("srun", marks=pytest.mark.slow)])
 def test_a_node_with_too_few_gpus_is_excluded(
-    style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     """Preflight finds the node before ranks start; the job is requeued without it and completes."""
     poor = tmp_path / "python.sh"
@@ -199,7 +201,9 @@ def test_a_node_with_too_few_gpus_is_excluded(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node its own hosts file")
-def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_node_cannot_resolve_the_head_node(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """The run fails, without a hang or a fallback to localhost, and names both nodes."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
@@ -219,7 +223,7 @@ def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, s
     assert rank_reports(folder) == {}
 
 
-def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n")
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     job = (folder.path / "job").read_text().strip()
@@ -237,7 +241,9 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
 
 
-def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_script_can_be_submitted_by_hand(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
     file = tmp_path / "by hand.sbatch"
     done = slurm_paceline(
@@ -252,24 +258,24 @@ def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slu
 
 
 def test_a_queued_job_runs_the_code_as_submitted(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     """Also, one run can wait for another with `--after`."""
     slow = "import pathlib, time\nwhile not pathlib.Path(GO).exists(): time.sleep(0.1)\n"
-    go = tmp_path / "go"
-    home = project(tmp_path / "project", f"GO = {str(go)!r}\n{slow}")
+    proceed = tmp_path / "go"
+    home = project(tmp_path / "project", f"GO = {str(proceed)!r}\n{slow}")
     first = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     project(home, PLAIN)
     second = run_of(slurm_paceline("submit", *SMALL, "--after", "last", "train.py", cwd=home, check=True))
     project(home, "raise SystemExit('not the code that was submitted')\n")
     job = (second.path / "job").read_text().strip()
     assert cluster.show(job)["Dependency"].startswith(f"afterok:{(first.path / 'job').read_text().strip()}")
-    go.touch()
+    proceed.touch()
     assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(second)
     assert rank_reports(second)[0]["file"].startswith(str(os.path.realpath(second.path.parent.parent)))
 
 
-def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """Without a terminal the shell exits at once; what it prints first is enough."""
     home = project(tmp_path / "project", config='[environment]\nsetup = ["echo I am on $HOSTNAME: $GREETING"]\n'
                    '[environment.variables]\nGREETING = "it\'s me"\n')  # fmt: skip
@@ -282,7 +288,9 @@ def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm
     assert "it's me" in done.stdout
 
 
-def test_doctor_and_init_query_the_cluster(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_doctor_and_init_query_the_cluster(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
     seen = slurm_paceline("doctor", cwd=home, check=True).stdout
     assert "4 of 4 nodes usable" in seen

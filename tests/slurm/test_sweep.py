@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, project
+from tests.slurm.runs import Paceline, project
 from tests.slurm.sweeps import (
     GRID,
     QUICK,
@@ -25,12 +25,12 @@ from tests.slurm.sweeps import (
 
 
 def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path, scratch: Path
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT, config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
-    typed = slurm_paceline("sweep", "--parallel", "4", "sweep.toml", cwd=folder, check=True)
-    sweep = sweep_of(typed)
+    completed = slurm_paceline("sweep", "--parallel", "4", "sweep.toml", cwd=folder, check=True)
+    sweep = sweep_of(completed)
     assert wait(cluster, sweep) <= 4
     assert len(sweep.read_jobs()) == 1
     found = results(sweep)
@@ -65,12 +65,14 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
     assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
 
 
-def test_arrays_are_cut_to_what_the_cluster_allows(sandbox: Cluster, paceline: Type, tmp_path: Path) -> None:
+def test_arrays_are_cut_to_what_the_cluster_allows(
+    sandbox: Cluster, paceline: Paceline, tmp_path: Path
+) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     with another(max_array_size=5) as made:
-        words = ["sweep", "--parallel", "6", "sweep.toml"]
-        sweep = sweep_of(paceline(*words, cwd=folder, check=True, **made.environment))
+        args = ["sweep", "--parallel", "6", "sweep.toml"]
+        sweep = sweep_of(paceline(*args, cwd=folder, check=True, **made.environment))
         assert [len(line["tasks"]) for line in sweep.read_jobs()] == [5, 5, 2]
         assert wait(made, sweep) <= 6
     assert states(sweep) == ["done"] * 12, explain(sweep)
@@ -102,7 +104,7 @@ nproc = 2
 
 
 def test_a_trial_of_two_nodes_is_pruned_on_all_ranks_at_once(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", PRUNED)
     (folder / "prune.toml").write_text(HALVING, encoding="utf-8")
@@ -139,7 +141,7 @@ y = { uniform = [-3, 3] }
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tpe_finds_the_optimum_within_forty_trials(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT, config=QUICK)
     (folder / "search.toml").write_text(TPE, encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sandbox import Settings, missing_packages
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type, project
+from tests.slurm.runs import Paceline, project
 from tests.slurm.sweeps import (
     GRID,
     QUICK,
@@ -51,12 +51,12 @@ x = [0, 1, 2, 3]
 
 @pytest.mark.parametrize("pack", [1, 2])
 def test_a_trial_whose_time_is_up_goes_on_as_itself(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path, pack: int
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, pack: int
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
     (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
-    words = ["sweep", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--pack", str(pack), "sweep.toml"]
-    sweep = sweep_of(slurm_paceline(*words, cwd=folder, check=True))
+    args = ["sweep", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--pack", str(pack), "sweep.toml"]
+    sweep = sweep_of(slurm_paceline(*args, cwd=folder, check=True))
     (line,) = sweep.read_jobs()
     assert len(line["tasks"]) == 4 // pack
     until(lambda: all((sweep.trial(number).path / "began").exists() for number in (1, 2, 3)), sweep)
@@ -90,16 +90,16 @@ def _gpus(sweep: SweepFolder, number: int) -> str:
     return ""
 
 
-def allowed_few(sweep: SweepFolder, most: int) -> list[list[int]]:
+def allowed_few(sweep: SweepFolder, maximum: int) -> list[list[int]]:
     """What each task runs, which is all trials, in as few tasks as were allowed."""
     trials = [numbers for line in sweep.read_jobs() for numbers in line["tasks"].values()]
     assert [number for numbers in trials for number in numbers] == list(range(12))
-    assert len(trials) <= most
+    assert len(trials) <= maximum
     return trials
 
 
 def test_tasks_run_several_trials_where_the_cluster_holds_few_jobs(
-    sandbox: Cluster, paceline: Type, tmp_path: Path
+    sandbox: Cluster, paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
@@ -111,7 +111,7 @@ def test_tasks_run_several_trials_where_the_cluster_holds_few_jobs(
 
 
 def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
-    sandbox: Cluster, paceline: Type, tmp_path: Path
+    sandbox: Cluster, paceline: Paceline, tmp_path: Path
 ) -> None:
     if lacking := missing_packages(Settings(accounting=True)):
         pytest.skip(f"no accounting to test: install {' '.join(lacking)}")
@@ -122,8 +122,8 @@ def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
         user = getpass.getuser()
         made.run(["sacctmgr", "-i", "add", "account", "lab"])
         made.run(["sacctmgr", "-i", "add", "user", user, "account=lab", "maxsubmitjobs=5"])
-        words = ["sweep", "--account", "lab", "sweep.toml"]
-        sweep = sweep_of(paceline(*words, cwd=folder, check=True, **made.environment))
+        args = ["sweep", "--account", "lab", "sweep.toml"]
+        sweep = sweep_of(paceline(*args, cwd=folder, check=True, **made.environment))
         allowed_few(sweep, 5)
         wait(made, sweep)
         assert states(sweep) == ["done"] * 12, explain(sweep)
@@ -132,15 +132,15 @@ def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
             ["sacctmgr", "-i", "modify", "user", user, "where", "account=lab", "set", "maxsubmitjobs=-1"]
         )
         made.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "maxsubmitjobsperuser=2"])
-        words = ["sweep", "--account", "lab", "--name", "second", "sweep.toml"]
-        second = sweep_of(paceline(*words, cwd=folder, check=True, **made.environment))
+        args = ["sweep", "--account", "lab", "--name", "second", "sweep.toml"]
+        second = sweep_of(paceline(*args, cwd=folder, check=True, **made.environment))
         allowed_few(second, 2)
         wait(made, second)
     assert states(second) == ["done"] * 12, explain(second)
 
 
 def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
     (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
@@ -149,8 +149,8 @@ def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
     assert "cancelled sweep" in slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True).stdout
     wait(cluster, sweep)
     assert list(results(sweep)) == [0]
-    typed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
-    assert "submitted 3 trials" in typed.stdout
+    completed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
+    assert "submitted 3 trials" in completed.stdout
     queued = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder)
     assert "No trial of 'sweep' is missing" in queued.stderr  # they are on their way
     until(lambda: len(list(sweep.path.glob("trials/[23]/began"))) >= 1, sweep)
@@ -160,7 +160,7 @@ def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
 
 
 def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
     (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
@@ -170,8 +170,8 @@ def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
     sweep.cancelled.unlink()
     # By hand, as its head says.
     script = sweep.submission(1) / "job.sbatch"
-    words = ["sbatch", "--parsable", "--no-requeue", "--array=3", str(script), "tasks-1"]
-    job = cluster.run(words).stdout.strip()
+    args = ["sbatch", "--parsable", "--no-requeue", "--array=3", str(script), "tasks-1"]
+    job = cluster.run(args).stdout.strip()
     until((sweep.trial(3).path / "began").exists, sweep)
     cluster.run(["scancel", "--batch", "--signal=USR1", f"{job}_3"])
     until(sweep.trial(3).result.exists, sweep)
@@ -182,12 +182,12 @@ def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
 
 @pytest.mark.parametrize("style", ["mpirun", "torchrun", "fork"])
 def test_trials_of_two_nodes_in_other_styles(
-    cluster: Cluster, slurm_paceline: Type, tmp_path: Path, style: str
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, style: str
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT)
     (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2, 3]", "[1, 3]"), encoding="utf-8")
-    words = ["sweep", "--style", style, "--nodes", "2", "--nproc", "2", "--count", "2", "--parallel", "1"]
-    sweep = sweep_of(slurm_paceline(*words, "sweep.toml", cwd=folder, check=True))
+    args = ["sweep", "--style", style, "--nodes", "2", "--nproc", "2", "--count", "2", "--parallel", "1"]
+    sweep = sweep_of(slurm_paceline(*args, "sweep.toml", cwd=folder, check=True))
     wait(cluster, sweep)
     assert states(sweep) == ["done", "done"], explain(sweep)
     for number in (0, 1):

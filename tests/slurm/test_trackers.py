@@ -8,17 +8,17 @@ import pytest
 
 from paceline.contract.verdict import STOPPED_EXIT
 from tests.runtime.test_metrics import lines_of
+from tests.runtime.trackers.wandb_runs import service_environment, wandb_runs
 from tests.runtime.trackers.wandb_server import wandb_service
-from tests.runtime.trackers.worlds import kept_runs, reachable
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Type
+from tests.slurm.runs import Paceline
 from tests.slurm.test_faults import Submitted
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 def test_a_requeued_and_relaunched_run_keeps_its_id(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17", faults="27:3:kill")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
@@ -28,16 +28,16 @@ def test_a_requeued_and_relaunched_run_keeps_its_id(
     ours.restarted(1)
     ours.completes()
     assert ours.verdicts() == ["stopped", "failed", "done"], ours.logs()
-    runs = kept_runs(ours.folder.trackers)
-    assert {kept.id for kept in runs} == {ours.folder.path.name}
-    assert {kept.project for kept in runs} == {"survivors"}
-    assert [kept.exit_code for kept in runs] == [STOPPED_EXIT, 0], ours.logs()
+    runs = wandb_runs(ours.folder.trackers)
+    assert {wandb_run.id for wandb_run in runs} == {ours.folder.path.name}
+    assert {wandb_run.project for wandb_run in runs} == {"survivors"}
+    assert [wandb_run.exit_code for wandb_run in runs] == [STOPPED_EXIT, 0], ours.logs()
     # The second start lost a rank and was ended; what W&B had of it is in the third one's file.
-    assert [row for kept in runs for row in kept.lines()] == lines_of(ours.folder.path)
+    assert [row for wandb_run in runs for row in wandb_run.lines()] == lines_of(ours.folder.path)
 
 
 def test_a_cancelled_run_ends_in_time_and_is_completed_by_sync(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Type
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     """Slurm's SIGTERM reaches every process of the job, also the service that W&B writes by; SIGKILL is near."""
     ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17")
@@ -51,7 +51,7 @@ def test_a_cancelled_run_ends_in_time_and_is_completed_by_sync(
     lines = lines_of(ours.folder.path)
     assert lines[-1]["step"] >= 17
     with wandb_service() as service:
-        done = slurm_paceline("sync", str(ours.folder.path), **reachable(service, tmp_path))
+        done = slurm_paceline("sync", str(ours.folder.path), **service_environment(service, tmp_path))
         assert done.returncode == 0, done.stderr
         rows = service.runs[ours.folder.path.name].history()
         shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]

@@ -14,8 +14,8 @@ def make_sweep(path: Path, points: Iterable[Point], **search: Any) -> SweepFolde
     """A sweep with nothing begun."""
     path.mkdir(parents=True)
     folder = SweepFolder(path)
-    told = {"name": path.name, "metric": "loss", **search}
-    folder.spec.write_text(Search(**told).to_json())
+    fields = {"name": path.name, "metric": "loss", **search}
+    folder.spec.write_text(Search(**fields).to_json())
     folder.points.write_text("".join(point.to_line() for point in points))
     folder.trials.mkdir()
     return folder
@@ -29,25 +29,25 @@ def grid(values: Iterable[dict[str, Any]], seeds: int = 0) -> list[Point]:
     return found
 
 
-def begin(folder: SweepFolder, number: int, *, job: str | None = None, **told: Any) -> None:
+def begin(folder: SweepFolder, number: int, *, job: str | None = None, **fields: Any) -> None:
     """What a trial's folder has once it has begun."""
     trial = folder.trial(number)
     trial.path.mkdir()
     trial.run_json.write_text("{}")
-    trial.trial.write_text(json.dumps({"number": number, **told}))
+    trial.trial.write_text(json.dumps({"number": number, **fields}))
     if job is not None:
         trial.job.write_text(job + "\n")
 
 
 def end(
-    folder: SweepFolder, number: int, state: str = "done", value: float | None = None, **told: Any
+    folder: SweepFolder, number: int, state: str = "done", value: float | None = None, **fields: Any
 ) -> None:
-    begin(folder, number, **{key: told[key] for key in ("point", "seed") if key in told})
-    result = {"state": state, "value": value, "started": 100.0, "ended": 130.0, "error": "", **told}
+    begin(folder, number, **{key: fields[key] for key in ("point", "seed") if key in fields})
+    result = {"state": state, "value": value, "started": 100.0, "ended": 130.0, "error": "", **fields}
     folder.trial(number).result.write_text(json.dumps(result))
 
 
-def note_jobs(folder: SweepFolder, job: str, tasks: Mapping[str, list[int]]) -> None:
+def record_jobs(folder: SweepFolder, job: str, tasks: Mapping[str, list[int]]) -> None:
     line = json.dumps({"time": 1.0, "job": job, "submission": 1, "tasks": dict(tasks)})
     with open(folder.jobs, "a", encoding="utf-8") as file:
         file.write(line + "\n")

@@ -42,8 +42,8 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for number, job in ((5, "7_5"), (6, "12_6")):
         writer.folder.trial(number).path.mkdir()
         writer.folder.trial(number).job.write_text(f"{job}\n", encoding="utf-8")
-    words = {"7_4": "FAILED", "7_5": "CANCELLED", "9_5": "PENDING", "7_6": "COMPLETED", "12_6": "RUNNING"}
-    found = {job: JobState(job, word) for job, word in words.items()}
+    args = {"7_4": "FAILED", "7_5": "CANCELLED", "9_5": "PENDING", "7_6": "COMPLETED", "12_6": "RUNNING"}
+    found = {job: JobState(job, word) for job, word in args.items()}
     monkeypatch.setattr(slurm, "states", lambda jobs: {job: found[job] for job in jobs})
     assert writer.select("missing") == [4]
 

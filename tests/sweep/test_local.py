@@ -19,8 +19,8 @@ from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job
 from paceline.sweep.local import slots, with_ranks
 
-Typed = subprocess.CompletedProcess[str]
-Type = Callable[..., Typed]
+Completed = subprocess.CompletedProcess[str]
+Paceline = Callable[..., Completed]
 
 SCRIPT = """\
 import argparse, os, pathlib
@@ -65,7 +65,7 @@ def results(sweep: SweepFolder) -> dict[int, dict[str, Any]]:
 
 
 def test_a_sweep_here_says_what_is_best_and_what_failed_runs_again(
-    paceline: Type, folder: Path, scratch: Path
+    paceline: Paceline, folder: Path, scratch: Path
 ) -> None:
     shown = paceline("sweep", "--local", "--dry-run", "digits.toml", cwd=folder, check=True)
     assert "  2: x=2" in shown.stdout
@@ -95,7 +95,7 @@ def test_a_sweep_here_says_what_is_best_and_what_failed_runs_again(
     assert "--name" in other.stderr
 
 
-def test_seeds_and_lists(paceline: Type, folder: Path, scratch: Path) -> None:
+def test_seeds_and_lists(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "seeded.py").write_text(
         "import json, os, paceline\n"
         "order = json.load(open(os.environ['PACELINE_RUN'] + '/launch.json'))\n"
@@ -114,7 +114,7 @@ def test_seeds_and_lists(paceline: Type, folder: Path, scratch: Path) -> None:
     assert order["program"] == str(folder / "seeded.py")
 
 
-def test_what_is_interrupted_goes_on_later(paceline: Type, folder: Path, scratch: Path) -> None:
+def test_what_is_interrupted_goes_on_later(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "train.py").write_text(
         "import pathlib, sys, time\nimport paceline\n"
         "pathlib.Path(f'began-{sys.argv[2]}').touch()\n"
@@ -134,13 +134,13 @@ def test_what_is_interrupted_goes_on_later(paceline: Type, folder: Path, scratch
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
-    assert process.returncode == 130, told
-    assert "--resubmit missing digits" in told
+    assert process.returncode == 130, stderr
+    assert "--resubmit missing digits" in stderr
     sweep = sweep_of(scratch)
     assert results(sweep) == {}
     shown = paceline("sweep", "show", "digits", cwd=folder, check=True).stdout
@@ -152,7 +152,7 @@ def test_what_is_interrupted_goes_on_later(paceline: Type, folder: Path, scratch
     assert len(sweep.trial(0).attempts()) == 2
 
 
-def test_a_file_that_is_wrong_leaves_nothing_behind(paceline: Type, folder: Path, scratch: Path) -> None:
+def test_a_file_that_is_wrong_leaves_nothing_behind(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "digits.toml").write_text(SWEEP.replace("train.py", "trian.py"), encoding="utf-8")
     done = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert done.returncode == 2
@@ -180,7 +180,7 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
     assert len(slots(job(), Machine(cores=2, gpus=0), 5)) == 5
 
 
-def test_a_trial_is_found_by_its_name(paceline: Type, folder: Path, scratch: Path) -> None:
+def test_a_trial_is_found_by_its_name(paceline: Paceline, folder: Path, scratch: Path) -> None:
     paceline("sweep", "--local", "--count", "1", "digits.toml", cwd=folder, check=True)
     assert "digits-0" not in paceline("ps", cwd=folder, check=True).stdout  # a sweep has its own table
     shown = paceline("show", "digits-0", cwd=folder, check=True)
@@ -191,14 +191,14 @@ def test_a_trial_is_found_by_its_name(paceline: Type, folder: Path, scratch: Pat
 
 
 def test_a_sweep_here_can_be_cancelled_from_another_terminal(
-    paceline: Type, folder: Path, scratch: Path
+    paceline: Paceline, folder: Path, scratch: Path
 ) -> None:
     (folder / "train.py").write_text(
         "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n", encoding="utf-8"
     )
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
-    words = [sys.executable, "-m", "paceline", "sweep", "--local", "--parallel", "1", "digits.toml"]
-    process = subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
+    args = [sys.executable, "-m", "paceline", "sweep", "--local", "--parallel", "1", "digits.toml"]
+    process = subprocess.Popen(args, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while not (folder / "began").exists():
@@ -237,7 +237,7 @@ with paceline.session(cpu=True, seed=0) as run:
 
 @pytest.mark.slow
 def test_ranks_leave_together_also_in_the_midst_of_a_step(
-    paceline: Type, folder: Path, scratch: Path
+    paceline: Paceline, folder: Path, scratch: Path
 ) -> None:
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
     head = (

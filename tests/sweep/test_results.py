@@ -19,7 +19,7 @@ from paceline.plan.run_path import RunPath
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
 from paceline.sweep.report.rows import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
-from tests.sweep.folders import begin, end, grid, make_sweep, note_jobs
+from tests.sweep.folders import begin, end, grid, make_sweep, record_jobs
 
 RATES = [{"lr": rate} for rate in (0.1, 0.01, 0.001, 0.0001, 0.00001, 0.000001)]
 
@@ -29,10 +29,10 @@ class Scheduler:
 
     def __init__(self, **states: str) -> None:
         self.states = {name.removeprefix("j"): state for name, state in states.items()}
-        self.asked = 0
+        self.queries = 0
 
     def __call__(self, jobs: Iterable[str]) -> dict[str, JobState]:
-        self.asked += 1
+        self.queries += 1
         return {job: JobState(job, self.states[job]) for job in jobs if job in self.states}
 
 
@@ -42,7 +42,7 @@ def states(sweep: Sweep) -> dict[int, str]:
 
 def test_every_state_a_trial_can_be_in(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES))
-    note_jobs(folder, "7", {str(index): [index] for index in range(6)})
+    record_jobs(folder, "7", {str(index): [index] for index in range(6)})
     end(folder, 0, value=0.5)
     end(folder, 1, "failed", error="ValueError: no\nmore")
     begin(folder, 2, job="7_2")
@@ -51,7 +51,7 @@ def test_every_state_a_trial_can_be_in(tmp_path: Path) -> None:
     scheduler = Scheduler(j7_2="RUNNING", j7_3="CANCELLED", j7_4="PENDING")
     sweep = read_sweep(folder, scheduler)
     assert states(sweep) == {0: "done", 1: "failed", 2: "running", 3: "missing", 4: "pending", 5: "missing"}
-    assert scheduler.asked == 1
+    assert scheduler.queries == 1
     done, failed, running, _, pending, gone = sweep.trials
     assert (done.value, done.seconds, done.point) == (0.5, 30.0, {"lr": 0.1})
     assert failed.error == "ValueError: no"
@@ -63,10 +63,10 @@ def test_every_state_a_trial_can_be_in(tmp_path: Path) -> None:
 
 def test_a_trial_submitted_again_waits_until_it_begins(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES[:2]))
-    note_jobs(folder, "7", {"0": [0], "1": [1]})
+    record_jobs(folder, "7", {"0": [0], "1": [1]})
     end(folder, 0, value=0.5)
     end(folder, 1, "failed", error="ValueError: no")
-    note_jobs(folder, "8", {"0": [1]})
+    record_jobs(folder, "8", {"0": [1]})
     assert states(read_sweep(folder, Scheduler(j8_0="PENDING"))) == {0: "done", 1: "pending"}
     assert states(read_sweep(folder, Scheduler(j8_0="FAILED"))) == {0: "done", 1: "failed"}
 
@@ -76,26 +76,26 @@ def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     begin(folder, 0)
     folder.trial(0).job_start("pid-1").path.mkdir(parents=True)
     folder.trial(0).job_start("pid-1").verdict.write_text("failed\n")  # interrupted: it has no result
-    note_jobs(folder, "7", {"1": [1]})  # and the queue took no more
+    record_jobs(folder, "7", {"1": [1]})  # and the queue took no more
     submission = folder.submission(1)
     submission.mkdir(parents=True)
     writer = SweepWriter(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
     monkeypatch.setattr(slurm, "states", Scheduler(j7_1="PENDING"))
 
-    def look() -> tuple[dict[int, str], list[int]]:
+    def states_and_missing() -> tuple[dict[int, str], list[int]]:
         return states(read_sweep(folder, slurm.states)), writer.select("missing")
 
-    assert look() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
+    assert states_and_missing() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", "paceline"]
     with mark_starter(submission), subprocess.Popen(sleep) as other:
         try:
             (submission / STARTER).write_text(
                 (submission / STARTER).read_text().replace(str(os.getpid()), str(other.pid))
             )
-            assert look() == ({0: "pending", 1: "pending", 2: "pending"}, [])
+            assert states_and_missing() == ({0: "pending", 1: "pending", 2: "pending"}, [])
         finally:
             other.kill()
-    assert look() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
+    assert states_and_missing() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
 
 
 def test_without_a_scheduler_the_folder_alone_speaks(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_without_a_scheduler_the_folder_alone_speaks(tmp_path: Path) -> None:
         raise ClusterError("no squeue here")
 
     folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
-    note_jobs(folder, "7", {"0": [0, 1, 2]})
+    record_jobs(folder, "7", {"0": [0, 1, 2]})
     end(folder, 0, value=0.5)
     begin(folder, 1, job="7_0")
     assert states(read_sweep(folder, silent)) == {0: "done", 1: "running", 2: "pending"}
@@ -175,7 +175,7 @@ def test_repeats_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
         end(folder, number, value=value, seed=number)
     end(folder, 3, value=1.5, seed=0)
     end(folder, 4, "failed", seed=1)
-    note_jobs(folder, "7", {"5": [5]})
+    record_jobs(folder, "7", {"5": [5]})
     sweep = read_sweep(folder, Scheduler(j7_5="PENDING"))
     second, first = sort_by(sweep, rows(sweep), "value")
     assert (first.value, first.deviation, first.count) == (2.0, 1.0, 3)

@@ -22,7 +22,7 @@ from paceline.sweep.report.importance import importances
 from paceline.sweep.results import read_sweep
 from tests.sweep.folders import end, grid, make_sweep
 
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
@@ -56,29 +56,29 @@ def searched(scratch: Path) -> SweepFolder:
     return folder
 
 
-def test_the_table(searched: SweepFolder, paceline: Callable[..., Typed]) -> None:
-    typed = paceline("sweep", "show", "digits", "-n", "5", check=True)
+def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
+    completed = paceline("sweep", "show", "digits", "-n", "5", check=True)
     sweep = read_sweep(searched)
     done = sorted(
         (trial for trial in sweep.trials if trial.state == "done"), key=lambda trial: trial.value or 0
     )
-    shown = [int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", typed.stdout, re.MULTILINE)]
+    shown = [int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", completed.stdout, re.MULTILINE)]
     assert shown == [trial.number for trial in done[:5]]
-    assert "52 done · 3 failed · 5 missing of 60" in typed.stdout
-    assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in typed.stdout
-    assert "again: paceline sweep --local --resubmit failed digits" in typed.stdout
-    assert "… and 55 more" in typed.stdout
+    assert "52 done · 3 failed · 5 missing of 60" in completed.stdout
+    assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in completed.stdout
+    assert "again: paceline sweep --local --resubmit failed digits" in completed.stdout
+    assert "… and 55 more" in completed.stdout
 
 
-def test_a_wrong_column_is_named(searched: SweepFolder, paceline: Callable[..., Typed]) -> None:
-    typed = paceline("sweep", "show", "digits", "--sort", "learning_rate")
-    assert typed.returncode == 2
-    assert "no column 'learning_rate'" in typed.stderr
-    assert "momentum" in typed.stderr
+def test_a_wrong_column_is_named(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
+    completed = paceline("sweep", "show", "digits", "--sort", "learning_rate")
+    assert completed.returncode == 2
+    assert "no column 'learning_rate'" in completed.stderr
+    assert "momentum" in completed.stderr
 
 
 def test_the_csv_file_has_every_trial(
-    searched: SweepFolder, paceline: Callable[..., Typed], tmp_path: Path
+    searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:
     paceline("sweep", "show", "digits", "--csv", "all.csv", check=True, cwd=tmp_path)
     with open(tmp_path / "all.csv", encoding="utf-8", newline="") as file:
@@ -100,14 +100,14 @@ def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "names", grid([{"value": 'a,"b"\n', "seed": [1, 2]}]))
     end(folder, 0, value=1.5)
     head, line = list(csv.reader(to_csv(read_sweep(folder)).splitlines(keepends=True)))
-    told = dict(zip(head, line, strict=True))
-    assert told["value"] == "1.5"
-    assert told["parameter value"] == 'a,"b"\n'
-    assert told["parameter seed"] == "[1, 2]"
+    row = dict(zip(head, line, strict=True))
+    assert row["value"] == "1.5"
+    assert row["parameter value"] == 'a,"b"\n'
+    assert row["parameter seed"] == "[1, 2]"
 
 
 def test_the_report_is_one_file_that_needs_nothing(
-    searched: SweepFolder, paceline: Callable[..., Typed], tmp_path: Path
+    searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:
     paceline("sweep", "show", "digits", "--report", "report.html", check=True, cwd=tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -190,16 +190,16 @@ def test_a_large_sweep_is_one_small_read_for_each_trial(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "large", grid([{"lr": number / count} for number in range(count)]))
     for number in range(count):
         end(folder, number, value=number / count, point={"lr": number / count}, seed=None)
-    words = [sys.executable, "-c", COUNTING, str(folder.path)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    args = [sys.executable, "-c", COUNTING, str(folder.path)]
+    done = subprocess.run(args, check=True, capture_output=True, text=True)
     trials, opened = map(int, done.stdout.split())
     assert trials == count
     assert count <= opened <= count + 5
 
 
 def test_a_folder_that_is_not_there_is_named(
-    searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Typed]
+    searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Completed]
 ) -> None:
-    typed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
-    assert typed.returncode == 2
-    assert "there is no folder 'nowhere'" in typed.stderr
+    completed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
+    assert completed.returncode == 2
+    assert "there is no folder 'nowhere'" in completed.stderr

@@ -162,15 +162,15 @@ SPACE = {
 def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_path: Path) -> None:
     points = [Point(number, number // 2, None, seed=number % 2) for number in range(4)]
     sweep, submission = make(tmp_path, points, sampler="tpe", space=SPACE)
-    told = [read(open_trial(sweep, submission, number).trial) for number in range(4)]
-    assert told[0]["point"] == told[1]["point"] != told[2]["point"]
-    point = told[0]["point"]
+    records = [read(open_trial(sweep, submission, number).trial) for number in range(4)]
+    assert records[0]["point"] == records[1]["point"] != records[2]["point"]
+    point = records[0]["point"]
     assert 0 <= point["x"] <= 1
     assert point["n"] in (2, 4, 6, 8)
     assert point["widths"] in ([1, 2], [3])
     assert ("only_b" in point) == (point["kind"] == "b")
     assert (
-        read(open_trial(sweep, submission, 0).trial) == told[0]
+        read(open_trial(sweep, submission, 0).trial) == records[0]
     )  # a start after a requeue goes on with the same
 
     study = optuna_study.open_study(sweep, sweep.read_search())
@@ -185,7 +185,7 @@ def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_pat
     assert study.trials[1].state.name == "FAIL"
     # Run again after its failure: the same point, which the study hears of anew.
     again = read(open_trial(sweep, submission, 2).trial)
-    assert again["point"] == told[2]["point"]
+    assert again["point"] == records[2]["point"]
     assert again["optuna"] == 2
     assert read(open_trial(sweep, submission, 3).trial)["optuna"] == 2
 

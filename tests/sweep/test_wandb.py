@@ -18,11 +18,11 @@ from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageErr
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep
 from paceline.sweep.wandb import check_name, check_reachable
+from tests.runtime.trackers.wandb_runs import service_environment, unreachable_service
 from tests.runtime.trackers.wandb_server import wandb_service
-from tests.runtime.trackers.worlds import away, reachable
 from tests.sweep.folders import make_sweep
 
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 FILE = """\
 program: train.py
@@ -86,13 +86,13 @@ def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"
     ):
-        check_reachable(away(tmp_path))
+        check_reachable(unreachable_service(tmp_path))
     with pytest.raises(EnvironmentProblem, match="WANDB_MODE is 'offline'"):
-        check_reachable({**away(tmp_path), "WANDB_MODE": "offline"})
+        check_reachable({**unreachable_service(tmp_path), "WANDB_MODE": "offline"})
     with wandb_service() as service:
-        check_reachable(reachable(service, tmp_path))
+        check_reachable(service_environment(service, tmp_path))
         with pytest.raises(EnvironmentProblem, match="no API key"):
-            check_reachable({**reachable(service, tmp_path), "WANDB_API_KEY": ""})
+            check_reachable({**service_environment(service, tmp_path), "WANDB_API_KEY": ""})
 
 
 def test_names_of_sweeps() -> None:
@@ -103,9 +103,9 @@ def test_names_of_sweeps() -> None:
 
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
-    words = [sys.executable, "-m", "paceline.runtime.trackers.wandb.agent", sweep, str(file)]
+    args = [sys.executable, "-m", "paceline.runtime.trackers.wandb.agent", sweep, str(file)]
     done = subprocess.run(
-        words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+        args, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(file.read_text())
@@ -114,7 +114,7 @@ def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object
 
 def test_a_point_is_asked_for_by_the_real_package(tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1, "name": "a b"}]) as service:
-        environment = reachable(service, tmp_path)
+        environment = service_environment(service, tmp_path)
         first = ask("somebody/digits/s1", tmp_path / "one.json", environment)
         assert first["point"] == {"lr": 0.1, "name": "a b"}
         variables = first["variables"]
@@ -166,12 +166,12 @@ def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
     sweep.chosen_point(0).parent.mkdir()
     for number in range(2):
         sweep.chosen_point(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
-    orders = [
+    trials = [
         open_trial(sweep, each, number)
         for number, each in enumerate([submission(tmp_path / "submission")] * 2)
     ]
-    assert [LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in orders] == [0, 1]
-    orders[0].reports.write_text('{"step": 1, "value": 0.5}\n')
+    assert [LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in trials] == [0, 1]
+    trials[0].reports.write_text('{"step": 1, "value": 0.5}\n')
     close_trial(sweep, 0, "done")
     assert read_sweep(sweep).trials[0].value == 0.5
 
@@ -179,7 +179,7 @@ def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
 def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path / "sweep", [Point(0, 0, None)], sampler="wandb", wandb_sweep="a/b/c")
     with monkeypatch.context() as patch:
-        for name, value in {**away(tmp_path), "WANDB_API_KEY": "short"}.items():
+        for name, value in {**unreachable_service(tmp_path), "WANDB_API_KEY": "short"}.items():
             patch.setenv(name, value)
         with pytest.raises(LaunchError, match=r"The W&B sweep a/b/c gave no point: .*Error") as caught:
             open_trial(sweep, submission(tmp_path / "submission"), 0)
@@ -197,13 +197,15 @@ from pathlib import Path
 import paceline
 
 with paceline.session() as run:
-    told = {"args": sys.argv[1:], "params": dict(run.params)}
-    Path(sys.argv[0]).with_name(f"told-{run.rank}.json").write_text(json.dumps(told))
+    report = {"args": sys.argv[1:], "params": dict(run.params)}
+    Path(sys.argv[0]).with_name(f"report-{run.rank}.json").write_text(json.dumps(report))
     run.log(loss=run.params["lr"] * 2)
 """
 
 
-def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Typed], scratch: Path) -> None:
+def test_a_whole_run_under_one_agent(
+    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
+) -> None:
     """One process asks, and both ranks train its point; the service hears of it as the sweep's run."""
     project = tmp_path / "project"
     project.mkdir()
@@ -212,15 +214,15 @@ def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Typ
         '[tracking]\nwandb_project = "elsewhere"\n[project]\nsnapshot = false\n'
     )
     with wandb_service([{"lr": 0.1}]) as service:
-        typed = paceline(
+        completed = paceline(
             "sweep", "--local", "--cpu", "--nproc", "2", "--parallel", "1", "--count", "1", "--metric", "loss",
             "--wandb-sweep", "somebody/digits/s1", "train.py",
-            cwd=project, timeout=280, check=True, **reachable(service, tmp_path),
+            cwd=project, timeout=280, check=True, **service_environment(service, tmp_path),
         )  # fmt: skip
-    assert "best of 1: trial 0, loss 0.2, lr=0.1" in typed.stderr
+    assert "best of 1: trial 0, loss 0.2, lr=0.1" in completed.stderr
     for rank in (0, 1):
-        told = json.loads((project / f"told-{rank}.json").read_text())
-        assert told == {"args": ["--lr", "0.1"], "params": {"lr": 0.1}}
+        report = json.loads((project / f"report-{rank}.json").read_text())
+        assert report == {"args": ["--lr", "0.1"], "params": {"lr": 0.1}}
     (run,) = service.runs.values()
     assert (run.name, run.sweep, run.project, run.exit_code) == ("trial-1", "s1", "digits", 0)
     assert run.config["lr"] == {"value": 0.1}
@@ -229,21 +231,23 @@ def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Typ
     assert (trial.state, trial.value, trial.point) == ("done", 0.2, {"lr": 0.1})
 
 
-def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., Typed], scratch: Path) -> None:
+def test_its_file_makes_the_sweep_once(
+    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
+) -> None:
     """A dry run makes none. Whatever a trial does, the second start takes the sweep that the first has made."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("raise SystemExit(1)\n")
     written(project, FILE.replace("method: grid", "method: grid\nname: my digits"))
-    words = ("sweep", "--local", "--cpu", "--parallel", "1", "--style", "spawn", "sweep.yml")
+    args = ("sweep", "--local", "--cpu", "--parallel", "1", "--style", "spawn", "sweep.yml")
     with wandb_service([{"lr": 0.1, "width": 32, "depth": 2}] * 2) as service:
-        environment = reachable(service, tmp_path)
-        dry = paceline(*words, "--dry-run", cwd=project, check=True, **environment)
+        environment = service_environment(service, tmp_path)
+        dry = paceline(*args, "--dry-run", cwd=project, check=True, **environment)
         assert "trials  6" in dry.stdout
         assert not service.sweeps
-        first = paceline(*words, "--count", "1", cwd=project, timeout=200, **environment)
+        first = paceline(*args, "--count", "1", cwd=project, timeout=200, **environment)
         assert "points come from the W&B sweep digits/sweep1" in first.stderr
-        second = paceline(*words, "--count", "2", cwd=project, timeout=200, **environment)
+        second = paceline(*args, "--count", "2", cwd=project, timeout=200, **environment)
         assert "points come from the W&B sweep digits/sweep1" in second.stderr
         assert len(service.sweeps) == 1
     sweep = SweepFolder(scratch / "project" / "default" / "my-digits")
@@ -253,46 +257,46 @@ def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., T
     assert launch_spec.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
 
 
-def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Typed]) -> None:
+def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nwandb_sweep = "me/digits/filed"\n')
-    words = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
-    typed = paceline(*words, "sweep.toml", check=True)
+    args = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
+    completed = paceline(*args, "sweep.toml", check=True)
     assert (
         "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed"
-        in typed.stderr
+        in completed.stderr
     )
     (tmp_path / "paceline.toml").write_text('[tracking]\nwandb_sweep = "me/digits/tracked"\n')
-    typed = paceline(*words, "train.py", check=True)
-    assert "--wandb-sweep is me/digits/typed, but tracking.wandb_sweep in" in typed.stderr
-    assert "is me/digits/tracked" in typed.stderr
-    assert "/train-tracked" in typed.stdout
+    completed = paceline(*args, "train.py", check=True)
+    assert "--wandb-sweep is me/digits/typed, but tracking.wandb_sweep in" in completed.stderr
+    assert "is me/digits/tracked" in completed.stderr
+    assert "/train-tracked" in completed.stdout
 
 
 def test_without_a_network_nothing_is_begun(
-    tmp_path: Path, paceline: Callable[..., Typed], scratch: Path
+    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
-    words = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
-    typed = paceline(*words, **away(tmp_path))
-    assert typed.returncode == 1
-    assert "W&B at http://127.0.0.1:9, but 127.0.0.1:9 cannot be reached" in typed.stderr
+    args = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
+    completed = paceline(*args, **unreachable_service(tmp_path))
+    assert completed.returncode == 1
+    assert "W&B at http://127.0.0.1:9, but 127.0.0.1:9 cannot be reached" in completed.stderr
     assert not scratch.exists()
 
 
-def test_how_many_points_must_be_said(tmp_path: Path, paceline: Callable[..., Typed]) -> None:
+def test_how_many_points_must_be_said(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text("")
-    typed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
-    assert typed.returncode == 2
-    assert "the number of points per agent is missing" in typed.stderr
-    typed = paceline("sweep", "train.py")
-    assert typed.returncode == 2
-    assert "--wandb-sweep ENTITY/PROJECT/ID" in typed.stderr
+    completed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
+    assert completed.returncode == 2
+    assert "the number of points per agent is missing" in completed.stderr
+    completed = paceline("sweep", "train.py")
+    assert completed.returncode == 2
+    assert "--wandb-sweep ENTITY/PROJECT/ID" in completed.stderr
 
 
 @pytest.mark.slow  # wandb's agent takes ten seconds to believe it
 def test_a_sweep_that_has_no_more_points(tmp_path: Path) -> None:
     with wandb_service([]) as service:
-        assert ask("somebody/digits/s1", tmp_path / "none.json", reachable(service, tmp_path)) == {
+        assert ask("somebody/digits/s1", tmp_path / "none.json", service_environment(service, tmp_path)) == {
             "point": None
         }

@@ -143,10 +143,10 @@ def test_facts_about_this_node(tmp_path: Path) -> None:
     [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)],
 )
 def test_visible_gpus(devices: str, count: int, tmp_path: Path) -> None:
-    here = find_placement(launch_spec(nodes=1), {})
+    placement = find_placement(launch_spec(nodes=1), {})
     environ = {"CUDA_VISIBLE_DEVICES": devices}
-    assert preflight.collect_facts(here, folder=tmp_path, environ=environ)["visible_gpus"] == count
-    assert preflight.collect_facts(here, folder=tmp_path, environ={})["visible_gpus"] is None
+    assert preflight.collect_facts(placement, folder=tmp_path, environ=environ)["visible_gpus"] == count
+    assert preflight.collect_facts(placement, folder=tmp_path, environ={})["visible_gpus"] is None
 
 
 def test_the_facts_include_the_placement(tmp_path: Path) -> None:

@@ -172,8 +172,8 @@ def test_all_agents_notice_a_killed_agent(start: Start) -> None:
     for member in members:
         member.read()
     members[2].process.kill()
-    for survivor in members[:2]:
-        assert survivor.await_message(is_lost(2))["reason"]
+    for remaining in members[:2]:
+        assert remaining.await_message(is_lost(2))["reason"]
     members[1].send("prepare 2")
     failed = members[0].ask("prepare 2")
     assert failed["hosts"] == ["host2"]
@@ -227,8 +227,8 @@ def test_a_connection_without_the_token_is_rejected(start: Start, job_start: Job
     its_job_start = job_start.path.parent / "another"
     its_job_start.mkdir()
     (its_job_start / "verdict").write_text("failed\n")  # its own run is over, so it does not wait
-    stranger = start(1, 2, 60.0, 3.0, PACELINE_TOKEN="guess", **away)
-    failed = stranger.read()
+    intruder = start(1, 2, 60.0, 3.0, PACELINE_TOKEN="guess", **away)
+    failed = intruder.read()
     assert failed["answer"] == "failed"
     assert "could not join the head agent" in failed["message"]
     assert "s3cret" not in failed["message"]

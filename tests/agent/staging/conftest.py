@@ -25,12 +25,12 @@ def node(tmp_path: Path) -> Node:
 @pytest.fixture
 def little_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MB."""
-    place = tmp_path / "little"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
+    mount = tmp_path / "little"
+    mount.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True)
     if done.returncode:
         pytest.skip("mounting a small disk needs root")
     try:
-        yield place
+        yield mount
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)

@@ -21,7 +21,7 @@ from paceline.agent.staging.manifest import scan
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED, STOPPED, read_verdict
-from tests.agent.staging.trees import content, plant
+from tests.agent.staging.trees import content, make_tree
 
 WITHIN = 120.0
 
@@ -117,7 +117,7 @@ class Launched:
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     base = tmp_path / "scratch" / "project"
-    plant(base / "set")
+    make_tree(base / "set")
     return base
 
 
@@ -133,7 +133,7 @@ def launch(base: Path) -> Iterator[Callable[..., Launched]]:
         yield start
 
 
-def left_on(disk: Path) -> list[str]:
+def leftovers(disk: Path) -> list[str]:
     return sorted(path.name for path in disk.glob("paceline-*/*"))
 
 
@@ -155,7 +155,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     count = len(scan(base / "set").files)
     for rank, disk in enumerate(disks):
         assert f"files {count} in {disk}/" in run.log(rank), run.console()
-        assert left_on(disk) == []
+        assert leftovers(disk) == []
     assert read_verdict(run.job_start.verdict) == FAILED
     assert run.results() == {"node-0/out/result-0": "0", "node-1/out/result-1": "1"}, run.console()
     events = (run.run.events / "agent-1.jsonl").read_text().splitlines()
@@ -169,7 +169,7 @@ def test_agents_per_rank_stage_once_per_node_and_cache(
     run = launch("one", LIST_FILES, disks=[disk, disk], nodes=1, nproc=2, style="srun", data={"keep": 3600})
     assert run.codes() == [0, 0], run.console()
     assert run.results() == {"out/result-0": "0", "out/result-1": "1"}
-    assert left_on(disk) == ["cache"]
+    assert leftovers(disk) == ["cache"]
     staged = [json.loads(line) for path in run.run.events.iterdir() for line in path.read_text().splitlines()]
     assert [each["files"] for each in staged if each["event"] == "staged"] == [len(scan(base / "set").files)]
     cached = cached_item(make_private_folder(disk), scan(base / "set").key)
@@ -184,13 +184,13 @@ def test_a_stop_while_data_is_staged_starts_no_rank(
     lock = cached_item(make_private_folder(disk), scan(base / "set").key).lock()
     assert lock.acquire(exclusive=True)  # another job stages the same data, and takes its time
     run = launch("one", LIST_FILES, disks=[disk], data={"keep": 3600})
-    run.await_that(lambda: any("run-one" in name for name in left_on(disk)))
+    run.await_that(lambda: any("run-one" in name for name in leftovers(disk)))
     run.job_start.stop.touch()
     assert run.codes() == [0], run.console()
     lock.close()
     assert read_verdict(run.job_start.verdict) == STOPPED
     assert not run.run.attempts()
-    assert left_on(disk) == ["cache"]
+    assert leftovers(disk) == ["cache"]
 
 
 def test_a_node_that_cannot_stage_is_named_by_the_head(
@@ -203,7 +203,7 @@ def test_a_node_that_cannot_stage_is_named_by_the_head(
     assert f"Cannot make a folder for data in {tmp_path / 'file' / 'b'}: Not a directory" in head
     assert read_verdict(run.job_start.verdict) == FAILED
     assert not run.log(0)
-    assert left_on(tmp_path / "a") == []
+    assert leftovers(tmp_path / "a") == []
 
 
 @pytest.mark.parametrize("stages", [True, False])
@@ -215,13 +215,13 @@ def test_leftovers_of_a_killed_agent_are_collected_and_removed(
     dead.await_that(lambda: "there" in dead.log(0))
     dead.processes[0].send_signal(signal.SIGKILL)
     dead.codes()
-    assert left_on(disk) == ["run-dead-job_start-0"]
+    assert leftovers(disk) == ["run-dead-job_start-0"]
     script, data = (LIST_FILES, {"collect": []}) if stages else ("print('no data')", None)
     after = launch("after", script, disks=[disk], data=data)
     assert after.codes() == [0], after.console()
     assert "removed 1 folders" in after.console()
     assert dead.results() == {"out/result-0": "0"}
-    assert left_on(disk) == []
+    assert leftovers(disk) == []
 
 
 def test_a_run_here_stages_by_flag_and_refuses_what_is_not_there(
@@ -235,7 +235,7 @@ def test_a_run_here_stages_by_flag_and_refuses_what_is_not_there(
     assert missing.returncode == 1
     assert f"'{scratch / 'p' / 'set'}' does not exist" in missing.stderr
     assert not scratch.exists()
-    plant(tmp_path / "elsewhere" / "set")
+    make_tree(tmp_path / "elsewhere" / "set")
     done = paceline(
         "run", "--cpu", "--nproc", "1", "--data", str(tmp_path / "elsewhere" / "set"), "train.py",
         cwd=tmp_path, check=True, TMPDIR=str(tmp_path),
@@ -247,4 +247,4 @@ def test_a_run_here_stages_by_flag_and_refuses_what_is_not_there(
         "CHECKPOINTS": run / "checkpoints", "LOGS": run / "attempt-1",
     }.items():  # fmt: skip
         assert f"'PACELINE_{name}': '{value}'" in done.stdout
-    assert left_on(tmp_path) == []
+    assert leftovers(tmp_path) == []

@@ -15,20 +15,20 @@ from paceline.agent.staging.manifest import scan
 from paceline.agent.staging.packs import Packs
 from paceline.agent.staging.stage import Stager, StagingThread, scan_items
 from paceline.errors import EnvironmentProblem
-from tests.agent.staging.trees import ODD, Node, content, plant, request
+from tests.agent.staging.trees import ODD, Node, content, make_tree, request
 
 
 @pytest.fixture
-def placed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The target of each group of small files that was copied."""
     found: list[str] = []
     real = small_files.SmallFileCopier.copy
 
-    def place(self: small_files.SmallFileCopier, *group: object, **where: object) -> object:
+    def copy(self: small_files.SmallFileCopier, *group: object, **where: object) -> object:
         found.append(self.target)
         return real(self, *group, **where)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(small_files.SmallFileCopier, "copy", place)
+    monkeypatch.setattr(small_files.SmallFileCopier, "copy", copy)
     return found
 
 
@@ -37,22 +37,22 @@ def is_all_there(stager: Stager) -> bool:
 
 
 def test_a_current_pack_is_unpacked_once_and_large_files_follow(
-    base: Path, node: Node, placed: list[str]
+    base: Path, node: Node, copied: list[str]
 ) -> None:
-    source = plant(base / "set", large=2)
+    source = make_tree(base / "set", large=2)
     wanted = request(base, "set", verify="checksum")
     node.stage(wanted)
-    placed.clear()
+    copied.clear()
     stager = node.stager(wanted)
     stager.start_prefetch()
     unpacking = stager.prefetcher.started["set"]
     unpacking._thread.join()  # before the scan
-    assert len(placed) == 1
-    there = {name for name in content(stager.data / "set") if name.startswith("large")}
-    assert not there
+    assert len(copied) == 1
+    large_files = {name for name in content(stager.data / "set") if name.startswith("large")}
+    assert not large_files
     stager.stage(scan_items(wanted, stager.packs))
     assert content(stager.data / "set") == content(source)
-    assert len(placed) == 1
+    assert len(copied) == 1
     assert is_all_there(stager)
     assert stager.result.files == len(unpacking.manifest.files)
 
@@ -75,7 +75,7 @@ def mode(source: Path) -> None:
 
 @pytest.mark.parametrize("change", [rewrite, rename, remove, mode])
 def test_nothing_is_left_of_an_outdated_pack(change: Callable[[Path], None], base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
     change(source)
@@ -94,7 +94,7 @@ def test_nothing_is_left_of_an_outdated_pack(change: Callable[[Path], None], bas
 
 
 def test_a_source_that_is_gone_leaves_nothing(base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
     source.rename(base / "elsewhere")
@@ -107,23 +107,23 @@ def test_a_source_that_is_gone_leaves_nothing(base: Path, node: Node) -> None:
     assert not list(stager.data.iterdir())
 
 
-def test_a_stop_ends_it(base: Path, node: Node, placed: list[str]) -> None:
-    plant(base / "set", large=0)
+def test_a_stop_ends_it(base: Path, node: Node, copied: list[str]) -> None:
+    make_tree(base / "set", large=0)
     wanted = request(base, "set")
     node.stage(wanted)
-    placed.clear()
+    copied.clear()
     stager = node.stager(wanted)
     stager.transfer.stop.set()
     thread = StagingThread(stager)
     thread.start()
     thread.stop()
     assert thread.stopped
-    assert not placed
+    assert not copied
     assert not stager.result.files
 
 
 def test_a_truncated_pack_is_an_error_though_its_manifest_is_current(base: Path, node: Node) -> None:
-    plant(base / "set", large=0)
+    make_tree(base / "set", large=0)
     wanted = request(base, "set")
     node.stage(wanted)
     os.truncate(next(wanted.packs.glob("*.pack")), 1000)
@@ -134,7 +134,7 @@ def test_a_truncated_pack_is_an_error_though_its_manifest_is_current(base: Path,
 def test_items_take_turns_and_one_that_changed_does_not_disturb_the_other(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = plant(base / "one"), plant(base / "two", small=200)
+    one, two = make_tree(base / "one"), make_tree(base / "two", small=200)
     wanted = request(base, "one", "two")
     node.stage(wanted)
     rename(two)
@@ -159,23 +159,23 @@ def test_items_take_turns_and_one_that_changed_does_not_disturb_the_other(
 
 def test_helpers_prefetch(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helpers, "FILES_PER_HELPER", 200)
-    source = plant(base / "set", small=600)
+    source = make_tree(base / "set", small=600)
     wanted = request(base, "set")
     node.stage(wanted)
-    placed: list[helpers.Helper] = []
+    copied: list[helpers.Helper] = []
     real = helpers.Helper.copy
-    monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group))
+    monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: copied.append(self) or real(self, group))
     data, _ = node.stage(wanted)
     assert content(data / "set") == content(source)
-    assert placed
-    assert all(helper.process.returncode == 0 for helper in placed)
+    assert copied
+    assert all(helper.process.returncode == 0 for helper in copied)
 
 
 def test_too_little_space_is_reported_as_without_a_prefetch(
     base: Path, little_disk: Path, tmp_path: Path
 ) -> None:
     """One item has a pack and fits; both do not."""
-    source = plant(base / "set", small=500, large=0)
+    source = make_tree(base / "set", small=500, large=0)
     Node(tmp_path / "large disk").stage(request(base, "set"))
     (base / "more").write_bytes(bytes(3_500_000))
     node = Node(little_disk)
@@ -195,7 +195,7 @@ def test_too_little_space_is_reported_as_without_a_prefetch(
 def test_a_prefetch_that_cannot_be_removed_is_an_error(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
     rename(source)
@@ -205,7 +205,7 @@ def test_a_prefetch_that_cannot_be_removed_is_an_error(
 
 
 def test_an_outdated_pack_is_tried_once(base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
     for path in source.rglob("*.bin"):
@@ -217,8 +217,8 @@ def test_an_outdated_pack_is_tried_once(base: Path, node: Node) -> None:
 
 
 def test_a_pack_in_use_is_not_old(base: Path, node: Node) -> None:
-    plant(base / "a")
-    plant(base / "b")
+    make_tree(base / "a")
+    make_tree(base / "b")
     node.stage(request(base, "a"))
     store = Packs(request(base).packs)
     for path in store.folder.iterdir():
@@ -231,7 +231,7 @@ def test_a_pack_in_use_is_not_old(base: Path, node: Node) -> None:
 def test_files_of_another_user_are_not_prefetched(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
     monkeypatch.setattr(packs.os, "geteuid", lambda: 4242)
@@ -251,7 +251,7 @@ def test_files_of_another_user_are_not_prefetched(
 def test_without_a_usable_pack_the_item_is_copied_as_usual(
     damage: str, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
     (last,) = wanted.packs.glob("*.last")

@@ -34,12 +34,12 @@ from paceline.agent.staging.manifest import (
 from paceline.agent.staging.packs import Packs, make_packs
 from paceline.agent.staging.stage import Stager, scan_items
 from paceline.errors import EnvironmentProblem, UsageError
-from tests.agent.staging.trees import ODD, Node, content, manifests, plant, request
-from tests.slurm.runs import Typed
+from tests.agent.staging.trees import ODD, Node, content, make_tree, manifests, request
+from tests.slurm.runs import Completed
 
 
 def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Node) -> None:
-    source = plant(base / "sets" / "a b")
+    source = make_tree(base / "sets" / "a b")
     (base / "weights").write_bytes(b"w" * (SMALL + 1))
     wanted = request(base, "sets/a b", "weights", verify="checksum")
     data, _ = node.stage(wanted)
@@ -55,7 +55,7 @@ def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Nod
 def test_later_jobs_read_the_pack_and_not_the_files(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set")
     first, _ = node.stage(wanted)
     read = []
@@ -73,16 +73,16 @@ def test_later_jobs_read_the_pack_and_not_the_files(
 
 
 @pytest.fixture
-def many(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tree(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Enough small files for helpers; one name is not UTF-8."""
     monkeypatch.setattr(helpers, "FILES_PER_HELPER", 200)
-    source = plant(base / "set", small=600)
+    source = make_tree(base / "set", small=600)
     (source / os.fsdecode(b"no text \xff")).write_bytes(b"odd too")
     return source
 
 
 def test_helpers_copy_pack_and_unpack(
-    many: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed = []
     real = helpers.Helper.copy
@@ -91,7 +91,7 @@ def test_helpers_copy_pack_and_unpack(
     for _ in ("packed on the way", "out of the pack"):
         placed.clear()
         data, _ = node.stage(wanted)
-        assert content(data / "set") == content(many)
+        assert content(data / "set") == content(tree)
         assert placed
         assert all(helper.process.returncode == 0 for helper in placed)
     packs = Packs(base / "elsewhere")
@@ -101,16 +101,16 @@ def test_helpers_copy_pack_and_unpack(
 
 
 def test_errors_in_helpers_are_reported(
-    many: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = request(base, "set")
     stager = Stager(wanted, private=node.private, data=node.private / "data", host="here", makes_packs=True)
     planned = scan_items(wanted, stager.packs)
-    (many / ODD).write_bytes(b"longer than it was")
+    (tree / ODD).write_bytes(b"longer than it was")
     with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
         stager.stage(planned)
-    (many / ODD).unlink()
-    (many / ODD).symlink_to("nowhere")
+    (tree / ODD).unlink()
+    (tree / ODD).symlink_to("nowhere")
     with pytest.raises(EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"):
         Stager(
             wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True
@@ -142,7 +142,7 @@ def test_helpers_leave_signals_to_the_agent(number: signal.Signals, tmp_path: Pa
 
 
 def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
     packs = Packs(wanted.packs)
     assert make_packs(manifests(wanted, packs), packs, Transfer()) == 1
@@ -152,7 +152,7 @@ def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
 
 
 def test_checksums_find_a_bad_pack(base: Path, node: Node) -> None:
-    plant(base / "set")
+    make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
     packs = Packs(wanted.packs)
     make_packs(manifests(wanted, packs), packs, Transfer())
@@ -166,7 +166,7 @@ def test_checksums_find_a_bad_pack(base: Path, node: Node) -> None:
 
 def test_large_files_arrive_in_pieces(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PIECE", 100_000)
-    source = plant(base / "set", small=3, large=4)
+    source = make_tree(base / "set", small=3, large=4)
     data, _ = node.stage(request(base, "set"))
     assert content(data / "set") == content(source)
     # File systems that cannot copy inside the kernel, or not from one to the other.
@@ -181,7 +181,7 @@ def _refuse(*_: int) -> int:
 
 
 def test_links_stay_links(base: Path, node: Node, tmp_path: Path) -> None:
-    source = plant(base / "set", small=2)
+    source = make_tree(base / "set", small=2)
     outside = tmp_path / "elsewhere"
     outside.write_text("shared")
     (source / "near").symlink_to(source / "script.sh")  # in full, but inside
@@ -200,7 +200,7 @@ def test_links_stay_links(base: Path, node: Node, tmp_path: Path) -> None:
 
 
 def test_cached_data_is_reused_and_expires(base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set", keep=3600)
     first, stager = node.stage(wanted)
     assert content(first / "set") == content(source)
@@ -219,7 +219,7 @@ def test_cached_data_is_reused_and_expires(base: Path, node: Node) -> None:
 
 
 def test_an_interrupted_copy_is_resumed(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = plant(base / "set", small=0, large=4)
+    source = make_tree(base / "set", small=0, large=4)
     wanted = request(base, "set", keep=3600)
     real, pieces = transfer.ItemCopy._copy_piece, []
 
@@ -251,7 +251,7 @@ def test_cached_data_without_its_record_is_finished(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the record is missing: the disk was full, or the job was killed."""
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     wanted = request(base, "set", keep=3600)
 
     def full(*_: object, **__: object) -> None:
@@ -268,15 +268,15 @@ def test_cached_data_without_its_record_is_finished(
 
 
 def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     item = cache.cached_item(node.private, "k" * 32)
-    began, go_on = threading.Event(), threading.Event()
+    began, may_continue = threading.Event(), threading.Event()
     filled: list[int] = []
 
     def fill(number: int, folder: Path) -> None:
         filled.append(number)
         began.set()
-        assert go_on.wait(60)
+        assert may_continue.wait(60)
         shutil.copytree(source, folder / "set")
         item.finish(keep=60, source=str(source), size=1)
 
@@ -292,7 +292,7 @@ def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
     for thread in threads:
         thread.start()
     assert began.wait(60)
-    go_on.set()
+    may_continue.set()
     for thread in threads:
         thread.join(60)
     assert len(filled) == 1
@@ -332,7 +332,7 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
 
 
 def test_a_source_that_changes_is_an_error(base: Path, node: Node) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     stager = Stager(
         request(base, "set"), private=node.private, data=node.private / "data", host="here", makes_packs=True
     )
@@ -437,7 +437,7 @@ def test_progress_is_shown(
 
 
 def test_one_thread_and_several_find_the_same(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = plant(base / "set")
+    source = make_tree(base / "set")
     (source / "class 0" / "deep" / "er").mkdir(parents=True)
     (source / "class 0" / "deep" / "er" / "file").write_text("text")
     alone = scan(source)
@@ -450,8 +450,8 @@ def test_one_thread_and_several_find_the_same(base: Path, monkeypatch: pytest.Mo
     assert Manifest.from_values(json.loads(alone.to_json())) == alone
 
 
-def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Typed]) -> None:
-    source = plant(base / "set")
+def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Completed]) -> None:
+    source = make_tree(base / "set")
     project = base.parent.parent / "project"
     project.mkdir()
     output = paceline("data", "stage", "set", cwd=project, check=True).stdout
@@ -467,10 +467,10 @@ def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Typ
 def test_progress_is_shown_while_a_transfer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.agent.staging.copy.progress.LOG_INTERVAL", 0.0)
     lines: list[str] = []
-    going = Transfer()
-    with show_progress("packing", going, say=lines.append):
-        going.total = 4_000_000
-        going.add(1_000_000)
+    transfer = Transfer()
+    with show_progress("packing", transfer, say=lines.append):
+        transfer.total = 4_000_000
+        transfer.add(1_000_000)
         deadline = time.monotonic() + 60
         while not lines:
             assert time.monotonic() < deadline

@@ -15,7 +15,7 @@ from paceline.agent.staging.stage import Stager, scan_items
 ODD = "a name with spaces\nand a newline"
 
 
-def plant(root: Path, *, small: int = 100, large: int = 1) -> Path:
+def make_tree(root: Path, *, small: int = 100, large: int = 1) -> Path:
     """Small files in several folders, large ones, an empty folder, odd names."""
     chance = random.Random(7)
     root.mkdir(parents=True)

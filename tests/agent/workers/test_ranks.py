@@ -41,7 +41,7 @@ if __name__ == "__main__":
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawning) as pool:
         spawned = pool.submit(double, 21).result()
-    told = {
+    report = {
         "sum": total.item(), "argv": sys.argv, "path": sys.path[0], "input": sys.stdin.read(),
         "main": sys.modules["__main__"].__dict__ is globals(), "file": __file__,
         "pickled": type(pickle.loads(pickle.dumps(Thing()))).__name__, "spawned": spawned,
@@ -53,11 +53,11 @@ if __name__ == "__main__":
             "PACELINE_TOKEN",
         )},
     }
-    name = f"told-{dist.get_rank()}"
-    def last_word():
-        Path(name + ".partial").write_text(json.dumps(told))
+    name = f"report-{dist.get_rank()}"
+    def write_report():
+        Path(name + ".partial").write_text(json.dumps(report))
         os.rename(name + ".partial", name)
-    atexit.register(last_word)
+    atexit.register(write_report)
     dist.destroy_process_group()
     print("out", file=sys.stdout)
     print("err", file=sys.stderr)
@@ -65,8 +65,8 @@ if __name__ == "__main__":
 """
 
 
-def told(started: Launched, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((started.run.path / f"told-{rank}").read_text())
+def read_report(started: Launched, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((started.run.path / f"report-{rank}").read_text())
     return found
 
 
@@ -103,27 +103,27 @@ def test_like_python(launch: Launch, style: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
-    each = [told(started, rank) for rank in (0, 1)]
+    reports = [read_report(started, rank) for rank in (0, 1)]
     for rank in (0, 1):
-        it = each[rank]
-        assert it["sum"] == 2.0
-        assert it["argv"] == [str(started.run.path / "train.py"), *ARGUMENTS]
-        assert it["path"] == str(started.run.path)
-        assert it["file"] == str(started.run.path / "train.py")
-        assert it["input"] == ""
-        assert it["main"]
-        assert it["pickled"] == "Thing"
-        assert it["spawned"] == 42
-        assert it["batches"] == [14.0, 126.0]
-        assert (it["threads"], it["omp"]) == (1, "1")
-        assert it["variables"] == {
+        report = reports[rank]
+        assert report["sum"] == 2.0
+        assert report["argv"] == [str(started.run.path / "train.py"), *ARGUMENTS]
+        assert report["path"] == str(started.run.path)
+        assert report["file"] == str(started.run.path / "train.py")
+        assert report["input"] == ""
+        assert report["main"]
+        assert report["pickled"] == "Thing"
+        assert report["spawned"] == 42
+        assert report["batches"] == [14.0, 126.0]
+        assert (report["threads"], report["omp"]) == (1, "1")
+        assert report["variables"] == {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-            "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": it["variables"]["TORCHELASTIC_RUN_ID"],
+            "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": report["variables"]["TORCHELASTIC_RUN_ID"],
             "ASKED": "for, 'this'", "PACELINE_TOKEN": None,
         }  # fmt: skip
         assert sorted(started.log(rank).split()) == ["err", "out"]
-    assert each[0]["variables"]["TORCHELASTIC_RUN_ID"] == "test" or style == "torchrun"
-    for first, second in zip(each[0]["random"], each[1]["random"], strict=True):
+    assert reports[0]["variables"]["TORCHELASTIC_RUN_ID"] == "test" or style == "torchrun"
+    for first, second in zip(reports[0]["random"], reports[1]["random"], strict=True):
         assert first != second, "no seed was set: ranks must differ, as processes do"
     assert (started.out().split(), started.err().split()) == (["out"], ["err"]), "rank 0 alone is shown"
 
@@ -265,11 +265,11 @@ THREADS = [
 def test_threads_that_are_exported_are_kept_and_told(
     launch: Launch, style: str, case: tuple[str, str | None, str, bool]
 ) -> None:
-    exported, asked, found, is_told = case
-    variables = {"OMP_NUM_THREADS": asked} if asked else {}
+    exported, requested, found, is_reported = case
+    variables = {"OMP_NUM_THREADS": requested} if requested else {}
     started = launch(
         TOLD, nproc=1, style=style, threads=2, env={"OMP_NUM_THREADS": exported}, variables=variables
     )
     assert started.wait() == 0, started.err()
     assert started.out().splitlines()[0] == found
-    assert (f"OMP_NUM_THREADS={exported} from the environment" in started.err()) is is_told
+    assert (f"OMP_NUM_THREADS={exported} from the environment" in started.err()) is is_reported

@@ -17,7 +17,7 @@ from tests.agent.conftest import Launch, is_alive, until
 
 
 @pytest.mark.parametrize(
-    ("words", "threads", "preload"),
+    ("args", "threads", "preload"),
     [
         (["t.py"], 4, []),
         (["--nproc", "4", "t.py", "--nproc", "1", "--dry-run"], 2, []),
@@ -29,11 +29,11 @@ from tests.agent.conftest import Launch, is_alive, until
     ],
 )
 def test_guessed_options(
-    words: list[str], threads: int, preload: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    args: list[str], threads: int, preload: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    options = guess(words, cores=8, environ={"CUDA_VISIBLE_DEVICES": ""})
+    options = guess(args, cores=8, environ={"CUDA_VISIBLE_DEVICES": ""})
     assert options is not None
     assert (options.threads, options.preload) == (threads, preload)
     assert ZygoteOptions.from_args(options.to_args()).to_args() == options.to_args()
@@ -48,7 +48,7 @@ def test_the_guess_uses_exported_thread_counts(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         [], ["--help"], ["--dry-run", "t.py"], ["--style", "torchrun", "t.py"], ["--style=spawn", "t.py"],
         ["--nodes", "2", "t.py"], ["-N", "2", "t.py"], ["-N2", "t.py"],
@@ -56,11 +56,11 @@ def test_the_guess_uses_exported_thread_counts(tmp_path: Path, monkeypatch: pyte
         ["--env", "OMP_NUM_THREADS=3", "t.py"], ["sets.py"], ["--nproc"],
     ],
 )  # fmt: skip
-def test_no_zygote_is_started(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_zygote_is_started(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     (tmp_path / "sets.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
-    assert guess(words, cores=8, environ={}) is None
+    assert guess(args, cores=8, environ={}) is None
 
 
 def test_options_without_a_value_are_known() -> None:

@@ -27,15 +27,15 @@ def job(**keys: object) -> Job:
     return load_job(Program("env"), flags=flags, cwd=Path("/home/ann/my vision"))
 
 
-def script(asked: Job, steps: list[str], size: BuildResources | None = None) -> str:
+def script(job: Job, steps: list[str], size: BuildResources | None = None) -> str:
     build = BuildScript(
         title="venv 0123456789abcdef of vision: requirements.txt",
         folder=FOLDER,
         target=TARGET,
-        cwd=asked.folder,
-        directives=build_directives(asked, FOLDER, size or BuildResources()),
-        modules=module_section(asked.environment).lines(),
-        setup=asked.environment.setup,
+        cwd=job.folder,
+        directives=build_directives(job, FOLDER, size or BuildResources()),
+        modules=module_section(job.environment).lines(),
+        setup=job.environment.setup,
         steps=steps,
     )
     return render_build(build)

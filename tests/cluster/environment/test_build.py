@@ -19,7 +19,7 @@ from paceline.cluster.slurm.states import JobState
 from paceline.errors import ClusterError
 from paceline.plan.environment.build import LOCK, MARKER, BuildFolder, BuildScript, render_build
 from tests.cluster.environment.wheels import write_wheel
-from tests.slurm.runs import Type
+from tests.slurm.runs import Paceline
 
 pytestmark = pytest.mark.timeout(900)
 TIMEOUT = 400
@@ -35,16 +35,16 @@ def project(folder: Path, requirements: str, *, config: str = USES_IT, script: s
     return folder
 
 
-def left_in(store: Path) -> list[str]:
+def entries(store: Path) -> list[str]:
     return sorted(path.name for path in store.iterdir() if path.name != "cache")
 
 
-def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Type) -> None:
+def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     script = "import sys, tiny; print(f'tiny {tiny.VERSION} of {sys.prefix}')\n"
     home = project(tmp_path / "my project", "--no-index\n./wheels/tiny-1.0-py3-none-any.whl\n", script=script)
     write_wheel(home / "wheels", "tiny")
-    words = ("run", "--nproc", "1", "--cpu", "train.py")
-    early = paceline(*words, cwd=home)
+    args = ("run", "--nproc", "1", "--cpu", "train.py")
+    early = paceline(*args, cwd=home)
     assert early.returncode == 1
     assert "The environment from requirements.txt is not built" in early.stderr
     assert "paceline env build --local" in early.stderr
@@ -61,42 +61,42 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Ty
     assert "Successfully installed tiny-1.0" in done.stdout
     assert "runs that are submitted from now on use it" in done.stdout
     store = scratch / "p" / ".environments"
-    (key,) = left_in(store)
+    (key,) = entries(store)
     assert json.loads((store / key / MARKER).read_text())["from"] == ["requirements.txt"]
     assert "tiny" in (store / key / "packages.txt").read_text()
     assert not any("hush" in path.read_text(errors="ignore") for path in store.rglob("*.json"))
 
     again = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True)
     assert again.stdout.startswith(f"up to date: {store / key}\n")
-    run = paceline(*words, cwd=home, check=True)
+    run = paceline(*args, cwd=home, check=True)
     assert f"tiny 1.0 of {store / key}" in run.stdout
     assert re.match(
         rf"{key}  \d{{4}}-\d\d-\d\d .* requirements.txt  \(python 3", paceline("env", "list", cwd=home).stdout
     )
 
     write_wheel(home / "wheels", "tiny", needs="other")  # the same name, another content
-    changed = paceline(*words, cwd=home)
+    changed = paceline(*args, cwd=home)
     assert "or its inputs have changed since" in changed.stderr
-    kept = paceline("env", "remove", key, cwd=home, check=True)
-    assert "nothing was removed" in kept.stderr
+    removed = paceline("env", "remove", key, cwd=home, check=True)
+    assert "nothing was removed" in removed.stderr
     paceline("env", "remove", key, "--yes", cwd=home, check=True)
-    assert left_in(store) == []
+    assert entries(store) == []
 
 
 def test_a_build_that_fails_leaves_nothing_and_shows_why(
-    tmp_path: Path, scratch: Path, paceline: Type
+    tmp_path: Path, scratch: Path, paceline: Paceline
 ) -> None:
     home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
     done = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home)
     assert done.returncode == 1
     assert "No matching distribution found for no-such-package-xyz" in done.stderr
     assert "pip could not install the requirements" in done.stderr
-    (folder,) = left_in(scratch / "p" / ".environments")
+    (folder,) = entries(scratch / "p" / ".environments")
     assert ".build-" in folder, "the log of what failed is all that stays"
     assert not (scratch / "p" / ".environments" / folder / "environment.sh").exists()
 
 
-def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline: Type) -> None:
+def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline: Paceline) -> None:
     home = project(tmp_path / "project", "rich\n", config=PROJECT)
     subprocess.run(["git", "init", "--quiet", str(home)], check=True)
     (home / "parts").mkdir()
@@ -108,7 +108,7 @@ def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline:
 
 
 def test_what_a_builder_that_was_killed_has_left_can_be_removed(
-    tmp_path: Path, scratch: Path, paceline: Type
+    tmp_path: Path, scratch: Path, paceline: Paceline
 ) -> None:
     home = project(tmp_path / "project", "rich\n", config=PROJECT)
     killed = subprocess.Popen(["sleep", "600"])
@@ -129,7 +129,7 @@ def test_what_a_builder_that_was_killed_has_left_can_be_removed(
     assert not target.exists()
 
 
-def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Type) -> None:
+def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
     config = PROJECT + '[environment]\nkind = "conda"\npath = "/opt/conda/envs/x"\n'
     home = project(tmp_path / "project", "", config=config)
     assert "conda env create" in paceline("env", "build", cwd=home).stderr
@@ -161,13 +161,13 @@ class Bench:
         folder.path.mkdir()
         folder.environment.write_text("export GREETING=hello\n")
         folder.marker.write_text("{}\n")
-        usual = [
+        default = [
             'mkdir "$target" || fail "no clean place"',
             'echo x >"$target/half"',
             f"echo {name} >>{self.count}",
         ]
         build = BuildScript(
-            title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*usual, *steps]
+            title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*default, *steps]
         )
         folder.script.write_text(render_build(build))
         return subprocess.Popen(
@@ -320,7 +320,7 @@ for each in "$@"; do case $each in *.sif) echo image >"$each" ;; *.def) cp "$eac
 
 @pytest.mark.parametrize("engine", ["apptainer", "singularity"])
 def test_images_are_built_or_fetched_with_caches_off_home(
-    tmp_path: Path, scratch: Path, paceline: Type, engine: str
+    tmp_path: Path, scratch: Path, paceline: Paceline, engine: str
 ) -> None:
     """The engine is an executable that records how it was called; a real one needs an image to begin with."""
     record = tmp_path / "record"

@@ -49,14 +49,14 @@ def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="venv", environment__path=str(tmp_path / "venv"))
     plan = plan_of(job, bare())
     mounts = tmp_path / "mounts"
-    here, scratch = tmp_path.resolve(), (tmp_path / "p").resolve()
-    mounts.write_text(f"a {here} ext4 rw 0 0\nb {scratch} nfs4 rw 0 0\n")
+    mount, scratch = tmp_path.resolve(), (tmp_path / "p").resolve()
+    mounts.write_text(f"a {mount} ext4 rw 0 0\nb {scratch} nfs4 rw 0 0\n")
     (found,) = check_python_path(job, plan, mounts)
     assert found.level == WARNING
     assert "is on a local disk of" in found.text
-    mounts.write_text(f"a {here} nfs4 rw 0 0\n")
+    mounts.write_text(f"a {mount} nfs4 rw 0 0\n")
     assert check_python_path(job, plan, mounts) == []
-    mounts.write_text(f"a {here} ext4 rw 0 0\n")
+    mounts.write_text(f"a {mount} ext4 rw 0 0\n")
     assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
 
 
@@ -96,11 +96,11 @@ def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path
     purged = plan_of(job_in(tmp_path / "p", **venv, environment__modules=["a"]), environ).environment_file
     for name in ("MODULEPATH=/m", "LOADEDMODULES=gcc/13", "_ModuleTable001_=eyJ"):
         assert f"export {name}\n" in purged
-    kept = plan_of(
+    plan = plan_of(
         job_in(tmp_path / "p", **venv, environment__modules=["a"], environment__purge=False), environ
     ).environment_file
-    assert "MODULEPATH=/m" in kept
-    assert "gcc/13" not in kept, "its variables stay behind, so it must not pass for loaded"
+    assert "MODULEPATH=/m" in plan
+    assert "gcc/13" not in plan, "its variables stay behind, so it must not pass for loaded"
 
 
 def test_requirements_that_nothing_uses(tmp_path: Path) -> None:

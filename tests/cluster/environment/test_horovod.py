@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.runs import Type
+from tests.slurm.runs import Paceline
 
 ROOT = Path(__file__).parents[3]
 SUM = """\
@@ -28,7 +28,7 @@ pathlib.Path(f"rank-{hvd.rank()}.json").write_text(json.dumps([hvd.size(), total
     shutil.which("mpicxx") is None, reason="OpenMPI's compiler is not installed: libopenmpi-dev"
 )
 def test_built_for_this_torch_and_summing_over_two_ranks(
-    tmp_path: Path, scratch: Path, paceline: Type
+    tmp_path: Path, scratch: Path, paceline: Paceline
 ) -> None:
     home = tmp_path / "project"
     home.mkdir()

@@ -30,13 +30,13 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str, str]) -> None:
     files = write_modules(tmp_path)
-    asked = {"environment__modules": ["greet/2.0"], "environment__module_paths": [str(files)]}
-    job = job_in(tmp_path / "p", IMPORTS_IT, **asked)
+    requested = {"environment__modules": ["greet/2.0"], "environment__module_paths": [str(files)]}
+    job = job_in(tmp_path / "p", IMPORTS_IT, **requested)
     found = check_program(job, plan_of(job, bare(**system)))
     assert {each.level for each in found} == {GOOD}, found
     assert [each.text for each in found if each.about == "modules"] == ["greet/2.0"]
 
-    without = job_in(tmp_path / "p", IMPORTS_IT, **asked | {"environment__modules": ["greet/1.0"]})
+    without = job_in(tmp_path / "p", IMPORTS_IT, **requested | {"environment__modules": ["greet/1.0"]})
     (problem,) = (
         each for each in check_program(without, plan_of(without, bare(**system))) if each.level != GOOD
     )

@@ -12,7 +12,7 @@ import pytest
 
 from tests.debian13.inside.conftest import CONFIG, IMAGE
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import PLAIN, SPAWNING, Type, diagnostics, project, rank_reports, run_of
+from tests.slurm.runs import PLAIN, SPAWNING, Paceline, diagnostics, project, rank_reports, run_of
 
 PROFILES = """
 [profiles.over.launch]
@@ -22,7 +22,7 @@ gpu_binding = "one"
 """
 
 # Says who it is, then meets the others: all ranks train together, in containers on two nodes.
-MEETING = (
+SUMMING = (
     PLAIN
     + """
 import shutil
@@ -30,7 +30,7 @@ import paceline, torch
 assert os.path.exists("/etc/apt/sources.list") and not shutil.which("scontrol"), "this is the image"
 with paceline.session(cpu=True) as run:
     total = run.sum(torch.ones(1))
-    assert int(total) == run.world, total
+    assert int(total) == run.world_size, total
 print("met", paceline.__file__, flush=True)
 """
 )
@@ -49,8 +49,8 @@ STYLES = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_style(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
-    home = project(tmp_path / "project", MEETING, config=CONFIG + PROFILES)
+def test_style(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+    home = project(tmp_path / "project", SUMMING, config=CONFIG + PROFILES)
     script = "train.py"
     if style == "spawn":
         script = "spawning.py"
@@ -86,7 +86,7 @@ print("seen " + json.dumps(seen), flush=True)
 )
 
 
-def test_what_ranks_see(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_what_ranks_see(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """Data on a disk of the node, results brought back, folders of the user's, variables with any character."""
     odd = "a,b \"c\"\n'd' $e `f` \\g"
     (scratch / "project").mkdir(parents=True)
@@ -140,21 +140,23 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_known_before_queueing(wrong: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_known_before_queueing(
+    wrong: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """The image's own Python is asked, and a job that could not run is not queued."""
-    script, keys, words = WRONG[wrong]
+    script, keys, args = WRONG[wrong]
     image = {"image": "gone.sif", "other file": "train.py"}.get(wrong, str(IMAGE))
     config = CONFIG.replace(str(IMAGE), image)
     home = project(tmp_path / "project", script, config=f"{config}{keys}\n")
     done = slurm_paceline("submit", "--nodes", "1", "--gpus", "1", "--time", "10m", "train.py", cwd=home)
     assert done.returncode != 0
-    for word in words:
+    for word in args:
         assert word in done.stdout + done.stderr
     assert cluster.queue() == []
     assert list(Path.home().iterdir()) == []
 
 
-def test_a_good_image_is_said_to_be_good(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> None:
+def test_a_good_image_is_said_to_be_good(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", "import torch, paceline", config=CONFIG)
     done = slurm_paceline("doctor", "--job", "train.py", cwd=home)
     out = done.stdout + done.stderr

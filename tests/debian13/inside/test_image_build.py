@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.slurm.runs import Type
+from tests.slurm.runs import Paceline
 
 # Stands for Python in an image that is small enough to be built in seconds: it keeps what it was asked to install.
 PYTHON = '#!/bin/sh\necho "$*" >/asked\ncat /opt/paceline/requirements.txt >/installed\n'
@@ -23,9 +23,9 @@ def small_image(folder: Path) -> Path:
         shutil.copy(program, folder / "bin" / name)
         listed = subprocess.run(["ldd", program], text=True, capture_output=True, check=True).stdout
         for library in re.findall(r"/\S+", listed):
-            place = folder / library.lstrip("/")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(library, place)
+            target = folder / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)
     (folder / "usr/bin/python3").write_text(PYTHON)
     (folder / "usr/bin/python3").chmod(0o755)
     return folder
@@ -40,7 +40,9 @@ def shown(image: Path, path: str) -> str:
     ).stdout
 
 
-def test_an_image_from_a_folder_and_from_a_definition(tmp_path: Path, scratch: Path, paceline: Type) -> None:
+def test_an_image_from_a_folder_and_from_a_definition(
+    tmp_path: Path, scratch: Path, paceline: Paceline
+) -> None:
     # Apptainer wants every capability that root can have, which a namespace of users grants.
     commands = tmp_path / "bin"
     commands.mkdir()

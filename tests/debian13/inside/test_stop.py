@@ -11,7 +11,7 @@ import pytest
 from tests.debian13.inside.conftest import CONFIG
 from tests.fault_tolerance.runs import SCRIPT, Training, assert_same
 from tests.slurm.harness import ENDED, Cluster
-from tests.slurm.runs import Type
+from tests.slurm.runs import Paceline
 from tests.slurm.test_faults import Submitted, four_undisturbed
 
 __all__ = ["four_undisturbed"]
@@ -20,7 +20,7 @@ Make = Callable[..., Submitted]
 
 
 @pytest.fixture
-def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Type) -> Make:
+def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Make:
     def make(**keys: str) -> Submitted:
         home = tmp_path / "training"
         ours = Submitted(home, cluster, slurm_paceline, **keys)
@@ -68,7 +68,7 @@ def test_preempted_after_a_grace(four_undisturbed: Training, submitted: Make, cl
     ours.submit("--partition", "grace")
     ours.at("step-23", ranks=4)
     urgent = cluster.submit("sleep 600", "--partition=high", "--exclusive", "--nodes=4")
-    ours.heard(0)
+    ours.check_stop(0)
     ours.open("step-23")
     ours.restarted(1)
     cluster.run(["scancel", urgent])

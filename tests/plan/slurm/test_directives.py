@@ -64,8 +64,8 @@ def test_what_jobs_leave_in_an_environment_is_not_submitted() -> None:
         "PMIX_RANK": "1", "MASTER_PORT": "1", "CUDA_VISIBLE_DEVICES": "0", "PACELINE_RUN": "/x",
         "WANDB_API_KEY": "hush",
     }  # fmt: skip
-    kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "big", "HOME": "/home/ann"}
-    assert submission_environment({**inside, **kept}, []).variables == kept
+    remaining = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "big", "HOME": "/home/ann"}
+    assert submission_environment({**inside, **remaining}, []).variables == remaining
 
 
 def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:

@@ -18,8 +18,8 @@ from torch import nn
 from paceline.contract.checkpoint.marker import is_complete, list_checkpoints, read_marker
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
-from tests.forked import Ranks, free_port
-from tests.runtime.checkpoint.worlds import World, make
+from tests.forked_ranks import Ranks, free_port
+from tests.runtime.checkpoint.trainer import Trainer, make
 
 
 def truncate(folder: Path) -> None:
@@ -73,18 +73,18 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, damage: Any) -> None:
     make(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002")
-    world = World(tmp_path, seed=5)
-    restored = world.checkpoints.restore()
+    trainer = Trainer(tmp_path, seed=5)
+    restored = trainer.checkpoints.restore()
     assert restored is not None
     assert restored.step == 1
-    assert len(world.warnings) == 1
-    assert "skipping checkpoint step-00000002" in world.warnings[0]
-    assert DAMAGES[damage] in world.warnings[0]
+    assert len(trainer.warnings) == 1
+    assert "skipping checkpoint step-00000002" in trainer.warnings[0]
+    assert DAMAGES[damage] in trainer.warnings[0]
     # When the step is reached again, a new checkpoint replaces the damaged one.
-    world.step(2)
-    world.checkpoints.save(2, wait=True)
-    world.close()
-    again = World(tmp_path, seed=6)
+    trainer.step(2)
+    trainer.checkpoints.save(2, wait=True)
+    trainer.close()
+    again = Trainer(tmp_path, seed=6)
     restored = again.checkpoints.restore()
     assert restored is not None
     assert (restored.step, again.warnings) == (2, [])
@@ -92,19 +92,19 @@ def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, damage: Any) ->
 
 
 def resume(folder: Path) -> tuple[int | None, list[str], str]:
-    world = World(folder, seed=3)
-    restored = world.checkpoints.restore()
-    result = (restored and restored.step, world.warnings, world.digest())
-    world.close()
+    trainer = Trainer(folder, seed=3)
+    restored = trainer.checkpoints.restore()
+    result = (restored and restored.step, trainer.warnings, trainer.digest())
+    trainer.close()
     return result
 
 
 def save_steps(folder: Path, *steps: int) -> None:
-    world = World(folder, policy=RetentionPolicy(keep_last=9))
+    trainer = Trainer(folder, policy=RetentionPolicy(keep_last=9))
     for number in steps:
-        world.step(number)
-        world.checkpoints.save(number, wait=True)
-    world.close()
+        trainer.step(number)
+        trainer.checkpoints.save(number, wait=True)
+    trainer.close()
 
 
 def test_all_ranks_load_the_same_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
@@ -128,20 +128,20 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: P
     for step in (1, 2):
         flip_a_byte(tmp_path / "run" / f"step-0000000{step}")
     for start_from in (None, tmp_path / "other"):
-        world = World(tmp_path / "run")
+        trainer = Trainer(tmp_path / "run")
         with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints in .*") as caught:
-            world.checkpoints.restore(start_from)
-        assert [warning.split(":")[0] for warning in world.warnings] == [
+            trainer.checkpoints.restore(start_from)
+        assert [warning.split(":")[0] for warning in trainer.warnings] == [
             "skipping checkpoint step-00000002", "skipping checkpoint step-00000001",
         ]  # fmt: skip
         assert f"rm -r {tmp_path}/run/step-*" in caught.value.hint
         # Any rank's error may be the one that is shown, so each is complete.
         assert all(f"step-0000000{step}: share-" in caught.value.message for step in (1, 2))
     with pytest.raises(CheckpointError, match="no complete checkpoint at"):
-        World(tmp_path / "new").checkpoints.restore(tmp_path / "run")
+        Trainer(tmp_path / "new").checkpoints.restore(tmp_path / "run")
     for step in (1, 2):  # as the hint suggests
         shutil.rmtree(tmp_path / "run" / f"step-0000000{step}")
-    assert World(tmp_path / "run").checkpoints.restore() is None
+    assert Trainer(tmp_path / "run").checkpoints.restore() is None
 
 
 # -- failing to write ----------------------------------------------------------------------------------
@@ -165,32 +165,32 @@ def small_disk(tmp_path: Path) -> Any:
 
 def fill_the_disk(folder: Path) -> list[Any]:
     """Save one that fits, two next to ballast that leaves no space, then one without it."""
-    world = World(folder)
-    world.checkpoints.restore()
+    trainer = Trainer(folder)
+    trainer.checkpoints.restore()
     ended = []
     for number in (1, 2, 3, 4):
-        world.step(number)
-        if number == 2 and world.rank == 0:
+        trainer.step(number)
+        if number == 2 and trainer.rank == 0:
             (folder.parent / "ballast").write_bytes(bytes(5 << 20))
-        if number == 4 and world.rank == 0:
+        if number == 4 and trainer.rank == 0:
             (folder.parent / "ballast").unlink()
-        if world.world_size > 1:
+        if trainer.world_size > 1:
             torch.distributed.barrier()
-        world.checkpoints.save(number, wait=True)
-        ended += [(saved.step, saved.complete) for saved in world.checkpoints.poll()]
-        if world.world_size > 1:
+        trainer.checkpoints.save(number, wait=True)
+        ended += [(saved.step, saved.complete) for saved in trainer.checkpoints.poll()]
+        if trainer.world_size > 1:
             torch.distributed.barrier()
-        if world.rank == 0 and number == 3:
+        if trainer.rank == 0 and number == 3:
             ended.append(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-    ended.append(world.warnings)
-    world.close()
+    ended.append(trainer.warnings)
+    trainer.close()
     return ended
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: Path, world: int) -> None:
+@pytest.mark.parametrize("trainer", [1, 2])
+def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: Path, trainer: int) -> None:
     """Training continues, the last complete one stays, the partial one goes, and a later save works again."""
-    results = ranks(fill_the_disk, world, small_disk / "checkpoints")
+    results = ranks(fill_the_disk, trainer, small_disk / "checkpoints")
     *ended, warnings = results[0]
     assert ended == [(1, True), (2, False), (3, False), ["step-00000001"], (4, True)]
     assert len(warnings) == 2
@@ -204,14 +204,14 @@ def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: P
 def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     """Root may write everywhere, so a file takes the folder's place."""
     (tmp_path / "file").write_text("in the way")
-    world = World(tmp_path / "file" / "checkpoints")
-    assert world.checkpoints.restore() is None
-    world.step(1)
-    world.checkpoints.save(1, wait=True)
-    assert [saved.complete for saved in world.checkpoints.poll()] == [False]
-    assert "Not a directory" in world.warnings[0]
-    world.step(2)
-    world.close()
+    trainer = Trainer(tmp_path / "file" / "checkpoints")
+    assert trainer.checkpoints.restore() is None
+    trainer.step(1)
+    trainer.checkpoints.save(1, wait=True)
+    assert [saved.complete for saved in trainer.checkpoints.poll()] == [False]
+    assert "Not a directory" in trainer.warnings[0]
+    trainer.step(2)
+    trainer.close()
 
 
 # -- ranks that die or lag -----------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
 def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -> None:
     """Save step 1, then start to save step 2 and kill the victim at a given moment."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    world = World(folder)
-    world.step(1)
-    world.checkpoints.save(1, wait=True)
+    trainer = Trainer(folder)
+    trainer.step(1)
+    trainer.checkpoints.save(1, wait=True)
     if (victim, moment) == (1, "write_image"):
-        world.checkpoints.timeout = 2  # the only case in which rank 0 has to time out
+        trainer.checkpoints.timeout = 2  # the only case in which rank 0 has to time out
     if rank == victim:
         inner = getattr(writer, moment)
 
@@ -235,9 +235,9 @@ def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(writer, moment, dying)
-    world.step(2)
-    world.checkpoints.save(2)
-    while world.checkpoints.is_saving:
+    trainer.step(2)
+    trainer.checkpoints.save(2)
+    while trainer.checkpoints.is_saving:
         time.sleep(0.01)
     os._exit(0)
 
@@ -259,12 +259,12 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
     for process in processes:
         process.join(120)
     assert processes[victim].exitcode == -signal.SIGKILL
-    world = World(tmp_path, seed=4, attempt=2)
-    restored = world.checkpoints.restore()
+    trainer = Trainer(tmp_path, seed=4, attempt=2)
+    restored = trainer.checkpoints.restore()
     assert restored is not None
     complete = [path for path in list_checkpoints(tmp_path) if is_complete(path)]
     assert restored.step == len(complete)
-    assert world.warnings == []
+    assert trainer.warnings == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in complete)
     # If the victim was killed after its report, the survivor commits the checkpoint.
     assert restored.step == (2 if (victim, moment) == (1, "_write_report") else 1)
@@ -272,9 +272,9 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
 
 def hurry(folder: Path) -> list[tuple[int, bool]]:
     """Rank 0's thread starts its first save only when rank 1 is in its second."""
-    world = World(folder)
-    world.checkpoints.restore()
-    if world.rank == 0:
+    trainer = Trainer(folder)
+    trainer.checkpoints.restore()
+    if trainer.rank == 0:
         inner = writer._wait_for_copies
 
         def late(task: writer.SaveTask) -> None:
@@ -288,9 +288,9 @@ def hurry(folder: Path) -> list[tuple[int, bool]]:
         writer._wait_for_copies = late
     ended = []
     for number in (1, 2, 3):
-        world.checkpoints.save(number, wait=number == 3)
-        ended += world.checkpoints.poll()
-    world.close()
+        trainer.checkpoints.save(number, wait=number == 3)
+        ended += trainer.checkpoints.poll()
+    trainer.close()
     return [(saved.step, saved.complete) for saved in ended]
 
 
@@ -301,12 +301,12 @@ def test_a_rank_that_is_one_save_ahead(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def disagree(folder: Path) -> list[tuple[bool, str | None]]:
-    world = World(folder)
-    if world.rank == 1:
-        world.model.register_buffer("extra", torch.zeros(3))
-    world.checkpoints.save(1, wait=True)
-    ended = [(saved.complete, saved.error) for saved in world.checkpoints.poll()]
-    world.close()
+    trainer = Trainer(folder)
+    if trainer.rank == 1:
+        trainer.model.register_buffer("extra", torch.zeros(3))
+    trainer.checkpoints.save(1, wait=True)
+    ended = [(saved.complete, saved.error) for saved in trainer.checkpoints.poll()]
+    trainer.close()
     return ended
 
 
@@ -342,8 +342,8 @@ def test_retention(tmp_path: Path) -> None:
         (RetentionPolicy(keep_last=2, keep_every=3, best="loss"), [3, 5, 6, 8, 9]),
         (RetentionPolicy(keep_last=1, best="accuracy"), [9]),
     ]
-    for number, (policy, kept) in enumerate(cases):
-        assert save_all(tmp_path / str(number), policy, losses) == kept, policy
+    for number, (policy, remaining) in enumerate(cases):
+        assert save_all(tmp_path / str(number), policy, losses) == remaining, policy
 
 
 def test_the_only_intact_checkpoint_is_never_removed(tmp_path: Path) -> None:
@@ -351,9 +351,9 @@ def test_the_only_intact_checkpoint_is_never_removed(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
     flip_a_byte(tmp_path / "step-00000003")
     shutil.rmtree(tmp_path / "step-00000002")
-    world = World(tmp_path, policy=RetentionPolicy(keep_last=1))
-    world.checkpoints.restore()
+    trainer = Trainer(tmp_path, policy=RetentionPolicy(keep_last=1))
+    trainer.checkpoints.restore()
     assert (tmp_path / "step-00000001").exists()
-    world.checkpoints.save(2, wait=True)
-    world.close()
+    trainer.checkpoints.save(2, wait=True)
+    trainer.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002"]

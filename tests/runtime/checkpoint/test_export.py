@@ -14,9 +14,9 @@ from torch import nn
 from paceline.cluster.runs.weights import plain_names
 from paceline.runtime.checkpoint import CheckpointManager
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.checkpoint import test_sharded
-from tests.runtime.checkpoint.worlds import World
+from tests.runtime.checkpoint.trainer import Trainer
 
 
 def read_plain(path: Path) -> dict[str, torch.Tensor]:
@@ -40,11 +40,11 @@ def read_plain(path: Path) -> dict[str, torch.Tensor]:
 
 
 def save_and_return_weights(folder: Path) -> dict[str, list[float]]:
-    world = World(folder)
-    world.step(1)
-    world.checkpoints.save(1, wait=True)
-    weights = {key: value.double().flatten().tolist() for key, value in world.model.state_dict().items()}
-    world.close()
+    trainer = Trainer(folder)
+    trainer.step(1)
+    trainer.checkpoints.save(1, wait=True)
+    weights = {key: value.double().flatten().tolist() for key, value in trainer.model.state_dict().items()}
+    trainer.close()
     return weights
 
 

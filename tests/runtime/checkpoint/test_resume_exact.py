@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import paceline
-from tests.forked import Ranks
-from tests.runtime.checkpoint.worlds import bytes_of
+from tests.forked_ranks import Ranks
+from tests.runtime.checkpoint.trainer import bytes_of
 
 SAMPLES, BATCH, EPOCHS = 3200, 16, 2  # 200 steps per epoch, so that the stop comes during one
 

@@ -14,28 +14,28 @@ from torch import nn
 from paceline.contract.checkpoint.marker import read_marker
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, state_tree
-from tests.forked import Ranks
-from tests.runtime.checkpoint.worlds import World, draws, make
+from tests.forked_ranks import Ranks
+from tests.runtime.checkpoint.trainer import Trainer, draws, make
 
 
 def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, Any]:
     """Resume, train some steps, and save at each, waiting only for the last save."""
-    world = World(folder, seed=attempt, attempt=attempt)
-    restored = world.checkpoints.restore()
-    found = world.digest()
-    loader = (world.loader.position, world.loader.rank, int(world.loader.noise[0]))
+    trainer = Trainer(folder, seed=attempt, attempt=attempt)
+    restored = trainer.checkpoints.restore()
+    found = trainer.digest()
+    loader = (trainer.loader.position, trainer.loader.rank, int(trainer.loader.noise[0]))
     next_draws = draws()
     for number in range(first, last + 1):
-        world.step(number)
-        world.checkpoints.save(number, epoch=1, meta={"tracker": "abc"}, wait=number == last)
-        world.checkpoints.poll()
+        trainer.step(number)
+        trainer.checkpoints.save(number, epoch=1, meta={"tracker": "abc"}, wait=number == last)
+        trainer.checkpoints.poll()
     expected_draws = draws() if restored is None else None
     result = {
         "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world_size),
-        "found": found, "digest": world.digest(), "warnings": world.warnings, "loader": loader,
+        "found": found, "digest": trainer.digest(), "warnings": trainer.warnings, "loader": loader,
         "draws": next_draws, "expected": expected_draws,
     }  # fmt: skip
-    world.close()
+    trainer.close()
     return result
 
 
@@ -232,18 +232,18 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
     other = tmp_path / "other"
     make(other / "checkpoints", 1, 2)
     for given, step in ((other, 2), (other / "checkpoints", 2), (other / "checkpoints/step-00000001", 1)):
-        world = World(tmp_path / f"new-{step}-{given.name}", seed=9)
-        restored = world.checkpoints.restore(given)
+        trainer = Trainer(tmp_path / f"new-{step}-{given.name}", seed=9)
+        restored = trainer.checkpoints.restore(given)
         assert restored is not None
         assert (restored.step, restored.own) == (step, False)
         # This run has no checkpoint of that step yet, so it is saved here.
-        world.checkpoints.save(step, wait=True)
-        restored = world.checkpoints.restore(given)
+        trainer.checkpoints.save(step, wait=True)
+        restored = trainer.checkpoints.restore(given)
         assert restored is not None
         assert restored.own
-        world.close()
+        trainer.close()
     with pytest.raises(CheckpointError, match="no complete checkpoint at"):
-        World(tmp_path / "fresh").checkpoints.restore(tmp_path / "nowhere")
+        Trainer(tmp_path / "fresh").checkpoints.restore(tmp_path / "nowhere")
 
 
 def test_the_file_follows_the_safetensors_format(tmp_path: Path) -> None:
@@ -286,8 +286,8 @@ def test_a_channels_last_model_keeps_its_memory_format(tmp_path: Path) -> None:
         else:
             assert checkpoints.restore() is not None
         checkpoints.close()
-    for mine, its in zip(saved[0].parameters(), restored[0].parameters(), strict=True):
-        assert mine.equal(its)
-        assert mine.stride() == its.stride()
+    for mine, other in zip(saved[0].parameters(), restored[0].parameters(), strict=True):
+        assert mine.equal(other)
+        assert mine.stride() == other.stride()
         for name, value in saved[1].state[mine].items():
-            assert value.equal(restored[1].state[its][name]), name
+            assert value.equal(restored[1].state[other][name]), name

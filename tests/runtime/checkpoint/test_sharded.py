@@ -11,10 +11,10 @@ from torch import nn
 
 from paceline.contract.checkpoint.marker import read_marker
 from paceline.runtime.checkpoint import CheckpointManager
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 
 
-def build(world: int, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(world_size: int, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     # 7 and 5 rows: no number of ranks divides them all.
     model = nn.Sequential(nn.Linear(16, 7), nn.BatchNorm1d(7), nn.Linear(7, 5))
@@ -22,7 +22,7 @@ def build(world: int, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimize
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (world,))
+        mesh = init_device_mesh("cpu", (world_size,))
         fully_shard(model[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -43,12 +43,12 @@ def all_values(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, Any]:
     """Resume, train, and save at each step (the second without new memory); return the state before and after."""
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    model, optimizer = build(world, sharded=sharded)
-    group = dist.group.WORLD if world > 1 else None
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model, optimizer = build(world_size, sharded=sharded)
+    group = dist.group.WORLD if world_size > 1 else None
     warnings: list[str] = []
     checkpoints = CheckpointManager(
-        folder, rank=rank, world_size=world, group=group, attempt=attempt, warn=warnings.append
+        folder, rank=rank, world_size=world_size, group=group, attempt=attempt, warn=warnings.append
     )
     checkpoints.register(model=model, opt=optimizer)
     restored = checkpoints.restore()
@@ -73,10 +73,10 @@ def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
     assert saved[0]["ended"] == [None, None]
     files = read_marker(tmp_path / "step-00000002").files
     assert {"sharded/.metadata", "sharded/__0_0.distcp", "sharded/__1_0.distcp"} <= set(files)
-    for world, sharded in ((2, True), (4, True), (1, True), (1, False)):
-        for each in ranks(train, world, tmp_path, 0, sharded, 2):
+    for world_size, sharded in ((2, True), (4, True), (1, True), (1, False)):
+        for each in ranks(train, world_size, tmp_path, 0, sharded, 2):
             assert each["restored"] == 2
-            assert each["found"] == saved[0]["left"], (world, sharded)
+            assert each["found"] == saved[0]["left"], (world_size, sharded)
     # And the other way around: four sharded ranks load what one plain rank saved.
     plain = ranks(train, 1, tmp_path, 2, False, 3)
     for each in ranks(train, 4, tmp_path, 0, True, 4):

@@ -29,18 +29,21 @@ def positions(plan: EpochPlan, first_step: int = 0) -> list[list[int]]:
 def test_every_step_is_split_without_gap_or_overlap(
     shape: tuple[int, int, int], samples: int, drop_last: bool, data: st.DataObject
 ) -> None:
-    world, accumulate, per_slice = shape
-    batch = world * accumulate * per_slice
+    world_size, accumulate, per_slice = shape
+    batch = world_size * accumulate * per_slice
     if drop_last and samples < batch:
         samples += batch
-    plans = [EpochPlan(samples, batch, Identity(rank, world), accumulate, drop_last) for rank in range(world)]
+    plans = [
+        EpochPlan(samples, batch, Identity(rank, world_size), accumulate, drop_last)
+        for rank in range(world_size)
+    ]
     first = data.draw(st.integers(0, plans[0].steps))
     taken = [positions(plan, first) for plan in plans]
     assert len({len(list(plan.slices(first))) for plan in plans}) == 1, (
         "ranks differ in their number of micro-steps"
     )
     for number, step in enumerate(range(first, plans[0].steps)):
-        together = sorted(position for rank in range(world) for position in taken[rank][number])
+        together = sorted(position for rank in range(world_size) for position in taken[rank][number])
         assert together == list(range(step * batch, min(samples, (step + 1) * batch)))
     for plan in plans:
         for each in plan.slices(first):
@@ -55,9 +58,11 @@ def test_every_step_is_split_without_gap_or_overlap(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 100))
 def test_evaluation_takes_every_sample_once_with_the_same_number_of_forwards_on_every_rank(
-    world: int, batch: int, samples: int
+    world_size: int, batch: int, samples: int
 ) -> None:
-    ranks = [list(evaluation_slices(samples, batch, Identity(rank, world))) for rank in range(world)]
+    ranks = [
+        list(evaluation_slices(samples, batch, Identity(rank, world_size))) for rank in range(world_size)
+    ]
     seen = [
         position
         for slices in ranks

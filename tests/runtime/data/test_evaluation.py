@@ -16,7 +16,7 @@ from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.transfer import map_tensors, to_device, trim
 from paceline.runtime.distributed.identity import Identity, read_identity
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Counting, Noisy
 
 
@@ -49,8 +49,8 @@ def count_on_a_rank(samples: int, batch_size: int) -> tuple[int, int, float, int
 def test_counts_agree_at_every_world_size(ranks: Ranks, samples: int) -> None:
     alone = ranks(count_on_a_rank, 1, samples, 8)[0]
     assert alone[1] == samples
-    for world in (2, 4):
-        parts = ranks(count_on_a_rank, world, samples, 8)
+    for world_size in (2, 4):
+        parts = ranks(count_on_a_rank, world_size, samples, 8)
         assert sum(part[0] for part in parts) == alone[0]
         assert sum(part[1] for part in parts) == samples
         assert sum(part[2] for part in parts) == pytest.approx(alone[2], rel=1e-5)

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import paceline
 from paceline.runtime.data.batches import MicroBatch
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Noisy
 
 QUIET: dict[str, Any] = {"seed": 3, "cpu": True, "report": False, "progress": False}
@@ -101,25 +101,25 @@ def reference(ranks: Ranks) -> dict[bool, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("world", "name"),
+    ("world_size", "name"),
     [(2, "plain"), (4, "plain"), (1, "tail, accumulated"), (2, "tail, accumulated"), (4, "tail, accumulated"),
      (2, "tail, sums, workers")],
 )  # fmt: skip
 def test_float64_agrees_over_100_steps(
-    ranks: Ranks, reference: dict[bool, list[float]], world: int, name: str
+    ranks: Ranks, reference: dict[bool, list[float]], world_size: int, name: str
 ) -> None:
     case = CASES[name]
     expected = reference[case["drop_last"]]
     assert expected[0] > 1.2 * expected[99], "the model must learn, or equal losses mean nothing"
-    for found in ranks(run_case, world, 100, False, case):
+    for found in ranks(run_case, world_size, 100, False, case):
         assert found == pytest.approx(expected, abs=1e-10)
 
 
 def test_float32_agrees_over_20_steps(ranks: Ranks) -> None:
     case = CASES["tail, accumulated"]
     (expected,) = ranks(run_case, 1, 20, True, case)
-    for world in (2, 4):
-        for found in ranks(run_case, world, 20, True, case):
+    for world_size in (2, 4):
+        for found in ranks(run_case, world_size, 20, True, case):
             assert found[:20] == pytest.approx(expected[:20], abs=1e-5)
 
 
@@ -153,6 +153,6 @@ def test_a_gan_trains_the_same_at_every_world_size(ranks: Ranks) -> None:
     (expected,) = ranks(gan_rank, 1)
     assert len(expected) == 24
     assert abs(expected[-1] - expected[0]) > 1e-2
-    for world in (2, 4):
-        for found in ranks(gan_rank, world):
+    for world_size in (2, 4):
+        for found in ranks(gan_rank, world_size):
             assert found == pytest.approx(expected, abs=1e-10)

@@ -28,11 +28,13 @@ def steps_of(loaders: list[Any], epoch: int, first: int | None = None) -> list[t
     return [torch.cat(steps[step]).sort(dim=0).values for step in sorted(steps)]
 
 
-def over_ranks(world: int, **options: Any) -> list[MapLoader]:
+def over_ranks(world_size: int, **options: Any) -> list[MapLoader]:
     data = Noisy(53)
     return [
-        MapLoader(data, batch_size=12, drop_last=False, seed=3, identity=Identity(rank, world), **options)
-        for rank in range(world)
+        MapLoader(
+            data, batch_size=12, drop_last=False, seed=3, identity=Identity(rank, world_size), **options
+        )
+        for rank in range(world_size)
     ]
 
 
@@ -91,13 +93,13 @@ def test_a_state_that_does_not_fit_is_rejected() -> None:
 def test_plain_tensors_come_in_the_same_order_as_items(resident: bool) -> None:
     x, y = torch.randn(41, 3), torch.arange(41)
     items = [(x[row], y[row]) for row in range(41)]
-    for world in (1, 2):
-        for rank in range(world):
+    for world_size in (1, 2):
+        for rank in range(world_size):
             options: dict[str, Any] = {
                 "batch_size": 8,
                 "drop_last": False,
                 "seed": 7,
-                "identity": Identity(rank, world),
+                "identity": Identity(rank, world_size),
             }
             slow = MapLoader(items, **options)
             fast = MapLoader(TensorDataset(x, y), resident=resident, device="cpu", **options)
@@ -120,17 +122,17 @@ def test_a_resident_data_set_is_computed_once() -> None:
 
 def test_scales_give_the_mean_of_the_whole_batch() -> None:
     values = torch.arange(11, dtype=torch.float64)
-    for world, accumulate in ((1, 1), (2, 2), (4, 2)):
+    for world_size, accumulate in ((1, 1), (2, 2), (4, 2)):
         means, sums = 0.0, 0.0
-        for rank in range(world):
+        for rank in range(world_size):
             loader = MapLoader(
                 TensorDataset(values), batch_size=8, accumulate=accumulate, drop_last=False, shuffle=False,
-                identity=Identity(rank, world),
+                identity=Identity(rank, world_size),
             )  # fmt: skip
             for micro in loader.micro_batches(0, 1):  # the partial last batch: 8, 9 and 10
                 # What DDP does with gradients: added over micro-steps, averaged over ranks.
-                means += micro.data[0].mean().item() * micro.mean_scale / world
-                sums += micro.data[0].sum().item() * micro.sum_scale / world
+                means += micro.data[0].mean().item() * micro.mean_scale / world_size
+                sums += micro.data[0].sum().item() * micro.sum_scale / world_size
         assert means == pytest.approx(9.0, abs=1e-12)
         assert sums == pytest.approx(9.0, abs=1e-12)
 

@@ -45,13 +45,13 @@ def test_an_epoch_never_waits_and_has_the_same_order_as_on_the_host(no_waiting: 
     x, y = torch.randn(1000, 8), torch.arange(1000)
     options: dict[str, Any] = {"batch_size": 64, "drop_last": False, "seed": 5, "identity": Identity(1, 2)}
     torch.cuda.set_sync_debug_mode("default")  # moving the data set happens once, and may wait
-    there = MapLoader(TensorDataset(x, y), device="cuda", resident=resident, **options)
-    here = MapLoader(TensorDataset(x, y), **options)
+    on_gpu = MapLoader(TensorDataset(x, y), device="cuda", resident=resident, **options)
+    on_cpu = MapLoader(TensorDataset(x, y), **options)
     torch.cuda.set_sync_debug_mode("error")
     for epoch in (0, 1):
-        got = [micro.data for micro in there.micro_batches(epoch)]
+        got = [micro.data for micro in on_gpu.micro_batches(epoch)]
         torch.cuda.set_sync_debug_mode("default")
-        for mine, micro in zip(got, here.micro_batches(epoch), strict=True):
+        for mine, micro in zip(got, on_cpu.micro_batches(epoch), strict=True):
             assert mine[0].is_cuda
             assert mine[0].cpu().equal(micro.data[0])
             assert mine[1].cpu().equal(micro.data[1])
@@ -80,8 +80,8 @@ def test_a_resident_epoch_copies_only_its_order() -> None:
 
 
 def test_workers_feed_the_device() -> None:
-    there = MapLoader(Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=Identity())
-    here = MapLoader(Noisy(64), batch_size=16, seed=1, identity=Identity())
-    for far, near in zip(there.micro_batches(0), here.micro_batches(0), strict=True):
+    on_gpu = MapLoader(Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=Identity())
+    on_cpu = MapLoader(Noisy(64), batch_size=16, seed=1, identity=Identity())
+    for far, near in zip(on_gpu.micro_batches(0), on_cpu.micro_batches(0), strict=True):
         assert far.data[0].cpu().equal(near.data[0])
-    there.close()
+    on_gpu.close()

@@ -15,15 +15,15 @@ from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.sharded_iterable import ShardedIterable
 from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.distributed.identity import Identity, read_identity
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Counting, Positioned
 
 
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])
-def test_a_plain_dataloader_over_shards_has_every_item_once(world: int, workers: int) -> None:
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (3, 0), (2, 2)])
+def test_a_plain_dataloader_over_shards_has_every_item_once(world_size: int, workers: int) -> None:
     seen: list[int] = []
-    for rank in range(world):
-        shard = ShardedIterable(Counting(40), identity=Identity(rank, world), seed=4)
+    for rank in range(world_size):
+        shard = ShardedIterable(Counting(40), identity=Identity(rank, world_size), seed=4)
         shard.set_epoch(2)
         seen += [
             item for batch in DataLoader(shard, batch_size=4, num_workers=workers) for item in batch.tolist()

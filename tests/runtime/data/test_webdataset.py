@@ -17,7 +17,7 @@ from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.distributed.identity import Identity, read_identity
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 
 wds = pytest.importorskip("webdataset")
 SIZES = (9, 4, 7, 12, 5, 8)  # samples per shard, so that workers get different numbers
@@ -94,11 +94,11 @@ def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], 
 
 
 @pytest.mark.parametrize("make", [pipeline, by_hand])
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2)])
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2)])
 def test_every_sample_appears_once_and_an_interrupted_epoch_resumes_exactly(
-    ranks: Ranks, shards: list[str], world: int, workers: int, make: Callable[[list[str]], Any]
+    ranks: Ranks, shards: list[str], world_size: int, workers: int, make: Callable[[list[str]], Any]
 ) -> None:
-    results = ranks(rank_reads, world, shards, workers, make, False)
+    results = ranks(rank_reads, world_size, shards, workers, make, False)
     for epoch in range(3):
         seen = Counter(number for epochs, _ in results for batch in epochs[epoch] for number in batch)
         assert seen == Counter(range(sum(SIZES)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
+from tests.runtime.trackers.wandb_runs import service_environment, shorten_agent_interval
 from tests.runtime.trackers.wandb_server import wandb_service
-from tests.runtime.trackers.worlds import impatient_agent, reachable
 
 
 def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dict[str, Any]]]:
@@ -17,7 +17,7 @@ def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dic
 
     from paceline.runtime.trackers.wandb.agent import Point, run_points
 
-    impatient_agent()
+    shorten_agent_interval()
     seen = []
 
     def carry_out(point: Point) -> None:
@@ -39,7 +39,7 @@ def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dic
 
 def test_points_are_carried_out_as_trials_of_the_sweep(ranks: Ranks, tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]) as service:
-        (seen,) = ranks(carry_out_points, 1, 2, False, env=reachable(service, tmp_path))
+        (seen,) = ranks(carry_out_points, 1, 2, False, env=service_environment(service, tmp_path))
         assert seen == [("trial-1", "sweep1", {"lr": 0.1}), ("trial-2", "sweep1", {"lr": 0.2})]
         assert [(each.sweep, each.exit_code) for each in service.runs.values()] == [("sweep1", 0)] * 2
         assert service.runs["trial-2"].history()[0]["loss"] == 0.4
@@ -48,6 +48,6 @@ def test_points_are_carried_out_as_trials_of_the_sweep(ranks: Ranks, tmp_path: P
 
 def test_an_error_ends_the_agent_and_is_told(ranks: Ranks, tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}]) as service:
-        (seen,) = ranks(carry_out_points, 1, None, True, env=reachable(service, tmp_path))
+        (seen,) = ranks(carry_out_points, 1, None, True, env=service_environment(service, tmp_path))
         assert len(seen) == 1
         assert len(service.points) == 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_metrics import lines_of
-from tests.runtime.trackers.worlds import away, kept_runs
+from tests.runtime.trackers.wandb_runs import unreachable_service, wandb_runs
 
 PAGE = Path(__file__).parents[3] / "docs" / "trackers.md"
 Paceline = Callable[..., subprocess.CompletedProcess[str]]
@@ -42,9 +42,9 @@ def test_flags_lie_over_the_file(tmp_path: Path, paceline: Paceline) -> None:
     )
     plain = tracking_of(paceline("run", "--dry-run", "train.py"))
     assert plain == {"wandb": False, "wandb_entity": "team", "trackers": ["a.b:C"]}
-    words = ("--wandb-group", "g", "--wandb-all-processes", "--tensorboard")
-    typed = tracking_of(paceline("run", "--dry-run", *words, "train.py"))
-    assert typed == {
+    args = ("--wandb-group", "g", "--wandb-all-processes", "--tensorboard")
+    completed = tracking_of(paceline("run", "--dry-run", *args, "train.py"))
+    assert completed == {
         **plain, "wandb": True, "wandb_group": "g", "wandb_all_processes": True, "tensorboard": True
     }  # fmt: skip
     done = paceline("run", "--no-wandb", "--wandb-project", "p", "train.py")
@@ -56,13 +56,15 @@ def test_a_launched_run_logs_and_leaves_the_home_alone(
     tmp_path: Path, scratch: Path, paceline: Paceline
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    variables = {key: value for key, value in away(tmp_path).items() if key != "WANDB_CACHE_DIR"}
-    words = ("--nproc", "2", "--cpu", "--param", "lr=0.1", "--wandb-project", "p", "--tensorboard")
-    done = paceline("run", *words, "train.py", check=True, **variables)
+    variables = {
+        key: value for key, value in unreachable_service(tmp_path).items() if key != "WANDB_CACHE_DIR"
+    }
+    args = ("--nproc", "2", "--cpu", "--param", "lr=0.1", "--wandb-project", "p", "--tensorboard")
+    done = paceline("run", *args, "train.py", check=True, **variables)
     (folder,) = (path.parent for path in scratch.glob("*/*/*/run.json"))
-    (kept,) = kept_runs(folder / "trackers")
-    assert (kept.id, kept.project, kept.config["lr"]) == (folder.name, "p", 0.1)
-    assert kept.lines() == lines_of(folder)
+    (wandb_run,) = wandb_runs(folder / "trackers")
+    assert (wandb_run.id, wandb_run.project, wandb_run.config["lr"]) == (folder.name, "p", 0.1)
+    assert wandb_run.lines() == lines_of(folder)
     assert done.stderr.count("there is no API key") == 1
     assert len(list((folder / "trackers" / "tensorboard").iterdir())) == 1
     assert list((tmp_path / "home").iterdir()) == []
@@ -75,11 +77,11 @@ def test_the_pages_scripts_run(tmp_path: Path, number: int) -> None:
     script = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True,
-        env={**away(tmp_path), "PATH": "/usr/bin:/bin", "WANDB_MODE": "offline"},
+        env={**unreachable_service(tmp_path), "PATH": "/usr/bin:/bin", "WANDB_MODE": "offline"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     if number == 0:
-        (kept,) = kept_runs(tmp_path)
-        assert len(kept.history) == 100
+        (wandb_run,) = wandb_runs(tmp_path)
+        assert len(wandb_run.history) == 100
     else:
         assert done.stdout.splitlines()[-1] == "done"

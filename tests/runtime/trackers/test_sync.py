@@ -7,23 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.test_metrics import lines_of
-from tests.runtime.trackers.test_wandb import fail_then_go_on, in_a_run
+from tests.runtime.trackers.test_wandb import fail_then_resume, run_environment
+from tests.runtime.trackers.wandb_runs import service_environment, unreachable_service
 from tests.runtime.trackers.wandb_server import KEY, wandb_service
-from tests.runtime.trackers.worlds import away, reachable
 
 
 def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
     ranks: Ranks, tmp_path: Path, scratch: Path, paceline: Callable[..., object]
 ) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
-    ranks(fail_then_go_on, 1, "same", env=environ)
-    told = paceline("sync", str(folder), "--dry-run", check=True, **away(tmp_path))
-    assert told.stdout.count("would send") == 2
+    environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
+    ranks(fail_then_resume, 1, "same", env=environ)
+    dry_run = paceline("sync", str(folder), "--dry-run", check=True, **unreachable_service(tmp_path))
+    assert dry_run.stdout.count("would send") == 2
     with wandb_service() as service:
-        variables = {**reachable(service, tmp_path), "WANDB_MODE": "offline"}  # it is asked for all the same
+        variables = {
+            **service_environment(service, tmp_path),
+            "WANDB_MODE": "offline",
+        }  # it is asked for all the same
         done = paceline("sync", str(folder), check=True, **variables)
         assert done.stdout.count("sent offline-run-") == 2
         assert f"{service.url}/somebody/digits/runs/20260102-030405-abcd" in done.stdout
@@ -49,23 +52,26 @@ def test_what_is_missing_is_said(
     tmp_path: Path, paceline: Callable[..., object], variables: dict[str, str], problem: str
 ) -> None:
     folder = tmp_path / "run"
-    in_a_run(folder)
-    assert "has no offline W&B run" in paceline("sync", str(folder), check=True, **away(tmp_path)).stdout
-    kept = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"x" * 100)
-    done = paceline("sync", str(folder), **{**away(tmp_path), **variables})
+    run_environment(folder)
+    assert (
+        "has no offline W&B run"
+        in paceline("sync", str(folder), check=True, **unreachable_service(tmp_path)).stdout
+    )
+    wandb_run = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    wandb_run.parent.mkdir(parents=True)
+    wandb_run.write_bytes(b"x" * 100)
+    done = paceline("sync", str(folder), **{**unreachable_service(tmp_path), **variables})
     assert done.returncode == 1
     assert f"Cannot send to W&B: {problem}" in done.stderr
 
 
 def test_what_wandb_refuses_is_told_in_its_words(tmp_path: Path, paceline: Callable[..., object]) -> None:
     folder = tmp_path / "run"
-    in_a_run(folder)
-    kept = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"this is no file of wandb's" * 10)
+    run_environment(folder)
+    wandb_run = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    wandb_run.parent.mkdir(parents=True)
+    wandb_run.write_bytes(b"this is no file of wandb's" * 10)
     with wandb_service() as service:
-        done = paceline("sync", str(folder), **reachable(service, tmp_path))
+        done = paceline("sync", str(folder), **service_environment(service, tmp_path))
     assert done.returncode == 1
     assert "wandb did not send offline-run-20260101_000000-abcd" in done.stderr

@@ -17,14 +17,14 @@ from paceline.contract import env, wandb_server
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net
 from tests.runtime.test_metrics import lines_of
 from tests.runtime.test_wrap import quiet
-from tests.runtime.trackers.worlds import Kept, away, kept_runs
+from tests.runtime.trackers.wandb_runs import WandbRun, unreachable_service, wandb_runs
 
 
-def in_a_run(folder: Path, **tracking: Any) -> dict[str, str]:
+def run_environment(folder: Path, **tracking: Any) -> dict[str, str]:
     """The variables of a rank in a run folder, whose order says this about trackers."""
     folder.mkdir(exist_ok=True)
     launch_spec = LaunchSpec(
@@ -34,7 +34,7 @@ def in_a_run(folder: Path, **tracking: Any) -> dict[str, str]:
     )  # fmt: skip
     RunFolder(folder).launch_spec.write_text(launch_spec.to_json())
     RunFolder(folder).run_json.write_text("{}\n")
-    return {**away(folder.parent), env.RUN: str(folder)}
+    return {**unreachable_service(folder.parent), env.RUN: str(folder)}
 
 
 def train(epochs: int = 2, fail_at: int | None = None, **options: Any) -> list[str]:
@@ -59,54 +59,56 @@ def train(epochs: int = 2, fail_at: int | None = None, **options: Any) -> list[s
         return [type(live).__name__, live.id]
 
 
-def assert_same_numbers(kept: Kept, lines: list[dict[str, Any]]) -> None:
-    mine = [row for row in kept.lines() if "by hand" not in row]
+def assert_same_numbers(wandb_run: WandbRun, lines: list[dict[str, Any]]) -> None:
+    mine = [row for row in wandb_run.lines() if "by hand" not in row]
     assert mine == lines
     assert len(lines) > 3
 
 
 def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb_project="paper", wandb_mode="offline")
+    environ = run_environment(folder, wandb_project="paper", wandb_mode="offline")
     results = ranks(train, 4, env=environ)
     assert results == [["Run", "20260102-030405-abcd"]] + [["NoopRun", ""]] * 3
-    (kept,) = kept_runs(folder / "trackers")
+    (wandb_run,) = wandb_runs(folder / "trackers")
     lines = lines_of(folder)
-    assert_same_numbers(kept, lines)
+    assert_same_numbers(wandb_run, lines)
     assert {"step", "epoch", "time", "loss", "rank", "phase", "samples_per_second"} <= set(lines[1])
-    assert (kept.id, kept.project, kept.group) == ("20260102-030405-abcd", "paper", "warm")
-    assert kept.config["lr"] == 0.1
-    assert kept.config["net"] == {"width": 4}
-    assert kept.config["paceline"]["world_size"] == 4
-    assert "hidden" not in json.dumps(kept.config)
-    assert kept.exit_code == 0
-    assert kept.summary["loss"] == lines[-1].get("loss", lines[-2].get("loss"))
-    assert kept.summary["best/loss"] == min(line["loss"] for line in lines if "loss" in line)
-    assert kept.summary["accuracy"] == 0.6
+    assert (wandb_run.id, wandb_run.project, wandb_run.group) == ("20260102-030405-abcd", "paper", "warm")
+    assert wandb_run.config["lr"] == 0.1
+    assert wandb_run.config["net"] == {"width": 4}
+    assert wandb_run.config["paceline"]["world_size"] == 4
+    assert "hidden" not in json.dumps(wandb_run.config)
+    assert wandb_run.exit_code == 0
+    assert wandb_run.summary["loss"] == lines[-1].get("loss", lines[-2].get("loss"))
+    assert wandb_run.summary["best/loss"] == min(line["loss"] for line in lines if "loss" in line)
+    assert wandb_run.summary["accuracy"] == 0.6
     assert not list((tmp_path / "home").glob(".[!.]*/wandb*"))
 
 
 def test_all_processes_log_their_own_numbers_in_one_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_all_processes=True, wandb_mode="offline", world=2)
+    environ = run_environment(
+        folder, wandb=True, wandb_all_processes=True, wandb_mode="offline", world_size=2
+    )
     results = ranks(train, 2, env=environ)
     names = [f"20260102-030405-abcd-rank-{rank}" for rank in (0, 1)]
     assert results == [["Run", name] for name in names]
-    runs = sorted(kept_runs(folder / "trackers"), key=lambda kept: kept.id)
-    assert [kept.id for kept in runs] == [kept.name for kept in runs] == names
-    assert {kept.group for kept in runs} == {"20260102-030405-abcd"}
-    assert {kept.project for kept in runs} == {"digits"}
-    for rank, kept in enumerate(runs):
-        assert {row["rank"] for row in kept.history if "rank" in row} == {rank}
+    runs = sorted(wandb_runs(folder / "trackers"), key=lambda wandb_run: wandb_run.id)
+    assert [wandb_run.id for wandb_run in runs] == [wandb_run.name for wandb_run in runs] == names
+    assert {wandb_run.group for wandb_run in runs} == {"20260102-030405-abcd"}
+    assert {wandb_run.project for wandb_run in runs} == {"digits"}
+    for rank, wandb_run in enumerate(runs):
+        assert {row["rank"] for row in wandb_run.history if "rank" in row} == {rank}
     assert {line["rank"] for line in lines_of(folder) if "rank" in line} == {0.5}
-    mine, theirs = ([row["loss"] for row in kept.history if "loss" in row] for kept in runs)
+    mine, theirs = ([row["loss"] for row in wandb_run.history if "loss" in row] for wandb_run in runs)
     means = [line["loss"] for line in lines_of(folder) if "loss" in line]
     assert mine != theirs
     assert [(a + b) / 2 for a, b in zip(mine, theirs, strict=True)] == pytest.approx(means)
-    assert [kept.exit_code for kept in runs] == [0, 0]
+    assert [wandb_run.exit_code for wandb_run in runs] == [0, 0]
 
 
-def fail_then_go_on(how: str) -> list[Any]:
+def fail_then_resume(how: str) -> list[Any]:
     """Two attempts in one process; returns the id that the checkpoint holds."""
     with pytest.raises(ValueError, match="as planned"):
         train(fail_at=5)
@@ -125,12 +127,12 @@ def test_a_resumed_run_keeps_its_id_and_redone_steps_do_no_harm(
     ranks: Ranks, tmp_path: Path, how: str
 ) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
-    ((saved, result),) = ranks(fail_then_go_on, 1, how, env=environ)
+    environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
+    ((saved, result),) = ranks(fail_then_resume, 1, how, env=environ)
     name = "20260102-030405-abcd"
     assert saved == {"wandb": name}
     assert result == ["Run", name]
-    first, second = kept_runs(folder / "trackers")
+    first, second = wandb_runs(folder / "trackers")
     assert (first.id, second.id) == (name, name)
     assert (first.exit_code, second.exit_code) == (1, 0)
     lines = lines_of(folder)
@@ -147,12 +149,12 @@ def begin_from_another(other: str) -> list[str]:
 
 def test_a_run_that_starts_from_another_does_not_take_over_its_id(ranks: Ranks, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    ranks(train, 1, env=in_a_run(old, wandb=True, wandb_mode="offline", world=1))
-    environ = in_a_run(new, wandb=True, wandb_mode="offline", world=1)
+    ranks(train, 1, env=run_environment(old, wandb=True, wandb_mode="offline", world_size=1))
+    environ = run_environment(new, wandb=True, wandb_mode="offline", world_size=1)
     launch_spec = RunFolder(new).launch_spec
     launch_spec.write_text(launch_spec.read_text().replace("20260102-030405-abcd", "a-new-one"))
     assert ranks(begin_from_another, 1, str(old), env=environ) == [["Run", "a-new-one"]]
-    assert [kept.id for kept in kept_runs(new / "trackers")] == ["a-new-one"]
+    assert [wandb_run.id for wandb_run in wandb_runs(new / "trackers")] == ["a-new-one"]
 
 
 # -- what is missing -----------------------------------------------------------------------------------
@@ -172,9 +174,9 @@ def train_and_listen(block: str | None = None) -> tuple[list[str], str]:
     if block is not None:
         assert block not in sys.modules
         sys.meta_path.insert(0, Blocker())  # type: ignore[arg-type]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as output:
         result = train()
-    return result, said.getvalue()
+    return result, output.getvalue()
 
 
 def our_lines(text: str) -> list[str]:
@@ -182,7 +184,7 @@ def our_lines(text: str) -> list[str]:
 
 
 def test_without_the_package_training_goes_on_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
-    environ = in_a_run(tmp_path / "run", wandb=True, world=2)
+    environ = run_environment(tmp_path / "run", wandb=True, world_size=2)
     results = ranks(train_and_listen, 2, "wandb", env=environ)
     assert [result for result, _ in results] == [["NoopRun", ""]] * 2
     (line,) = our_lines(results[0][1])
@@ -201,16 +203,16 @@ def test_without_a_key_or_a_network_the_run_is_kept(
     ranks: Ranks, tmp_path: Path, has_key: bool, why: str
 ) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, world=1)
+    environ = run_environment(folder, wandb=True, world_size=1)
     if has_key:
         environ["WANDB_API_KEY"] = "k" * 40
-    ((result, said),) = ranks(train_and_listen, 1, env=environ)
+    ((result, output),) = ranks(train_and_listen, 1, env=environ)
     assert result[0] == "Run"
-    (line,) = our_lines(said)
+    (line,) = our_lines(output)
     assert why in line
     assert "send it later: paceline sync 20260102-030405-abcd" in line
-    (kept,) = kept_runs(folder / "trackers")
-    assert_same_numbers(kept, lines_of(folder))
+    (wandb_run,) = wandb_runs(folder / "trackers")
+    assert_same_numbers(wandb_run, lines_of(folder))
 
 
 def test_a_silent_name_server_costs_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +232,7 @@ def test_a_silent_name_server_costs_seconds_only(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("environ", "asked", "mode"),
+    ("environ", "requested", "mode"),
     [
         ({"WANDB_MODE": "online"}, None, "online"),  # said is said, key or not
         ({"WANDB_MODE": "disabled"}, "online", "disabled"),
@@ -239,9 +241,9 @@ def test_a_silent_name_server_costs_seconds_only(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_the_user_says_about_the_mode_is_not_doubted(
-    environ: dict[str, str], asked: str | None, mode: str
+    environ: dict[str, str], requested: str | None, mode: str
 ) -> None:
-    assert wandb_server.choose_mode({"HOME": "/nowhere", **environ}, asked)[0] == mode
+    assert wandb_server.choose_mode({"HOME": "/nowhere", **environ}, requested)[0] == mode
 
 
 def test_keys_and_addresses_are_found_where_wandb_keeps_them(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_keys_and_addresses_are_found_where_wandb_keeps_them(tmp_path: Path) -> 
 # -- its service ---------------------------------------------------------------------------------------
 
 
-def train_while_its_service(meets: str) -> tuple[int, str]:
+def train_and_signal_service(signal_name: str) -> tuple[int, str]:
     """Returns the services that are left, and what was said."""
     import contextlib
     import io
@@ -270,24 +272,24 @@ def train_while_its_service(meets: str) -> tuple[int, str]:
     from paceline.runtime.trackers.wandb import service
 
     thread.FINISH_TIMEOUT = 4.0
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as output:
         with quiet() as run:
             for step in run.steps(range(60)):
                 run.log(number=step)
                 if step == 20:
                     assert run.wandb.id
                     (pid,) = service.service_pids()
-                    os.kill(pid, getattr(signal, meets))
+                    os.kill(pid, getattr(signal, signal_name))
                 time.sleep(0.02)
-    return len(service.service_pids()), said.getvalue()
+    return len(service.service_pids()), output.getvalue()
 
 
 def test_a_service_that_hangs_is_left_behind_at_the_end(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
-    ((left, said),) = ranks(train_while_its_service, 1, "SIGSTOP", env=environ)
+    environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
+    ((left, output),) = ranks(train_and_signal_service, 1, "SIGSTOP", env=environ)
     assert left == 0
-    (line,) = our_lines(said)
+    (line,) = our_lines(output)
     assert line.startswith("paceline: W&B did not finish within 4 s")
     assert [row["number"] for row in lines_of(folder)] == list(range(60))
 
@@ -295,12 +297,12 @@ def test_a_service_that_hangs_is_left_behind_at_the_end(ranks: Ranks, tmp_path: 
 def test_a_service_that_is_ended_is_started_again(ranks: Ranks, tmp_path: Path) -> None:
     """A signal to all processes of a job reaches the service, too."""
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
-    ((left, said),) = ranks(train_while_its_service, 1, "SIGTERM", env=environ)
-    assert (left, our_lines(said)) == (0, [])
-    (kept,) = kept_runs(folder / "trackers")
-    assert_same_numbers(kept, lines_of(folder))
-    assert [row["number"] for row in kept.history] == list(range(60))
+    environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
+    ((left, output),) = ranks(train_and_signal_service, 1, "SIGTERM", env=environ)
+    assert (left, our_lines(output)) == (0, [])
+    (wandb_run,) = wandb_runs(folder / "trackers")
+    assert_same_numbers(wandb_run, lines_of(folder))
+    assert [row["number"] for row in wandb_run.history] == list(range(60))
 
 
 def train_until_killed(killed: bool) -> None:
@@ -317,11 +319,11 @@ def train_until_killed(killed: bool) -> None:
 def test_what_a_killed_attempt_had_logged_is_logged_by_the_next(ranks: Ranks, tmp_path: Path) -> None:
     """W&B's service holds lines back, and loses them with the process that it serves."""
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=1)
+    environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     with pytest.raises(AssertionError, match="died without a word"):
         ranks(train_until_killed, 1, True, env=environ)
     ranks(train_until_killed, 1, False, env={**environ, env.ATTEMPT: "2"})
-    (kept,) = kept_runs(folder / "trackers")
+    (wandb_run,) = wandb_runs(folder / "trackers")
     assert len(list((folder / "trackers" / "wandb").glob("torn-offline-run-*"))) == 1
-    assert_same_numbers(kept, lines_of(folder))
-    assert [row["killed"] for row in kept.history].count(1) > 5
+    assert_same_numbers(wandb_run, lines_of(folder))
+    assert [row["killed"] for row in wandb_run.history].count(1) > 5

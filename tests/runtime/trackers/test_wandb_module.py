@@ -13,11 +13,16 @@ import pytest
 import torch
 
 from paceline.contract import env
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.test_wrap import quiet
-from tests.runtime.trackers.test_wandb import in_a_run, our_lines
+from tests.runtime.trackers.test_wandb import our_lines, run_environment
+from tests.runtime.trackers.wandb_runs import (
+    service_environment,
+    shorten_agent_interval,
+    unreachable_service,
+    wandb_runs,
+)
 from tests.runtime.trackers.wandb_server import wandb_service
-from tests.runtime.trackers.worlds import away, impatient_agent, kept_runs, reachable
 
 
 def use_everything() -> dict[str, Any]:
@@ -51,17 +56,17 @@ def use_everything() -> dict[str, Any]:
 
 
 def test_an_existing_script_runs_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
-    environ = {**in_a_run(tmp_path / "run", world=2), "WANDB_MODE": "offline"}
+    environ = {**run_environment(tmp_path / "run", world_size=2), "WANDB_MODE": "offline"}
     seen = ranks(use_everything, 2, env=environ)
     assert [each["run"] for each in seen] == ["Run", "NoopRun"]
     assert [(each["lr"], each["seed"]) for each in seen] == [(0.1, 7)] * 2
-    (kept,) = kept_runs(tmp_path / "run" / "trackers")
-    assert (kept.id, kept.project) == (seen[0]["id"], "digits")
-    assert kept.id == "20260102-030405-abcd"
-    assert [row["loss"] for row in kept.history if "loss" in row] == [1.0, 0.5, 1 / 3]
-    assert kept.config["seed"] == 7
-    assert any("gradients" in key for row in kept.history for key in row)
-    assert kept.summary["more"] == 1
+    (wandb_run,) = wandb_runs(tmp_path / "run" / "trackers")
+    assert (wandb_run.id, wandb_run.project) == (seen[0]["id"], "digits")
+    assert wandb_run.id == "20260102-030405-abcd"
+    assert [row["loss"] for row in wandb_run.history if "loss" in row] == [1.0, 0.5, 1 / 3]
+    assert wandb_run.config["seed"] == 7
+    assert any("gradients" in key for row in wandb_run.history for key in row)
+    assert wandb_run.summary["more"] == 1
 
 
 def use_everything_without(package: str | None) -> tuple[dict[str, Any], str]:
@@ -74,25 +79,27 @@ def use_everything_without(package: str | None) -> tuple[dict[str, Any], str]:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Blocker())  # type: ignore[arg-type]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as output:
         seen = use_everything()
     if package is None:
         assert "wandb" not in sys.modules
-    return seen, said.getvalue()
+    return seen, output.getvalue()
 
 
 def test_a_script_without_the_package_runs_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks(use_everything_without, 2, "wandb", env=in_a_run(tmp_path / "run", world=2))
+    results = ranks(use_everything_without, 2, "wandb", env=run_environment(tmp_path / "run", world_size=2))
     assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
-    assert [our_lines(said) for _, said in results] == [
+    assert [our_lines(output) for _, output in results] == [
         ["paceline: W&B is disabled: No module named 'wandb' (pip install wandb)"], []
     ]  # fmt: skip
 
 
 def test_switched_off_it_is_silent_and_never_imported(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks(use_everything_without, 2, None, env=in_a_run(tmp_path / "run", wandb=False, world=2))
+    results = ranks(
+        use_everything_without, 2, None, env=run_environment(tmp_path / "run", wandb=False, world_size=2)
+    )
     assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
-    assert [our_lines(said) for _, said in results] == [[], []]
+    assert [our_lines(output) for _, output in results] == [[], []]
     assert not (tmp_path / "run" / "trackers").exists()
 
 
@@ -120,13 +127,15 @@ def test_another_project_or_group_is_another_run_and_every_process_has_one(
 ) -> None:
     folder = tmp_path / "run"
     ids, others = ranks(
-        begin_again, 2, env={**in_a_run(folder, world=2, wandb_entity="team"), "WANDB_MODE": "offline"}
+        begin_again,
+        2,
+        env={**run_environment(folder, world_size=2, wandb_entity="team"), "WANDB_MODE": "offline"},
     )
     first = "20260102-030405-abcd"
     assert ids == [first, f"{first}-2", f"{first}-3", f"{first}-4-rank-0"]
     # Ranks count the runs that are begun, whether they have them or not.
     assert others[3] == f"{first}-4-rank-1"
-    runs = {kept.id: kept for kept in kept_runs(folder / "trackers")}
+    runs = {wandb_run.id: wandb_run for wandb_run in wandb_runs(folder / "trackers")}
     assert set(runs) == {*ids, others[3]}
     found = [(runs[each].project, runs[each].group, runs[each].history[0]["number"]) for each in ids]
     assert found == [("one", "a", 1), ("two", "a", 2), ("two", "b", 3), ("one", f"{first}-4", 4)]
@@ -137,13 +146,15 @@ def test_another_project_or_group_is_another_run_and_every_process_has_one(
 @pytest.mark.slow
 def test_the_command_line_names_project_and_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, world=1, wandb_project="typed", wandb_group="g", wandb_mode="offline")
+    environ = run_environment(
+        folder, world_size=1, wandb_project="typed", wandb_group="g", wandb_mode="offline"
+    )
     ranks(use_everything, 1, env=environ)
-    (kept,) = kept_runs(folder / "trackers")
-    assert (kept.project, kept.group) == ("typed", "g")
+    (wandb_run,) = wandb_runs(folder / "trackers")
+    assert (wandb_run.project, wandb_run.group) == ("typed", "g")
 
 
-def use_it_within_a_session() -> tuple[str, str, bool]:
+def use_module_within_session() -> tuple[str, str, bool]:
     from paceline import wandb
 
     with quiet() as run:
@@ -158,19 +169,19 @@ def use_it_within_a_session() -> tuple[str, str, bool]:
 
 def test_a_sessions_run_is_the_scripts_run(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = in_a_run(folder, wandb=True, wandb_mode="offline", world=2)
-    first, second = ranks(use_it_within_a_session, 2, env=environ)
+    environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=2)
+    first, second = ranks(use_module_within_session, 2, env=environ)
     assert first == ("20260102-030405-abcd", "Run", True)
     assert second[1] == "NoopRun"
-    (kept,) = kept_runs(folder / "trackers")
-    assert kept.history[-1]["after"] == 1
-    assert kept.config.get("width") == 8
+    (wandb_run,) = wandb_runs(folder / "trackers")
+    assert wandb_run.history[-1]["after"] == 1
+    assert wandb_run.config.get("width") == 8
 
 
 def sweep_together(count: int | None) -> tuple[str, list[dict[str, Any]]]:
     from paceline import wandb
 
-    impatient_agent()
+    shorten_agent_interval()
     sweep = wandb.sweep({"method": "grid", "parameters": {"lr": {"values": [1, 2]}}}, project="digits")
     seen = []
 
@@ -186,7 +197,7 @@ def sweep_together(count: int | None) -> tuple[str, list[dict[str, Any]]]:
 
 def test_an_agent_gives_all_ranks_the_same_points(ranks: Ranks, tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]) as service:
-        first, second = ranks(sweep_together, 2, 2, env=reachable(service, tmp_path))
+        first, second = ranks(sweep_together, 2, 2, env=service_environment(service, tmp_path))
         assert first == second == ("sweep1", [{"lr": 0.1, "width": 3}, {"lr": 0.2, "width": 3}])
         assert len(service.sweeps) == 1
         assert list(service.runs) == ["trial-1", "trial-2"]
@@ -203,7 +214,8 @@ def test_other_ranks_read_the_point_that_an_agent_has_set(tmp_path: Path) -> Non
         "run = wandb.init(config={'lr': 1, 'width': 2})\nprint(json.dumps(dict(run.config)))"
     )
     environ = {
-        **away(tmp_path), "RANK": "1", "WORLD_SIZE": "2", "WANDB_SWEEP_PARAM_PATH": str(path), "PATH": "/usr/bin",
+        **unreachable_service(tmp_path), "RANK": "1", "WORLD_SIZE": "2", "WANDB_SWEEP_PARAM_PATH": str(path),
+        "PATH": "/usr/bin",
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -220,11 +232,11 @@ def test_it_needs_no_torch_and_imports_wandb_only_when_used(tmp_path: Path) -> N
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        env={**away(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True,
+        env={**unreachable_service(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (kept,) = kept_runs(tmp_path)
-    assert kept.history[0]["a"] == 1
+    (wandb_run,) = wandb_runs(tmp_path)
+    assert wandb_run.history[0]["a"] == 1
 
 
 def test_it_travels_with_the_run(tmp_path: Path) -> None:
@@ -252,7 +264,7 @@ def test_a_script_that_never_finishes_its_run_still_ends(tmp_path: Path, how: st
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), how],
-        env={**away(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True, timeout=100,
+        env={**unreachable_service(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.stdout == "the end\n"
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,7 @@ class Service:
         self.points: list[dict[str, Any]] = []  # of the sweep, still to be handed out
         self.sweeps: list[dict[str, Any]] = []  # that were created
         self.agents = 0
-        self.handed_out: dict[str, dict[str, Any]] = {}
+        self.points_given: dict[str, dict[str, Any]] = {}
         self.lock = threading.Lock()
 
     def run(self, name: str) -> Uploaded:
@@ -153,14 +153,14 @@ class Service:
         if not any(json.loads(variables.get("runState") or "{}").values()):
             if self.points:
                 point = self.points.pop(0)
-                run_id = f"trial-{len(self.handed_out) + 1}"
-                self.handed_out[run_id] = point
+                run_id = f"trial-{len(self.points_given) + 1}"
+                self.points_given[run_id] = point
                 args = {key: {"value": value} for key, value in point.items()}
                 commands = [{"type": "run", "run_id": run_id, "args": args, "program": "train.py"}]
             else:
                 commands = [{"type": "exit"}]
-        told = json.dumps(commands)
-        return {"agentHeartbeat": {"agent": {"id": variables["id"]}, "commands": told}}
+        encoded = json.dumps(commands)
+        return {"agentHeartbeat": {"agent": {"id": variables["id"]}, "commands": encoded}}
 
     # -- the run's own lines ---------------------------------------------------------------------------
 

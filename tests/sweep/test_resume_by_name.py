@@ -10,16 +10,16 @@ from pathlib import Path
 from paceline.contract.sweep.folder import Point, SweepFolder
 from tests.sweep.folders import end, grid, make_sweep
 
-Typed = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 def started_from(folder: SweepFolder, file: Path) -> None:
-    told = json.loads(folder.spec.read_text())
-    folder.spec.write_text(json.dumps({**told, "file": str(file)}))
+    fields = json.loads(folder.spec.read_text())
+    folder.spec.write_text(json.dumps({**fields, "file": str(file)}))
 
 
 def test_it_goes_on_under_its_name_in_its_experiment(
-    tmp_path: Path, scratch: Path, paceline: Callable[..., Typed]
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -30,34 +30,34 @@ def test_it_goes_on_under_its_name_in_its_experiment(
     folder = make_sweep(scratch / "project" / "other" / "renamed", grid([{"lr": 1}, {"lr": 2}]))
     started_from(folder, project / "sweep.toml")
     end(folder, 1, "failed")
-    typed = paceline(
+    completed = paceline(
         "sweep", "--local", "--cpu", "--dry-run", "--resubmit", "failed", "renamed", cwd=project, check=True
     )  # fmt: skip
-    assert f"sweep   {folder.path}\n" in typed.stdout
-    assert "  1: lr=2" in typed.stdout
+    assert f"sweep   {folder.path}\n" in completed.stdout
+    assert "  1: lr=2" in completed.stdout
 
 
 def test_one_of_a_script_and_a_sweep_of_another_service(
-    tmp_path: Path, scratch: Path, paceline: Callable[..., Typed]
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("")
     points = [Point(number, number, None) for number in range(4)]
-    told = {"sampler": "wandb", "wandb_sweep": "me/digits/ab12", "parallel": 2}
-    folder = make_sweep(scratch / "project" / "default" / "train-ab12", points, **told)
+    fields = {"sampler": "wandb", "wandb_sweep": "me/digits/ab12", "parallel": 2}
+    folder = make_sweep(scratch / "project" / "default" / "train-ab12", points, **fields)
     started_from(folder, project / "train.py")
     end(folder, 3, "failed")
-    words = ("sweep", "--local", "--cpu", "--dry-run")
-    typed = paceline(*words, "--resubmit", "failed", "train-ab12", cwd=project, check=True)
-    assert f"sweep   {folder.path}\n" in typed.stdout
-    assert "trials  1" in typed.stdout
-    typed = paceline(*words, "--count", "3", "train-ab12", cwd=project, check=True)
-    assert "trials  2" in typed.stdout
+    args = ("sweep", "--local", "--cpu", "--dry-run")
+    completed = paceline(*args, "--resubmit", "failed", "train-ab12", cwd=project, check=True)
+    assert f"sweep   {folder.path}\n" in completed.stdout
+    assert "trials  1" in completed.stdout
+    completed = paceline(*args, "--count", "3", "train-ab12", cwd=project, check=True)
+    assert "trials  2" in completed.stdout
 
 
 def test_without_a_repository_the_project_is_where_the_command_is_typed(
-    tmp_path: Path, paceline: Callable[..., Typed]
+    tmp_path: Path, paceline: Callable[..., Completed]
 ) -> None:
     below = tmp_path / "project" / "examples"
     below.mkdir(parents=True)
@@ -65,14 +65,16 @@ def test_without_a_repository_the_project_is_where_the_command_is_typed(
     (below / "digits.toml").write_text(
         '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
     )
-    typed = paceline(
+    completed = paceline(
         "sweep", "--local", "--cpu", "--dry-run", "examples/digits.toml", cwd=tmp_path / "project", check=True
     )
-    assert f"{Path('project', 'default', 'digits')}\n" in typed.stdout, "as for a run of examples/train.py"
+    assert f"{Path('project', 'default', 'digits')}\n" in completed.stdout, (
+        "as for a run of examples/train.py"
+    )
 
 
 def test_what_was_typed_is_not_typed_again(
-    tmp_path: Path, scratch: Path, paceline: Callable[..., Typed]
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -82,21 +84,21 @@ def test_what_was_typed_is_not_typed_again(
         '[sweep]\nscript = "train.py"\nsampler = "random"\n[space]\nlr = { uniform = [0, 1] }\n'
     )
     starts = {"lines": ("--script", "train.py", "lines.txt"), "drawn": ("--count", "2", "drawn.toml")}
-    for name, words in starts.items():
-        paceline("sweep", "--local", "--cpu", "--metric", "loss", *words, cwd=project)
+    for name, args in starts.items():
+        paceline("sweep", "--local", "--cpu", "--metric", "loss", *args, cwd=project)
         folder = SweepFolder(scratch / "project" / "default" / name)
         assert len(list(folder.trials.glob("*/result.json"))) == 2
-        typed = paceline(
+        completed = paceline(
             "sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True
         )
-        assert "trials  2" in typed.stdout
+        assert "trials  2" in completed.stdout
         assert folder.read_search().metric == "loss"
     # Lines that are gone from the list are trials as before.
     (project / "train.py").write_text("print('fine')")
     (project / "other.py").write_text("")
     (project / "lines.txt").write_text("--lr 3\n")
-    words = ("sweep", "--local", "--cpu", "--script", "other.py", "--resubmit", "failed", "lines")
-    paceline(*words, cwd=project, check=True)
+    args = ("sweep", "--local", "--cpu", "--script", "other.py", "--resubmit", "failed", "lines")
+    paceline(*args, cwd=project, check=True)
     shown = paceline("sweep", "show", "lines", cwd=project, check=True).stdout
     assert "2 done of 2" in shown
     assert "done, without a value\ntrial 0, 1: it ended without a value of loss" in shown

@@ -12,7 +12,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "torch._dynamo", "tests.forked"]
+PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "torch._dynamo", "tests.forked_ranks"]
 
 
 def free_port() -> int:
@@ -51,19 +51,19 @@ class Ranks:
     def __call__(
         self,
         function: Callable[..., Any],
-        world: int,
+        world_size: int,
         *args: Any,
         timeout: float = 90,
         env: dict[str, str] | None = None,
     ) -> list[Any]:
         port = free_port()
         processes, pipes = [], []
-        for rank in range(world):
+        for rank in range(world_size):
             mine, theirs = self.context.Pipe(duplex=False)
             variables = {
                 **os.environ,
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
                 **(env or {}),
             }  # fmt: skip

@@ -57,7 +57,7 @@ class Loader:
         self.position, self.rank, self.noise = state["position"], state["rank"], state["noise"]
 
 
-class World:
+class Trainer:
     """One rank's training: model, optimizer, scheduler, loader and their checkpoints."""
 
     def __init__(self, folder: Path, *, seed: int = 0, **options: Any) -> None:
@@ -126,10 +126,10 @@ def draws() -> tuple[float, float]:
 
 def make(folder: Path, *steps: int, keep_last: int = 9) -> None:
     """Write checkpoints of one rank, for tests that inspect the folder."""
-    world = World(folder, policy=RetentionPolicy(keep_last=keep_last))
+    trainer = Trainer(folder, policy=RetentionPolicy(keep_last=keep_last))
     for number in range(1, max(steps) + 1):
-        world.step(number)
+        trainer.step(number)
         if number in steps:
-            world.checkpoints.save(number, wait=True)
-    assert all(saved.complete for saved in world.checkpoints.poll())
-    world.close()
+            trainer.checkpoints.save(number, wait=True)
+    assert all(saved.complete for saved in trainer.checkpoints.poll())
+    trainer.close()

@@ -12,7 +12,7 @@ from typing import Any
 from tests.runtime.trackers.wandb_server import KEY, Service
 
 
-def away(folder: Path) -> dict[str, str]:
+def unreachable_service(folder: Path) -> dict[str, str]:
     """No home, no key, and no service: wandb is left with this folder."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -22,12 +22,17 @@ def away(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def reachable(service: Service, folder: Path) -> dict[str, str]:
+def service_environment(service: Service, folder: Path) -> dict[str, str]:
     """The stand-in, and a key for it."""
-    return {**away(folder), "WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY, "WANDB_DIR": str(folder)}
+    return {
+        **unreachable_service(folder),
+        "WANDB_BASE_URL": service.url,
+        "WANDB_API_KEY": KEY,
+        "WANDB_DIR": str(folder),
+    }
 
 
-def impatient_agent() -> None:
+def shorten_agent_interval() -> None:
     """wandb's agent asks every five seconds; a test has no time for that."""
     from wandb.agents.pyagent import Agent
 
@@ -35,7 +40,7 @@ def impatient_agent() -> None:
 
 
 @dataclass
-class Kept:
+class WandbRun:
     """One W&B run as its file in the run folder tells it."""
 
     id: str = ""
@@ -52,37 +57,39 @@ class Kept:
         return [{key: value for key, value in row.items() if not key.startswith("_")} for row in self.history]
 
 
-def kept_runs(trackers: Path) -> list[Kept]:
+def wandb_runs(trackers: Path) -> list[WandbRun]:
     """All runs that wandb has written below a folder, oldest first; those that were set aside are not among them."""
-    places = [*trackers.glob("wandb/offline-run-*"), *trackers.glob("wandb/run-*")]
-    files = [path for place in sorted(places) for path in place.glob("run-*.wandb")]
+    folders = [*trackers.glob("wandb/offline-run-*"), *trackers.glob("wandb/run-*")]
+    files = [path for folder in sorted(folders) for path in folder.glob("run-*.wandb")]
     return [read_run(path) for path in files]
 
 
-def read_run(path: Path) -> Kept:
+def read_run(path: Path) -> WandbRun:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    kept = Kept()
+    wandb_run = WandbRun()
     for data in _records(path.read_bytes()):
         record = Record()
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            kept.id, kept.project = record.run.run_id, record.run.project
-            kept.group, kept.name = record.run.run_group, record.run.display_name
-            kept.config.update({each.key: json.loads(each.value_json) for each in record.run.config.update})
+            wandb_run.id, wandb_run.project = record.run.run_id, record.run.project
+            wandb_run.group, wandb_run.name = record.run.run_group, record.run.display_name
+            wandb_run.config.update(
+                {each.key: json.loads(each.value_json) for each in record.run.config.update}
+            )
         elif kind == "config":
-            kept.config.update({each.key: json.loads(each.value_json) for each in record.config.update})
+            wandb_run.config.update({each.key: json.loads(each.value_json) for each in record.config.update})
         elif kind == "history":
             items = record.history.item
             row = {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}
-            kept.history.append(row)
+            wandb_run.history.append(row)
         elif kind == "summary":
             for each in record.summary.update:
-                kept.summary[each.key or "/".join(each.nested_key)] = json.loads(each.value_json)
+                wandb_run.summary[each.key or "/".join(each.nested_key)] = json.loads(each.value_json)
         elif kind == "exit":
-            kept.exit_code = record.exit.exit_code
-    return kept
+            wandb_run.exit_code = record.exit.exit_code
+    return wandb_run
 
 
 def _records(data: bytes) -> Iterator[bytes]:

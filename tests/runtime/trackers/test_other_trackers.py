@@ -16,10 +16,10 @@ import pytest
 from paceline.contract.verdict import DONE
 from paceline.runtime.trackers import thread
 from paceline.runtime.trackers.base import RunInfo
-from tests.forked import Ranks
+from tests.forked_ranks import Ranks
 from tests.runtime.test_metrics import lines_of
 from tests.runtime.test_wrap import quiet
-from tests.runtime.trackers.test_wandb import in_a_run, our_lines, train
+from tests.runtime.trackers.test_wandb import our_lines, run_environment, train
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -33,7 +33,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     }
 
 
-def fail_then_go_on() -> None:
+def fail_then_resume() -> None:
     with pytest.raises(ValueError, match="as planned"):
         train(fail_at=5)
     train()
@@ -41,7 +41,7 @@ def fail_then_go_on() -> None:
 
 def test_tensorboard_shows_the_numbers_of_metrics_jsonl(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ranks(fail_then_go_on, 1, env=in_a_run(folder, tensorboard=True, world=1))
+    ranks(fail_then_resume, 1, env=run_environment(folder, tensorboard=True, world_size=1))
     shown = scalars(folder / "trackers" / "tensorboard")
     expected: dict[str, dict[int, float]] = defaultdict(dict)
     for line in lines_of(folder):  # the last word about a step counts
@@ -85,8 +85,8 @@ def test_a_tracker_of_ones_own_gets_every_line_on_rank_zero(
     ranks: Ranks, tmp_path: Path, named: bool
 ) -> None:
     folder = tmp_path / "run"
-    tracking = {"trackers": ["tests.runtime.trackers.test_others:Recorder"]} if named else {}
-    first, second = ranks(record, 2, named, env=in_a_run(folder, world=2, **tracking))
+    tracking = {"trackers": ["tests.runtime.trackers.test_other_trackers:Recorder"]} if named else {}
+    first, second = ranks(record, 2, named, env=run_environment(folder, world_size=2, **tracking))
     assert second == ([] if named else [[]])
     (calls,) = first
     assert calls[0] == ("start", "20260102-030405-abcd", {"lr": 0.1, "net": {"width": 4}}, 2)
@@ -103,15 +103,15 @@ class Breaks:
         self.where = where
 
     def start(self, run: RunInfo) -> None:
-        self.meet("start")
+        self.fail_at("start")
 
     def log(self, step: int, values: dict[str, float | str]) -> None:
-        self.meet("log")
+        self.fail_at("log")
 
     def finish(self, status: str) -> None:
-        self.meet("finish")
+        self.fail_at("finish")
 
-    def meet(self, where: str) -> None:
+    def fail_at(self, where: str) -> None:
         if where == self.where:
             raise KeyError("no such column")
         if self.where == "hangs":
@@ -125,11 +125,11 @@ def test_a_tracker_that_breaks_costs_one_warning(
     other = Recorder()
     with monkeypatch.context() as patch:
         patch.setattr(thread, "FINISH_TIMEOUT", 0.3)
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()) as output:
             with quiet(folder=tmp_path, trackers=[Breaks(where), other]) as run:
                 for step in run.steps(range(20)):
                     run.log(number=step)
-    (line,) = our_lines(said.getvalue())
+    (line,) = our_lines(output.getvalue())
     assert line.startswith(
         "paceline: Breaks did not finish" if where == "hangs" else "paceline: Breaks gets no more"
     )
@@ -140,16 +140,16 @@ def test_a_tracker_that_breaks_costs_one_warning(
 def test_what_cannot_be_made_is_left_out_with_a_word(tmp_path: Path) -> None:
     wrong = [
         "no.such.module:Class",
-        "tests.runtime.trackers.test_others:lines_of",
+        "tests.runtime.trackers.test_other_trackers:lines_of",
         "plain",
         "tests.runtime.trackers:Nobody",
     ]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as output:
         with quiet(folder=tmp_path, trackers=wrong) as run:
             for step in run.steps(range(2)):
                 run.log(number=step)
             assert type(run.wandb).__name__ == "NoopRun"
-    lines = our_lines(said.getvalue())
+    lines = our_lines(output.getvalue())
     assert [line.split(" is disabled: ")[0].removeprefix("paceline: ") for line in lines] == wrong
     assert len(lines_of(tmp_path)) == 2
 
@@ -164,11 +164,11 @@ def test_a_slow_tracker_loses_lines_and_the_training_none(
     slow = Slow()
     with monkeypatch.context() as patch:
         patch.setattr(thread, "MAX_WAITING", 10)
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()) as output:
             with quiet(folder=tmp_path, trackers=[slow]) as run:
                 for step in run.steps(range(50)):
                     run.log(number=step)
-    (line,) = our_lines(said.getvalue())
+    (line,) = our_lines(output.getvalue())
     assert "can't keep up with training" in line
     assert len(lines_of(tmp_path)) == 50
     assert len(slow.calls) < 50

@@ -18,7 +18,7 @@ SCRIPT = """\
 import hashlib, json, os, pathlib, time
 names = json.loads(pathlib.Path("names.json").read_text())
 digests = {name: hashlib.sha256(os.environ.get(name, "").encode()).hexdigest() for name in names}
-pathlib.Path(f"told-{os.environ['RANK']}.json").write_text(json.dumps(digests))
+pathlib.Path(f"report-{os.environ['RANK']}.json").write_text(json.dumps(digests))
 while not pathlib.Path("go").exists():
     time.sleep(0.05)
 if os.environ["RANK"] == "1":
@@ -29,7 +29,7 @@ CONFIG = '[environment]\nsecrets = ["NAMED_SECRET"]\n'
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedSecrets:
     """A project and a home with a secret of every kind."""
 
     project: Path
@@ -42,7 +42,7 @@ class Planted:
         return {"HOME": str(self.home), "NAMED_SECRET": self.values["NAMED_SECRET"]}
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         """What is typed: a secret among it."""
         return ["--env", f"TYPED_TOKEN={self.values['TYPED_TOKEN']}", "train.py"]
 
@@ -50,11 +50,11 @@ class Planted:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.values.items()}
 
 
-def plant(folder: Path) -> Planted:
+def plant_secrets(folder: Path) -> PlantedSecrets:
     names = ("FROM_DOTENV", "FROM_SECRETS_ENV", "WANDB_API_KEY", "NAMED_SECRET", "TYPED_TOKEN")
     values = {name: f"hush-{secrets.token_hex(8)}" for name in names}
     values["FROM_DOTENV"] += ' it\'s "odd"\nand has two lines'
-    made = Planted(folder / "project", folder / "home", values)
+    made = PlantedSecrets(folder / "project", folder / "home", values)
     made.project.mkdir()
     quoted = values["FROM_DOTENV"].replace('"', '\\"')
     _write(made.project / ".env", f'# of the project\nFROM_DOTENV="{quoted}"\n')
@@ -105,7 +105,7 @@ class CommandLines:
 
     seen: set[str] = field(default_factory=set)
 
-    def look(self) -> None:
+    def scan(self) -> None:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
@@ -114,12 +114,12 @@ class CommandLines:
 
 
 @contextmanager
-def watching_processes() -> Iterator[CommandLines]:
+def watch_command_lines() -> Iterator[CommandLines]:
     lines, over = CommandLines(), threading.Event()
 
     def watch() -> None:
         while not over.is_set():
-            lines.look()
+            lines.scan()
             time.sleep(0.1)
 
     thread = threading.Thread(target=watch)
