@@ -68,7 +68,7 @@ def test_preempted_after_a_grace(four_undisturbed: Training, submitted: Make, cl
     ours.submit("--partition", "grace")
     ours.at("step-23", ranks=4)
     urgent = cluster.submit("sleep 600", "--partition=high", "--exclusive", "--nodes=4")
-    ours.check_stop(0)
+    ours.wait_for_stop_request(0)
     ours.open("step-23")
     ours.restarted(1)
     cluster.run(["scancel", urgent])
