@@ -31,10 +31,7 @@ from paceline.runtime.checkpoint import CheckpointManager
 
 from machine import describe, show
 
-SHAPES = {
-    "few tensors": 12,
-    "thousands": 1280,
-}  # parameters; Adam adds two tensors and a number for each
+SHAPES = {"few tensors": 12, "thousands": 1280}  # parameters; Adam adds two tensors and a number for each
 TARGETS = {1: 8.0, 2: 10.0}
 SECONDS_OF_STEPS = 1.5  # between two saves, enough to write one
 
@@ -50,9 +47,7 @@ class Training:
 
     def __init__(self, *, parameters: int, megabytes: int, device: str) -> None:
         each = megabytes * 1_000_000 // 12 // parameters
-        self.model = torch.nn.ParameterList(
-            [torch.nn.Parameter(torch.randn(each)) for _ in range(parameters)]
-        )
+        self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(each)) for _ in range(parameters)])
         self.model.to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=device == "cuda")
         for parameter in self.model.parameters():
@@ -100,9 +95,7 @@ def with_torch_save(training: Training, folder: Path, rank: int, step: int) -> f
     return time.perf_counter() - start
 
 
-def measure(
-    rank_args: tuple[int, int, int], options: argparse.Namespace, folder: str, results_queue: Any
-) -> None:
+def measure(rank_args: tuple[int, int, int], options: argparse.Namespace, folder: str, results_queue: Any) -> None:
     rank, world_size, port = rank_args
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     if world_size > 1:
@@ -116,9 +109,7 @@ def measure(
         if world_size > 1:
             dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         count = max(5, round(SECONDS_OF_STEPS / seconds.item()))
-        results[name] = compare(
-            training, Path(folder) / name, rank, world_size, count=count, saves=options.saves
-        )
+        results[name] = compare(training, Path(folder) / name, rank, world_size, count=count, saves=options.saves)
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
     results_queue.put((rank, results))
     if world_size > 1:
@@ -152,8 +143,7 @@ def compare(
     ours.close()
     bare = statistics.median(total["bare"])
     mine, theirs = (
-        Cost(statistics.median(blocking[who]), statistics.median(total[who]) - bare)
-        for who in ("ours", "theirs")
+        Cost(statistics.median(blocking[who]), statistics.median(total[who]) - bare) for who in ("ours", "theirs")
     )
     return mine, theirs
 
@@ -182,9 +172,7 @@ def run(world_size: int, options: argparse.Namespace) -> dict[str, tuple[Cost, C
         shutil.rmtree(folder, ignore_errors=True)
     return {
         name: tuple(
-            Cost(
-                max(rank[name][who].blocking for rank in costs), max(rank[name][who].total for rank in costs)
-            )
+            Cost(max(rank[name][who].blocking for rank in costs), max(rank[name][who].total for rank in costs))
             for who in (0, 1)
         )
         for name in SHAPES

@@ -118,9 +118,7 @@ def measure_sweeps(points: int) -> None:
         (home / "submitit_sweep.py").write_text(SUBMITIT)
         # Each task of an array counts as a job.
         options = {"MaxJobCount": str(4 * points + 1000)}
-        cluster = Sandbox.up(
-            home / "slurm", nodes=1, gpus=0, network=PLAIN, max_array_size=ARRAY, options=options
-        )
+        cluster = Sandbox.up(home / "slurm", nodes=1, gpus=0, network=PLAIN, max_array_size=ARRAY, options=options)
         try:
             ours = [sys.executable, "-m", "paceline", "sweep", "--sbatch-arg=--hold", "sweep.toml"]
             theirs = [sys.executable, "submitit_sweep.py", str(points), str(ARRAY), str(home / "submitit")]
@@ -130,21 +128,15 @@ def measure_sweeps(points: int) -> None:
             }
         finally:
             cluster.down()
-    rows = [
-        [name, f"{seconds:.2f}", str(calls), f"{files:,}"] for name, (seconds, calls, files) in found.items()
-    ]
+    rows = [[name, f"{seconds:.2f}", str(calls), f"{files:,}"] for name, (seconds, calls, files) in found.items()]
     show(["command", "s", "sbatch calls", "files"], rows)
     seconds, calls, _ = found["paceline sweep"]
     fewest = math.ceil(points / ARRAY)
-    print(
-        f"{seconds:.2f} s with {calls} sbatch calls (target: under {SWEEP_LIMIT:.0f} s with {fewest} calls)"
-    )
+    print(f"{seconds:.2f} s with {calls} sbatch calls (target: under {SWEEP_LIMIT:.0f} s with {fewest} calls)")
     print(f"paceline is {found['submitit map_array'][0] / seconds:.1f}x as fast as submitit")
 
 
-def measure_submission(
-    cluster: Sandbox, home: Path, command: list[str], points: int
-) -> tuple[float, int, int]:
+def measure_submission(cluster: Sandbox, home: Path, command: list[str], points: int) -> tuple[float, int, int]:
     """Return the seconds of the whole command, the number of jobs it submitted and of files it created."""
     tools, calls = home / "tools", home / "calls"
     tools.mkdir(exist_ok=True)

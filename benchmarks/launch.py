@@ -64,10 +64,7 @@ def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
     folder.mkdir()
     started = time.time()
     with subprocess.Popen(
-        [*command, str(folder)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment(folder),
+        [*command, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(folder)
     ) as process:
         marks = [folder / f"rank-{rank}" for rank in range(ranks)]
         while not all(mark.exists() for mark in marks):
@@ -83,9 +80,7 @@ def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -106,12 +101,8 @@ def main() -> None:
                     result = once(command, ranks, Path(scratch) / f"{name}-{ranks}-{repeat}")
                     if repeat:  # the first run of each warms the page cache
                         results[name].append(result)
-            seconds = {
-                name: statistics.median(each[0] for each in measured) for name, measured in results.items()
-            }
-            memory = {
-                name: statistics.median(each[1] for each in measured) for name, measured in results.items()
-            }
+            seconds = {name: statistics.median(each[0] for each in measured) for name, measured in results.items()}
+            memory = {name: statistics.median(each[1] for each in measured) for name, measured in results.items()}
             rows.append(
                 [
                     f"{ranks} ranks",

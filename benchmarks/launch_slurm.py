@@ -52,29 +52,14 @@ def launch_torchrun(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, r
         began=shlex.quote(str(folder / "began")), python=sys.executable, nodes=nodes, ranks=ranks,
         script=shlex.quote(str(home / "train.py")), folder=shlex.quote(str(folder)),
     )  # fmt: skip
-    options = [
-        f"--nodes={nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={ranks}",
-        f"--output={folder}/log",
-    ]
+    options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={ranks}", f"--output={folder}/log"]
     cluster.run(["sbatch", "--wait", *options], input=text, timeout=600)
 
 
 def launch_paceline(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
     line = f"date +%s.%N >{shlex.quote(str(folder / 'began'))}"
     (home / "paceline.toml").write_text(f"[environment]\nsetup = [{json.dumps(line)}]\n")
-    args = [
-        "submit",
-        "--wait",
-        "--nodes",
-        str(nodes),
-        "--nproc",
-        str(ranks),
-        "--cpus-per-gpu",
-        "1",
-        "--no-check",
-    ]
+    args = ["submit", "--wait", "--nodes", str(nodes), "--nproc", str(ranks), "--cpus-per-gpu", "1", "--no-check"]
     environment = {**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(home.parent / "scratch")}
     done = subprocess.run(
         [sys.executable, "-m", "paceline", *args, "train.py", str(folder)],
@@ -110,10 +95,7 @@ def main() -> None:
         cluster = Sandbox.up(Path(temporary) / "slurm", nodes=args.nodes, gpus=0, network=network)
         try:
             for repeat in range(args.repeats):
-                for name, launch in (
-                    ("paceline (fork)", launch_paceline),
-                    ("srun + torchrun", launch_torchrun),
-                ):
+                for name, launch in (("paceline (fork)", launch_paceline), ("srun + torchrun", launch_torchrun)):
                     folder = Path(temporary) / f"{name.split()[0]}-{repeat}"
                     folder.mkdir()
                     launch(cluster, home, folder, nodes=args.nodes, ranks=args.ranks)
@@ -123,8 +105,7 @@ def main() -> None:
             cluster.down()
     medians = {name: statistics.median(values) for name, values in times.items()}
     rows = [
-        [name, f"{medians[name]:.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
-        for name, values in times.items()
+        [name, f"{medians[name]:.2f}", f"{min(values):.2f}", f"{max(values):.2f}"] for name, values in times.items()
     ]
     show(["launcher", "median s", "min", "max"], rows)
     ratio = medians["srun + torchrun"] / medians["paceline (fork)"]

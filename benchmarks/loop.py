@@ -118,12 +118,7 @@ def accelerate_loop(steps: int) -> float:
 
 
 BARE, OURS, FABRIC = "bare loop", "Paceline, loss logged", "Lightning Fabric"
-WAYS: dict[str, Way] = {
-    BARE: bare,
-    OURS: paceline_loop,
-    FABRIC: fabric_loop,
-    "Accelerate": accelerate_loop,
-}
+WAYS: dict[str, Way] = {BARE: bare, OURS: paceline_loop, FABRIC: fabric_loop, "Accelerate": accelerate_loop}
 
 
 def measure(steps: int, rounds: int) -> dict[str, float]:

@@ -32,9 +32,7 @@ def recover(training: Training, repeats: int) -> list[float]:
             before = training.completed()[-1][2]
             killed = time.time()
             training.kill()
-            while not (
-                again := [row[0] for row in training.completed() if row[0] > killed and row[2] != before]
-            ):
+            while not (again := [row[0] for row in training.completed() if row[0] > killed and row[2] != before]):
                 assert training.process is not None
                 assert training.process.poll() is None, training.console()[-3000:]
                 time.sleep(0.02)
@@ -46,9 +44,7 @@ def recover(training: Training, repeats: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
@@ -57,12 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Paceline, Torchrun):
             training = kind(
-                Path(folder) / kind.name,
-                ranks=args.ranks,
-                steps=10**9,
-                step_time=0.05,
-                per_epoch=20,
-                hang_timeout=60,
+                Path(folder) / kind.name, ranks=args.ranks, steps=10**9, step_time=0.05, per_epoch=20, hang_timeout=60
             )
             rows[kind.name] = recover(training, args.repeats)
     show(

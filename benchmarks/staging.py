@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from paceline.agent.staging.folders import make_private_folder
 from paceline.agent.staging.request import make_request
-from paceline.agent.staging.stage import Stager, scan_items
+from paceline.agent.staging.stager import Stager, scan_items
 
 from machine import describe, show
 from network_folder import NetworkFolder, missing_requirement
@@ -75,9 +75,7 @@ def stage(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
 
 
 def shell(command: str, base: Path, name: str, disk: Path) -> None:
-    subprocess.run(
-        ["bash", "-c", command.format(source=f"{base}/{name}", base=base, name=name, disk=disk)], check=True
-    )
+    subprocess.run(["bash", "-c", command.format(source=f"{base}/{name}", base=base, name=name, disk=disk)], check=True)
 
 
 def drop_cached_pages(root: Path) -> None:
@@ -136,9 +134,7 @@ def copy_methods(source: Source, name: str) -> dict[str, tuple[Callable[[Path], 
     return methods
 
 
-def compare(
-    source: Source, name: str, *, disk: Path, rounds: int, tidy: bool
-) -> dict[str, list[Measurement]]:
+def compare(source: Source, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Measurement]]:
     """Measure every method in turn, each into an empty folder; the cached copy is made once and then reused."""
     turns, generator = list(copy_methods(source, name).items()), random.Random(7)
     taken: dict[str, list[Measurement]] = {label: [] for label in [*dict(turns), CACHED]}
@@ -171,9 +167,7 @@ def best_peer(ways: dict[str, list[Measurement]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--megabytes", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=5)

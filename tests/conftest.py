@@ -28,18 +28,7 @@ resource_tracker.ensure_running()
 
 
 # Long files first, so that no worker starts one of them when the others have nothing left to do.
-LONGEST = (
-    "slurm",
-    "docs",
-    "fault_tolerance",
-    "examples",
-    "sandbox",
-    "agent",
-    "cluster",
-    "runtime",
-    "sweep",
-    "cli",
-)
+LONGEST = ("slurm", "docs", "fault_tolerance", "examples", "sandbox", "agent", "cluster", "runtime", "sweep", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,10 +60,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(os.environ)
     yield
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
-    changed -= {
-        "PYTEST_CURRENT_TEST",
-        "TORCHINDUCTOR_CACHE_DIR",
-    }  # torch sets its own with the first optimizer
+    changed -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # torch sets its own with the first optimizer
     deadline = time.monotonic() + 10
     while (left := marked(token)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -104,10 +104,7 @@ def test_imports_point_one_way() -> None:
 def test_every_exception_is_used() -> None:
     used = {(package_of(path), name) for path, tree in trees() for name in imported_modules(tree)}
     for who, what in EXCEPTIONS:
-        assert any(who == package and f"{name}.".startswith(f"{what}.") for package, name in used), (
-            who,
-            what,
-        )
+        assert any(who == package and f"{name}.".startswith(f"{what}.") for package, name in used), (who, what)
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
@@ -134,15 +131,11 @@ def test_folders_and_functions_are_small() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
-                assert length <= MAX_FUNCTION_LINES, (
-                    f"{path.relative_to(SOURCE)}: {node.name} has {length} lines"
-                )
+                assert length <= MAX_FUNCTION_LINES, f"{path.relative_to(SOURCE)}: {node.name} has {length} lines"
 
 
 def test_modules_are_named_by_what_they_hold() -> None:
-    gerunds = [
-        path for path in files() if path.stem.endswith("ing") and path.stem.split("_")[-1] not in NOUNS
-    ]
+    gerunds = [path for path in files() if path.stem.endswith("ing") and path.stem.split("_")[-1] not in NOUNS]
     assert not gerunds
 
 

@@ -16,10 +16,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 SUBSET = Path(__file__).parent / "data"  # every 6th training image and every 5th test image: make_subset.py
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 # Checksums of the content, because mirrors compress it differently.
 SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

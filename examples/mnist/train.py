@@ -42,9 +42,7 @@ class Net(nn.Module):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (64)")
-    parser.add_argument(
-        "--test-batch-size", type=int, default=1000, help="samples per test batch, likewise (1000)"
-    )
+    parser.add_argument("--test-batch-size", type=int, default=1000, help="samples per test batch, likewise (1000)")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1.0, help="learning rate of Adadelta (1.0)")
     parser.add_argument("--gamma", type=float, default=0.7, help="learning rate decay per epoch (0.7)")
@@ -53,9 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
     parser.add_argument("--backend", help="process group backend, such as nccl or gloo (by device)")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
-    parser.add_argument(
-        "--data-dir", type=Path, help="folder with the full data set as IDX files (the bundled subset)"
-    )
+    parser.add_argument("--data-dir", type=Path, help="folder with the full data set as IDX files (the bundled subset)")
     parser.add_argument("--download", action="store_true", help="download the full data set to --data-dir")
     parser.add_argument("--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)")
     return parser.parse_args()
@@ -78,9 +74,7 @@ def test(run: paceline.Run, model: nn.Module, data: torch.utils.data.Dataset, ba
 def main() -> None:
     args = arguments()
     folder = args.data_dir or (Path("mnist-data") if args.download else digits.SUBSET)
-    with paceline.session(
-        seed=args.seed, cpu=args.cpu, backend=args.backend, precision=args.precision
-    ) as run:
+    with paceline.session(seed=args.seed, cpu=args.cpu, backend=args.backend, precision=args.precision) as run:
         if args.download:
             with run.rank_zero_first():
                 digits.download(folder)

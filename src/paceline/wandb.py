@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.runtime.trackers.wandb.module import WANDB_MODULE
+from paceline.runtime.trackers.wandb.drop_in import WANDB_MODULE
 from paceline.runtime.trackers.wandb.noop import NOOP
 
 

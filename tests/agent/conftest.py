@@ -124,12 +124,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 "cwd": str(folder), "kill_after": 2.0, "check": False, **launch_spec,
             }  # fmt: skip
             (folder / "launch.json").write_text(json.dumps(asdict(LaunchSpec(**fields))))
-            variables = {
-                **os.environ,
-                "PACELINE_RUN": str(folder),
-                "PACELINE_JOB_START": "here",
-                **(env or {}),
-            }
+            variables = {**os.environ, "PACELINE_RUN": str(folder), "PACELINE_JOB_START": "here", **(env or {})}
             if light:
                 variables["PYTHONPATH"] = str(fake_torch.parent)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:

@@ -36,7 +36,7 @@ time.sleep(3600)
         ("1 +", "exit code 1", "SyntaxError"),
         ("import threading; threading.excepthook = None; raise BaseException('bare')", "exit code 1", "bare"),
     ],
-)  # fmt: skip
+)
 def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: str) -> None:
     started = launch(FAILING.format(deed=deed))
     assert started.wait() == 1
@@ -78,9 +78,7 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
 
 
 def test_a_lost_connection_is_never_the_cause() -> None:
-    early = Failure(
-        restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0
-    )
+    early = Failure(restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0)
     late = Failure(restart_policy.KILLED, "b", 1, -9, time=2.0)
     assert first_failure([early, late]) is late
     assert first_failure([early]) is early
@@ -196,14 +194,11 @@ def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
     assert len(started.run.attempts()) == 1, "it failed before its first step"
 
 
-def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(launch: Launch, tmp_path: Path) -> None:
     earlier = RunFolder(tmp_path / "run").attempt(1)
     earlier.path.mkdir(parents=True)
     restart_policy.write_summary(
-        earlier,
-        restart_policy.AttemptSummary(1, restart_policy.LOST, hosts=["n3"], job_start="an earlier one"),
+        earlier, restart_policy.AttemptSummary(1, restart_policy.LOST, hosts=["n3"], job_start="an earlier one")
     )
     started = launch("print('paceline'); raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
     assert started.wait() == 1

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from paceline.cli import doctor, env, options, run, shell, submit, sweep
 from paceline.errors import UsageError
-from paceline.spec.flags import read_flags
-from paceline.spec.options import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
+from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
+from paceline.spec.typed_flags import read_flags
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -70,11 +70,7 @@ def test_every_flag_is_declared_once(command: str) -> None:
 def flags_written_in(module: Any) -> list[str]:
     """The flags that a module gives to typer.Option."""
     tree = ast.parse(inspect.getsource(module))
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"
-    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"]
     texts = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
     return [str(text) for text in texts if str(text).startswith("-")]
 
@@ -93,8 +89,7 @@ def test_what_was_not_typed_sets_nothing() -> None:
 
 def test_flags_are_named_as_typed() -> None:
     found = read_flags(
-        typed("submit", gpus="0", exclusive=True, check=False, data=["a"], env=["A=1", "B"], venv="x"),
-        {"B": "2"},
+        typed("submit", gpus="0", exclusive=True, check=False, data=["a"], env=["A=1", "B"], venv="x"), {"B": "2"}
     )
     assert [(flag.name, flag.key, flag.value) for flag in found] == [
         ("--gpus", "job.gpus_per_node", 0),

@@ -68,12 +68,7 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_tells_all(
     for rank in (0, 1):
         report = read_report(project, rank)
         assert report["argv"] == [str(script), *ODD_ARGS]
-        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (
-            str(rank),
-            "2",
-            "0",
-            odd,
-        )
+        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (str(rank), "2", "0", odd)
         assert (report["path"], report["cwd"], report["name"]) == (str(project), str(project), "__main__")
     assert not (project / "pwned").exists()
 
@@ -97,9 +92,7 @@ def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "inner.py").write_text("import package\n" + SCRIPT)
-    paceline(
-        "run", "--nodes", "2", "--nproc", "1", "-m", "package.inner", "-m", "x y", cwd=project, check=True
-    )
+    paceline("run", "--nodes", "2", "--nproc", "1", "-m", "package.inner", "-m", "x y", cwd=project, check=True)
     for rank in (0, 1):
         report = read_report(project, rank)
         assert report["argv"] == [str(package / "inner.py"), "-m", "x y"]
@@ -126,17 +119,7 @@ def test_a_run_goes_on_in_its_folder(paceline: Paceline, project: Path, scratch:
 def test_a_dry_run_tells_and_makes_nothing(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("raise SystemExit('it ran')")
     done = paceline(
-        "run",
-        "--dry-run",
-        "--nodes",
-        "2",
-        "--nproc",
-        "3",
-        "--env",
-        "TOKEN=hush",
-        "train.py",
-        "a b",
-        cwd=project,
+        "run", "--dry-run", "--nodes", "2", "--nproc", "3", "--env", "TOKEN=hush", "train.py", "a b", cwd=project
     )
     assert done.returncode == 0, done.stderr
     for word in (
@@ -180,9 +163,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_command_line_is_one_clear_error(
-    case: str, paceline: Paceline, project: Path, scratch: Path
-) -> None:
+def test_a_wrong_command_line_is_one_clear_error(case: str, paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").touch()
     (project / "bad.toml").write_text("[job]\nnods = 1")
     args, code, part = WRONG[case]
@@ -215,9 +196,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")]
-)
+@pytest.mark.parametrize(("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")])
 def test_a_scratch_that_cannot_be_written(
     option: str, reason: str, mount: Callable[[str], Path], paceline: Paceline, project: Path
 ) -> None:
@@ -239,9 +218,7 @@ def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_p
     assert "Cannot create the run folder" in done.stderr
 
 
-def test_code_that_is_too_large_is_said_and_the_run_goes_on(
-    paceline: Paceline, project: Path, scratch: Path
-) -> None:
+def test_code_that_is_too_large_is_said_and_the_run_goes_on(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").touch()
     (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')
     (project / "weights.bin").write_bytes(b"0" * 2**21)
@@ -314,9 +291,7 @@ def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scr
         process.kill()
     else:
         agents = [
-            child
-            for child in psutil.Process(process.pid).children()
-            if "paceline.agent.main" in child.cmdline()[-1]
+            child for child in psutil.Process(process.pid).children() if "paceline.agent.main" in child.cmdline()[-1]
         ]
         assert len(agents) == 1
         agents[0].kill()

@@ -26,18 +26,7 @@ def planted(tmp_path: Path) -> PlantedSecrets:
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_ranks_have_them_and_nothing_shows_them(style: str, planted: PlantedSecrets, scratch: Path) -> None:
-    args = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "run",
-        "--nproc",
-        "2",
-        "--cpu",
-        "--style",
-        style,
-        *planted.args,
-    ]
+    args = [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "--style", style, *planted.args]
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), **planted.variables}
     with watch_command_lines() as lines:
         process = subprocess.Popen(
@@ -68,9 +57,7 @@ def test_ranks_have_them_and_nothing_shows_them(style: str, planted: PlantedSecr
     assert stat.S_IMODE(launch_spec.stat().st_mode) == 0o600
 
 
-def test_what_is_shown_names_them_and_no_more(
-    paceline: Paceline, planted: PlantedSecrets, scratch: Path
-) -> None:
+def test_what_is_shown_names_them_and_no_more(paceline: Paceline, planted: PlantedSecrets, scratch: Path) -> None:
     done = paceline("run", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables)
     assert "FROM_DOTENV (.env)" in done.stdout
     assert "WANDB_API_KEY (~/.netrc)" in done.stdout
@@ -139,9 +126,7 @@ def test_secrets_as_arguments_stay_out_of_run_json(paceline: Paceline, tmp_path:
         "import sys; assert sys.argv[1:] == ['--api-key', 'hush-1', '--hf_token=hush-2', '--lr', '3']\n"
     )
     args = ["train.py", "--api-key", "hush-1", "--hf_token=hush-2", "--lr", "3"]
-    paceline(
-        "run", "--nproc", "1", "--cpu", "--style", "spawn", "--param", "api_key=hush-3", *args, check=True
-    )
+    paceline("run", "--nproc", "1", "--cpu", "--style", "spawn", "--param", "api_key=hush-3", *args, check=True)
     (path,) = scratch.glob("*/*/*/run.json")
     text = path.read_text()
     assert "hush" not in text

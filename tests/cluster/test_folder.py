@@ -13,7 +13,7 @@ import pytest
 from paceline.cluster.local.machine import usable_gpus
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import path_in_snapshot, snapshot_code
-from paceline.cluster.runs.run_half import write_run_half
+from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.spec import Job, Program, load_job
@@ -71,10 +71,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "small"
     path.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
@@ -130,10 +127,7 @@ def test_snapshots_exclude_runs_wherever_they_are(scratch: str, tmp_path: Path) 
 def test_path_in_snapshot(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     run_path = RunPath(tmp_path / "s", "p", "e", "id")
-    assert (
-        path_in_snapshot(Path("a/train.py"), job=job, run_path=run_path)
-        == run_path.folder.code / "a" / "train.py"
-    )
+    assert path_in_snapshot(Path("a/train.py"), job=job, run_path=run_path) == run_path.folder.code / "a" / "train.py"
     assert path_in_snapshot(Path("../other.py"), job=job, run_path=run_path) == tmp_path / "other.py"
 
 
@@ -153,12 +147,7 @@ def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "one.zip")}
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == "right\n", done.stderr
 

@@ -21,11 +21,7 @@ def test_partitions_are_parsed_by_field() -> None:
     assert (main.name, main.is_default, main.max_time, main.nodes) == ("main", True, None, 6)
     assert main.gpu_types == {"a100": 4, "v100": 2}
     assert [kind.usable for kind in main.kinds] == [True, False]
-    assert (
-        main.count_nodes(gpus=4),
-        main.count_nodes(gpus=1, gpu_type="v100"),
-        main.count_nodes(gpus=8),
-    ) == (4, 2, 0)
+    assert (main.count_nodes(gpus=4), main.count_nodes(gpus=1, gpu_type="v100"), main.count_nodes(gpus=8)) == (4, 2, 0)
     assert (short.is_up, short.max_time, short.max_nodes) == (False, 3600, 2)
     assert parse_gres("gpu:8") == {"": 8}
     # The smallest share over all suitable nodes: 64 cores for 4 GPUs, 32 for 2.

@@ -118,9 +118,7 @@ def test_quota_findings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_lustre_quotas_of_user_group_and_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_command(
-        tmp_path, "lfs", f'echo "$*" >>{tmp_path}/calls; [ "$1" = project ] && echo " 4711 P $3"; true'
-    )
+    put_command(tmp_path, "lfs", f'echo "$*" >>{tmp_path}/calls; [ "$1" = project ] && echo " 4711 P $3"; true')
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         assert check_quota(tmp_path, Mount("mgs:/fs", "/data", "lustre")) == []

@@ -115,12 +115,7 @@ def test_xdg_config_home_is_respected(project: Path, home: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("text", "key"),
-    [
-        ("abc\n", "abc"),
-        ("WANDB_API_KEY=abc\n", "abc"),
-        ("export WANDB_API_KEY='a b'", "a b"),
-        ("YWI=\n", "YWI="),
-    ],
+    [("abc\n", "abc"), ("WANDB_API_KEY=abc\n", "abc"), ("export WANDB_API_KEY='a b'", "a b"), ("YWI=\n", "YWI=")],
 )
 def test_wandb_credentials_file_formats(project: Path, home: Path, text: str, key: str) -> None:
     write(home / "wandb_credentials.txt", text)
@@ -140,9 +135,7 @@ machine github.com login me password never
     ("address", "key"),
     [(None, "cloud"), ("https://wandb.example.org:8080/x", "ours"), ("https://other.example.org", None)],
 )
-def test_netrc_key_matches_the_wandb_server(
-    project: Path, home: Path, address: str | None, key: str | None
-) -> None:
+def test_netrc_key_matches_the_wandb_server(project: Path, home: Path, address: str | None, key: str | None) -> None:
     write(home / ".netrc", NETRC)
     if address:
         write(project / ".env", f"WANDB_BASE_URL={address}\n")
@@ -184,9 +177,7 @@ def test_an_invalid_netrc_is_an_error_only_if_it_names_the_wandb_server(project:
 
 def test_netrc_variable_is_respected(project: Path, home: Path, tmp_path: Path) -> None:
     write(tmp_path / "my-netrc", NETRC)
-    assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {
-        "WANDB_API_KEY": "cloud"
-    }
+    assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {"WANDB_API_KEY": "cloud"}
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
@@ -255,16 +246,12 @@ def test_names_used_by_the_batch_script_are_rejected(project: Path) -> None:
     filed = Secrets({"job_start": "x"}, {"job_start": ".env"})
     with pytest.raises(SpecError, match=r"\.env sets job_start, a name that batch scripts use themselves"):
         choose_secrets(job_in(project), environ={}, file_secrets=filed)
-    assert choose_secrets(job_in(project), environ={}, file_secrets=filed, in_a_job=False).values == {
-        "job_start": "x"
-    }
+    assert choose_secrets(job_in(project), environ={}, file_secrets=filed, in_a_job=False).values == {"job_start": "x"}
 
 
 def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
     with pytest.raises(SpecError, match="'A_KEY', which is not a variable name") as caught:
-        choose_secrets(
-            job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, file_secrets=Secrets(), in_a_job=False
-        )
+        choose_secrets(job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, file_secrets=Secrets(), in_a_job=False)
     assert HUSH not in str(caught.value)
 
 
@@ -272,10 +259,7 @@ def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
     ("text", "message"),
     [
         (f'variables = {{ "A-KEY" = "{HUSH}" }}', "found a table of A-KEY, expected names"),
-        (
-            f'variables = {{ A_KEY = ["{HUSH}"] }}',
-            "found a table of A_KEY, expected a text or a number for A_KEY",
-        ),
+        (f'variables = {{ A_KEY = ["{HUSH}"] }}', "found a table of A_KEY, expected a text or a number for A_KEY"),
         (f'secrets = {{ A_KEY = "{HUSH}" }}', "found a table of A_KEY, expected a list of texts"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, UsageError
@@ -37,11 +38,11 @@ def submission(tmp_path: Path) -> SlurmPlan:
 
 def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Path) -> None:
     put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
-    assert slurm.submit(submission) == "123"
+    assert sbatch.submit(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
     put_command(tmp_path, "sbatch", "echo")
     with pytest.raises(ClusterError, match="did not print a job id"):
-        slurm.submit(submission)
+        sbatch.submit(submission)
 
 
 def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_p
     put_command(tmp_path, "scancel", f'echo "$*" >{tmp_path}/cancelled')
     submission.run_path.folder.events.rmdir()
     with pytest.raises(OSError, match=r"launch\.jsonl"):
-        slurm.submit(submission)
+        sbatch.submit(submission)
     assert (tmp_path / "cancelled").read_text() == "123\n"
 
 

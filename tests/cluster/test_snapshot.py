@@ -49,11 +49,7 @@ def snapshot(project: Path, store: Path, *, limit: int = MB, exclude: tuple[str,
 
 
 def contents(folder: Path) -> set[str]:
-    return {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if not path.is_dir() or path.is_symlink()
-    }
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
 EXPECTED = {
@@ -90,15 +86,7 @@ def test_equal_code_is_shared_and_changed_code_is_not(project: Path, tmp_path: P
 
 def test_without_git_clutter_is_excluded(tmp_path: Path) -> None:
     project = tmp_path / "plain"
-    for name in (
-        "train.py",
-        "src/a.py",
-        "__pycache__/a.pyc",
-        "env/pyvenv.cfg",
-        "env/lib/x.py",
-        "runs/p/log",
-        "id_rsa",
-    ):
+    for name in ("train.py", "src/a.py", "__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/x.py", "runs/p/log", "id_rsa"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("x")
     taken = snapshot(project, project / "out" / "store")

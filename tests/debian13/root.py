@@ -86,12 +86,8 @@ def _make(made: Root) -> None:
     _install(made.system, IN_THE_ROOT)
     # One package from elsewhere, and nothing else: what it depends on is of this release.
     apt = made.system / "etc/apt"
-    (apt / "sources.list.d/other.list").write_text(
-        f"deb [check-valid-until=no] {mirror} {CONTAINERS_SUITE} main\n"
-    )
-    (apt / "preferences.d/other").write_text(
-        f"Package: *\nPin: release n={CONTAINERS_SUITE}\nPin-Priority: 50\n"
-    )
+    (apt / "sources.list.d/other.list").write_text(f"deb [check-valid-until=no] {mirror} {CONTAINERS_SUITE} main\n")
+    (apt / "preferences.d/other").write_text(f"Package: *\nPin: release n={CONTAINERS_SUITE}\nPin-Priority: 50\n")
     _call("chroot", str(made.system), "apt-get", "update", "-q")
     _install(made.system, CONTAINERS)
     # Root of a virtual machine or an outer container may lack some of the powers that the engine would hand on.
@@ -118,9 +114,7 @@ def _let_torchrun_work(image: Path) -> None:
 
 def _mirror() -> str:
     """Where this machine's own packages come from."""
-    targets = _call(
-        "apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"
-    )
+    targets = _call("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main")
     mirrors = [line for line in targets.splitlines() if line.rstrip("/").endswith("/debian")]
     if not mirrors:
         raise CannotMake("apt knows no mirror of Debian")

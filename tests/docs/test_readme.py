@@ -35,9 +35,7 @@ def needs_slurm(commands: list[str]) -> bool:
 def copy(tmp_path: Path) -> Path:
     """The project as a newcomer has it: what git knows of, and nothing else."""
     listed = subprocess.run(
-        ["git", "-c", "safe.directory=*", "-C", ROOT, "ls-files", "-z", "examples"],
-        capture_output=True,
-        check=True,
+        ["git", "-c", "safe.directory=*", "-C", ROOT, "ls-files", "-z", "examples"], capture_output=True, check=True
     ).stdout.decode()
     for name in filter(None, listed.split("\0")):
         target = tmp_path / "paceline" / name
@@ -50,9 +48,7 @@ def copy(tmp_path: Path) -> Path:
 def test_the_commands_do_what_they_say(copy: Path, tmp_path: Path) -> None:
     completed = [command for block in COMMANDS for command in block if command not in MADE]
     assert any(command.startswith("paceline submit") for command in completed)
-    if any("sandbox" in command for command in completed) and (
-        missing := packages.missing_packages(Settings())
-    ):
+    if any("sandbox" in command for command in completed) and (missing := packages.missing_packages(Settings())):
         pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
     script = "\n".join(
         ["set -eu", "trap 'paceline sandbox down >/dev/null 2>&1 || true' EXIT"]
@@ -111,3 +107,11 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_paths_in_how_it_works_exist() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    paths = re.findall(r"^\| .*\? \| `(.+)` \|$", page, flags=re.MULTILINE)
+    assert len(paths) == 20
+    for path in paths:
+        assert (ROOT / "src" / "paceline" / path).is_file(), path

@@ -22,9 +22,7 @@ STEPS = 60
 WITHIN = 150.0  # seconds; for a busy machine
 
 
-def until(
-    condition: Callable[[], Any], what: str, *, details: Callable[[], str] = str, within: float = WITHIN
-) -> Any:
+def until(condition: Callable[[], Any], what: str, *, details: Callable[[], str] = str, within: float = WITHIN) -> Any:
     """Wait until the condition holds, and return its value."""
     deadline = time.monotonic() + within
     while not (found := condition()):
@@ -36,9 +34,7 @@ def until(
 class Training:
     """One run of `train.py`, over several starts."""
 
-    def __init__(
-        self, home: Path, *options: str, gates: str = "", faults: str = "", script: Path = SCRIPT
-    ) -> None:
+    def __init__(self, home: Path, *options: str, gates: str = "", faults: str = "", script: Path = SCRIPT) -> None:
         self.home = home
         self.out = home / "out"
         self.out.mkdir(parents=True)
@@ -97,10 +93,7 @@ class Training:
     def logs(self) -> str:
         """Return everything that could explain a failure."""
         texts = []
-        for path in [
-            self.home / "console",
-            *sorted((self.home / "scratch").glob("*/*/*/attempt-*/rank-*.log")),
-        ]:
+        for path in [self.home / "console", *sorted((self.home / "scratch").glob("*/*/*/attempt-*/rank-*.log"))]:
             if path.exists():
                 texts.append(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}")
         return "\n".join(texts)
@@ -152,9 +145,7 @@ class Training:
         else:
             self.process.send_signal(signal.SIGTERM)
         until(
-            lambda: len(self.events_named("stop_requested")) > before,
-            "the stop request is ignored",
-            details=self.logs,
+            lambda: len(self.events_named("stop_requested")) > before, "the stop request is ignored", details=self.logs
         )
 
     def stop_at(self, gate: str, *, by_file: bool = False, ranks: int = 2) -> None:
@@ -191,9 +182,7 @@ def assert_same(ours: Training, undisturbed: Training) -> None:
     for rank, rows in ours.losses().items():
         wrong = [step for step, loss in rows if expected[rank][step] != loss]
         assert not wrong, f"rank {rank} differs at step {wrong[0]}\n{ours.logs()}"
-        assert {step for step, _ in rows} == set(range(1, STEPS + 1)), (
-            f"rank {rank} skipped steps\n{ours.logs()}"
-        )
+        assert {step for step, _ in rows} == set(range(1, STEPS + 1)), f"rank {rank} skipped steps\n{ours.logs()}"
     assert ours.metrics() == undisturbed.metrics()
     assert ours.metrics("hits") == undisturbed.metrics("hits")
     for name, tensor in undisturbed.weights().items():

@@ -73,9 +73,7 @@ def test_stops_at_any_moment(undisturbed: Training, training: Make) -> None:
 def rank_pids(ours: Training) -> list[int]:
     """Return the pids that the session printed."""
     lines = ours.run.attempts()[-1].log(0).read_text().splitlines()
-    return [
-        int(line.split("pid ")[1].split()[0]) for line in lines if line.startswith("rank ") and "pid " in line
-    ]
+    return [int(line.split("pid ")[1].split()[0]) for line in lines if line.startswith("rank ") and "pid " in line]
 
 
 @pytest.mark.slow
@@ -124,9 +122,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(undisturbed: Training, t
     folder = ours.run.checkpoints
     folder.mkdir(exist_ok=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "paceline-test", str(folder)],
-        capture_output=True,
-        text=True,
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "paceline-test", str(folder)], capture_output=True, text=True
     )
     if mounted.returncode:
         pytest.skip(f"cannot mount a file system here: {mounted.stderr.strip()}")
@@ -134,9 +130,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(undisturbed: Training, t
         ours.open("start")
         ours.at("step-13", ranks=2)
         until(
-            lambda: ours.checkpoints() and ours.checkpoints()[0].name == "step-00000010",
-            "no save",
-            details=ours.logs,
+            lambda: ours.checkpoints() and ours.checkpoints()[0].name == "step-00000010", "no save", details=ours.logs
         )
         ballast = folder / "ballast"
         _fill(ballast)
@@ -183,9 +177,7 @@ def test_four_ranks_two_four(undisturbed: Training, training: Make) -> None:
 
 @pytest.mark.parametrize("style", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_other_styles(style: str, undisturbed: Training, training: Make) -> None:
-    ours = training(
-        "--nproc", "2", "--style", style, "--max-restarts", "1", faults="13:1:kill", gates="step-29"
-    )
+    ours = training("--nproc", "2", "--style", style, "--max-restarts", "1", faults="13:1:kill", gates="step-29")
     ours.start(*(["--spawn"] if style == "spawn" else []))
     ours.stop_at("step-29")
     ours.resume()
@@ -282,9 +274,7 @@ def test_a_straggler_is_named(training: Make) -> None:
     ours = training("--nproc", "2")
     ours.start("--straggler", "1", "--pause", "0.02")
     ours.finish()
-    slow = [
-        line for line in map(json.loads, ours.run.metrics.read_text().splitlines()) if "stragglers" in line
-    ]
+    slow = [line for line in map(json.loads, ours.run.metrics.read_text().splitlines()) if "stragglers" in line]
     assert slow, ours.logs()
     assert all(list(line["stragglers"]) == ["1"] for line in slow)
     assert "rank 1" in ours.logs()

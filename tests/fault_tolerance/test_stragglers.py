@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.runtime.boundary.stragglers import find_stragglers
+from paceline.runtime.step_boundary.stragglers import find_stragglers
 
 
 @pytest.mark.parametrize(

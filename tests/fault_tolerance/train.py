@@ -92,9 +92,7 @@ def main() -> None:
     parser.add_argument("--straggler", type=int, default=-1)
     parser.add_argument("--spawn", action="store_true")
     args = parser.parse_args()
-    with paceline.session(
-        seed=7, deterministic=True, cpu=True, save_every_steps=5, keep_last=3, progress=False
-    ) as run:
+    with paceline.session(seed=7, deterministic=True, cpu=True, save_every_steps=5, keep_last=3, progress=False) as run:
         train(run, args, Faults(args, run.rank))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.plan.run_path import RunPath
-from paceline.plan.slurm.array import Trials
+from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
 

@@ -13,10 +13,7 @@ from paceline.runtime.distributed import communication_check
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = torch.device("cuda", 0)
 
 

@@ -11,10 +11,7 @@ import torch
 from paceline.agent.health.node_metrics import NodeMetrics
 from paceline.agent.health.nvml import Gpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
 def test_a_gpu_at_work_is_seen_to_work() -> None:

@@ -16,10 +16,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.errors import LaunchError, NonFinite, RunError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def problem() -> tuple[nn.Module, TensorDataset]:
@@ -70,9 +67,7 @@ def test_no_step_waits_for_the_device(tmp_path: Path, precision: str, resident: 
 def test_a_scaler_and_a_checkpoint(tmp_path: Path) -> None:
     def train(max_steps: int) -> tuple[int, list[torch.Tensor], float]:
         model, dataset = problem()
-        with paceline.session(
-            seed=0, precision="fp16", folder=tmp_path, report=False, max_steps=max_steps
-        ) as run:
+        with paceline.session(seed=0, precision="fp16", folder=tmp_path, report=False, max_steps=max_steps) as run:
             model = run.wrap(model)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             loader = run.loader(dataset, batch_size=64)

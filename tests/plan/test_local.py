@@ -35,9 +35,7 @@ def plan(
     **more: Any,
 ) -> LocalPlan:
     (folder / "paceline.toml").write_text(text)
-    job = load_job(
-        Program("train.py", ("--lr", "0.1")), flags=[Flag(*flag) for flag in flags], cwd=folder, **more
-    )
+    job = load_job(Program("train.py", ("--lr", "0.1")), flags=[Flag(*flag) for flag in flags], cwd=folder, **more)
     return plan_local(job, run_path=SITE, machine=machine, python="/usr/bin/python3", old=old)
 
 
@@ -107,12 +105,7 @@ lr = 0.1
     assert launch_spec.program == str(tmp_path / "train.py")
     assert launch_spec.args == ["--lr", "0.1"]
     assert launch_spec.variables == {"A": "x,y"}
-    assert launch_spec.runtime == {
-        "precision": "bf16",
-        "timeout": 600,
-        "save_every_steps": 50,
-        "keep_last": 3,
-    }
+    assert launch_spec.runtime == {"precision": "bf16", "timeout": 600, "save_every_steps": 50, "keep_last": 3}
     assert (launch_spec.max_restarts, launch_spec.hang_timeout, launch_spec.params) == (3, 300.0, {"lr": 0.1})
     assert LaunchSpec.from_json(launch_spec_text(launch_spec)) == launch_spec
 
@@ -120,9 +113,9 @@ lr = 0.1
 def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
     agents = plan(tmp_path, LAPTOP, (*NODES, 3)).agents
     assert [starter.variables["PACELINE_AGENT"] for starter in agents] == ["0/3", "1/3", "2/3"]
-    assert {starter.argv for starter in agents} == {
-        ("/usr/bin/python3", agents[0].variables["PYTHONPATH"])
-    }, "another Python finds the run half in the run folder"
+    assert {starter.argv for starter in agents} == {("/usr/bin/python3", agents[0].variables["PYTHONPATH"])}, (
+        "another Python finds the run half in the run folder"
+    )
 
 
 def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:
@@ -136,9 +129,7 @@ def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_keeps_what_nobody_typed_again(tmp_path: Path) -> None:
     old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).launch_spec
-    new = plan(
-        tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old
-    ).launch_spec
+    new = plan(tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old).launch_spec
     assert new == replace(old, runtime={"cpu": True, "max_steps": 9}, params={"lr": 2, "width": 8})
     fewer = plan(tmp_path, LAPTOP, (*NPROC, 1), old=old).launch_spec
     assert (fewer.nproc, fewer.threads) == (1, 8)

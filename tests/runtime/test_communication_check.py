@@ -118,6 +118,4 @@ def count_checks(folder: str) -> list[Any]:
 
 
 def test_the_launch_spec_can_turn_the_check_off(ranks: Ranks, tmp_path: Path) -> None:
-    assert (
-        ranks(count_checks, 2, folder_with(tmp_path, nproc=2, check=False)) == [["checked", "unchecked"]] * 2
-    )
+    assert ranks(count_checks, 2, folder_with(tmp_path, nproc=2, check=False)) == [["checked", "unchecked"]] * 2

@@ -70,13 +70,7 @@ def test_an_older_slurm_without_the_steps_own_numbers() -> None:
 
 
 def test_torchrun_and_mpi_go_before_the_slurm_variables_they_inherit() -> None:
-    node = {
-        **SLURM,
-        "SLURM_PROCID": "1",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_NTASKS": "2",
-        "SLURM_LOCALID": "0",
-    }
+    node = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
     assert read_identity({**node, **TORCHRUN}).source == "torchrun"
     assert read_identity({**node, **mpi("OMPI")}).rank == 5
 
@@ -103,8 +97,7 @@ def test_a_rank_that_cannot_be_is_an_error_that_names_the_variable(rank: str) ->
 
 
 @pytest.mark.parametrize(
-    ("hostlist", "first"),
-    [("node[03-07,9],login1", "node03"), ("a,b", "a"), ("gpu-1", "gpu-1"), ("n[1]-x", "n1-x")],
+    ("hostlist", "first"), [("node[03-07,9],login1", "node03"), ("a,b", "a"), ("gpu-1", "gpu-1"), ("n[1]-x", "n1-x")]
 )
 def test_the_first_host_of_a_list(hostlist: str, first: str) -> None:
     assert first_host(hostlist) == first
@@ -112,7 +105,5 @@ def test_the_first_host_of_a_list(hostlist: str, first: str) -> None:
 
 def test_identity_imports_no_torch() -> None:
     code = "import sys; from paceline import read_identity; read_identity(); print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], text=True, capture_output=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

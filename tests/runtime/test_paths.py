@@ -61,9 +61,7 @@ def test_what_is_known_without_a_agent(tmp_path: Path) -> None:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)]
-)
+@pytest.mark.parametrize("style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)])
 def test_with_a_launcher_they_are_what_the_variables_say(
     style: str, paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:

@@ -20,9 +20,9 @@ from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import LaunchError, RunError, UsageError
-from paceline.runtime.distributed.affinity import format_cpu_list, parse_cpu_list
+from paceline.runtime.distributed.cpu_binding import format_cpu_list, parse_cpu_list
 from paceline.runtime.distributed.device import find_shared_gpu
-from paceline.runtime.distributed.placement import RankPlacement
+from paceline.runtime.distributed.rank_placement import RankPlacement
 from paceline.runtime.settings import Params, Settings
 from tests.forked_ranks import Ranks, free_port
 from tests.runtime.models import net
@@ -108,9 +108,7 @@ def exits(folder: str, code: object) -> tuple[object, list[str]]:
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_exiting_with_nothing_wrong_is_the_end_of_the_body(
-    ranks: Ranks, tmp_path: Path, code: object
-) -> None:
+def test_exiting_with_nothing_wrong_is_the_end_of_the_body(ranks: Ranks, tmp_path: Path, code: object) -> None:
     saved = ["step-00000005"]
     assert ranks(exits, 3, str(tmp_path), code) == [("by the end", saved), (code, saved), (code, saved)]
 
@@ -147,11 +145,7 @@ def start(script: Path, world_size: int) -> list[subprocess.Popen[str]]:
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **rank_variables, **rendezvous}
         process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env=variables,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            [sys.executable, str(script)], env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         started.append(process)
     return started
@@ -169,9 +163,7 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("action", ["raise ValueError('boom')", "sys.exit(3)"])
-def test_a_rank_that_fails_hangs_nobody(
-    running: list[subprocess.Popen[str]], tmp_path: Path, action: str
-) -> None:
+def test_a_rank_that_fails_hangs_nobody(running: list[subprocess.Popen[str]], tmp_path: Path, action: str) -> None:
     """No agent here: the rank itself must get out though its peers wait for it, and they notice by themselves."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2]), step=30, action=action))
@@ -196,13 +188,9 @@ def test_a_wrong_world_size_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
             pass
 
 
-def test_params_and_settings_come_from_the_launch_spec(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = folder_with(
-        tmp_path,
-        params={"lr": 0.1, "net": {"width": 8}},
-        runtime={"max_steps": 3, "seed": None, "profile": "1:3"},
+        tmp_path, params={"lr": 0.1, "net": {"width": 8}}, runtime={"max_steps": 3, "seed": None, "profile": "1:3"}
     )
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder)
@@ -218,9 +206,7 @@ def test_params_and_settings_come_from_the_launch_spec(
     assert batches == [0, 1, 0]
     trace = json.loads((tmp_path / "profile-rank-0.json").read_text())
     assert trace["traceEvents"]
-    events = [
-        json.loads(line)["event"] for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()
-    ]
+    events = [json.loads(line)["event"] for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()]
     assert events == ["training"]
     assert dict(Params({"a": 1})) == {"a": 1}
 
@@ -242,18 +228,12 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
 
 def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> None:
     placement = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
-    assert (
-        placement.describe()
-        == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
-    )
+    assert placement.describe() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
     with paceline.session(cpu=True) as run:
         run.print("hello")
     captured = capfd.readouterr()
     assert captured.out == "hello\n"
-    assert (
-        f"rank 0 of 1 · node {os.uname().nodename} · local rank 0 · cpu · pid {os.getpid()} · cpus"
-        in captured.err
-    )
+    assert f"rank 0 of 1 · node {os.uname().nodename} · local rank 0 · cpu · pid {os.getpid()} · cpus" in captured.err
     assert "done in" in captured.err
     assert parse_cpu_list(format_cpu_list({0, 1, 2, 5, 9})) == {0, 1, 2, 5, 9}
 

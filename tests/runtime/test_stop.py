@@ -206,9 +206,7 @@ def test_a_save_that_ends_with_the_session_is_told(tmp_path: Path) -> None:
     assert [event["step"] for event in events if event["event"] == "saved"] == [20]
 
 
-def saving_after_the_loop(
-    folder: str, *, until: int, epochs: int = 4, plain: bool = False
-) -> tuple[int, float]:
+def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bool = False) -> tuple[int, float]:
     """Save in every epoch after its loop; leave by an error after epoch `until`. Steps done here, learning rate."""
     x, y = data()
     began = 0
@@ -236,9 +234,7 @@ def saving_after_the_loop(
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(
-    tmp_path: Path, plain: bool
-) -> None:
+def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(tmp_path: Path, plain: bool) -> None:
     assert saving_after_the_loop(str(tmp_path), until=1, plain=plain) == (8, 0.25)
     assert saving_after_the_loop(str(tmp_path), until=9, plain=plain) == (8, 0.5**4)
     # A run that came to its end, and is given more epochs: each of them is trained.
@@ -279,22 +275,13 @@ def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
 
 def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
     for seen in ranks(beating, 2, str(make_heartbeat_file(tmp_path)), False):
-        assert [each[:2] for each in seen] == [
-            (READY, 0),
-            (RUNNING, 2),
-            (FINISHED, 3),
-        ]
+        assert [each[:2] for each in seen] == [(READY, 0), (RUNNING, 2), (FINISHED, 3)]
         assert len({pid for _, _, pid in seen}) == 1
 
 
 def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(beating, 2, str(make_heartbeat_file(tmp_path)), True)
-    assert [state for state, _, _ in first] == [
-        READY,
-        RUNNING,
-        -1,
-        SAVED_AND_STOPPED,
-    ]
+    assert [state for state, _, _ in first] == [READY, RUNNING, -1, SAVED_AND_STOPPED]
     assert first[2][1] == second[2][1] == 0, "the exit code"
     assert first[3][1] == second[3][1] > 5
 

@@ -13,25 +13,13 @@ import psutil
 import pytest
 
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.sandbox import (
-    NAMESPACES,
-    PLAIN,
-    Sandbox,
-    Settings,
-    addresses,
-    is_orphaned,
-    missing_packages,
-    packages,
-)
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, is_orphaned, missing_packages, packages
 from tests.slurm.harness import Cluster
 
 pytestmark = pytest.mark.slurm
 ROOT = os.geteuid() == 0
 BEST = NAMESPACES if ROOT else PLAIN
-NETWORKS = [
-    PLAIN,
-    pytest.param(NAMESPACES, marks=pytest.mark.skipif(not ROOT, reason="namespaces need root")),
-]
+NETWORKS = [PLAIN, pytest.param(NAMESPACES, marks=pytest.mark.skipif(not ROOT, reason="namespaces need root"))]
 
 
 @pytest.fixture(autouse=True)
@@ -249,9 +237,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         packages.require(Settings())
 
 
-def test_install_installs_exactly_the_missing_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_install_installs_exactly_the_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     apt = tmp_path / "apt-get"
     apt.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n')
@@ -260,10 +246,7 @@ def test_install_installs_exactly_the_missing_packages(
     monkeypatch.setattr(packages, "find", lambda name: str(apt) if name == "apt-get" else None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert packages.install(Settings()) == ["munge", "slurmd"]
-    assert calls.read_text().splitlines() == [
-        "update -q",
-        "install -y -q --no-install-recommends munge slurmd",
-    ]
+    assert calls.read_text().splitlines() == ["update -q", "install -y -q --no-install-recommends munge slurmd"]
     (tmp_path / "broken").touch()
     with pytest.raises(EnvironmentProblem, match="apt-get install failed"):
         packages.install(Settings())

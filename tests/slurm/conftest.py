@@ -47,9 +47,7 @@ def sandbox() -> Iterator[Cluster]:
         # A terminated test run should stop its cluster, as an interrupted one does.
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
-            made = Cluster.up(
-                folder, nodes=NODES, gpus=GPUS, gpu_type="a100", network=network, owner=os.getpid()
-            )
+            made = Cluster.up(folder, nodes=NODES, gpus=GPUS, gpu_type="a100", network=network, owner=os.getpid())
             try:
                 yield made
             finally:

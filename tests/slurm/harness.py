@@ -38,9 +38,7 @@ class Cluster(Sandbox):
         wanted = {states} if isinstance(states, str) else set(states)
         deadline = time.monotonic() + timeout
         while (state := self.state(job)) not in wanted:
-            assert time.monotonic() < deadline, (
-                f"job {job} is {state}, not {sorted(wanted)}, after {timeout} s"
-            )
+            assert time.monotonic() < deadline, f"job {job} is {state}, not {sorted(wanted)}, after {timeout} s"
             time.sleep(0.2)
         return state
 
@@ -58,8 +56,6 @@ class Cluster(Sandbox):
             self.repair(timeout=timeout)
             time.sleep(0.2)
         while any(node.state != "idle" for node in self.states().values()):
-            assert time.monotonic() < deadline, (
-                f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
-            )
+            assert time.monotonic() < deadline, f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
             self.repair(timeout=timeout)
             time.sleep(0.2)

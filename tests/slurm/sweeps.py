@@ -42,9 +42,7 @@ y = [0, 1, 2]
 
 
 def sweep_of(completed: Completed) -> SweepFolder:
-    paths = [
-        line.split(None, 1)[1] for line in completed.stdout.splitlines() if line.startswith("  folder  ")
-    ]
+    paths = [line.split(None, 1)[1] for line in completed.stdout.splitlines() if line.startswith("  folder  ")]
     assert len(paths) == 1, f"{completed.stdout}\n{completed.stderr}"
     return SweepFolder(Path(paths[0]))
 

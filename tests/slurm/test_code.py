@@ -13,9 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 SMALL = ("--style", "srun", "--nproc", "1", "--cpu", "--time", "10m", "--sbatch-arg=--hold")
 
 
-def test_code_changes_while_a_job_is_queued(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_code_changes_while_a_job_is_queued(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", "import part\n" + PLAIN + "print('part', part.VALUE)\n")
     (home / "part.py").write_text("VALUE = 'then'\n")
     snapshotted = slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True)
@@ -24,9 +22,7 @@ def test_code_changes_while_a_job_is_queued(
     folders = [run_of(completed) for completed in (snapshotted, live)]
     jobs = [folder.job.read_text().strip() for folder in folders]
     cluster.run(["scontrol", "release", *jobs])
-    for folder, job, where, value in zip(
-        folders, jobs, (folders[0].code, home), ("then", "now"), strict=True
-    ):
+    for folder, job, where, value in zip(folders, jobs, (folders[0].code, home), ("then", "now"), strict=True):
         assert cluster.wait(job, timeout=300) == "COMPLETED", diagnostics(folder)
         assert rank_reports(folder)[0]["file"] == str(where / "train.py")
         assert rank_reports(folder)[0]["environ"]["PACELINE_SOURCE_DIR"] == str(where)

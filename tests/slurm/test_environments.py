@@ -62,9 +62,7 @@ def test_built_by_a_job_and_used_by_the_next(
     # Two ask for the same at once: one job builds, and both are told where it is.
     builds: list[Completed] = []
     both = [
-        threading.Thread(
-            target=lambda: builds.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT))
-        )
+        threading.Thread(target=lambda: builds.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT)))
         for _ in range(2)
     ]
     for each in both:
@@ -121,9 +119,7 @@ def test_a_build_that_fails_and_a_module_that_is_gone(
     assert cluster.queue() == []
 
 
-def test_conda_and_what_its_packages_set_up(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_conda_and_what_its_packages_set_up(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """A folder laid out as conda lays one out: an interpreter, and lines that packages want run."""
     prefix = tmp_path / "conda env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, env=bare())
@@ -136,7 +132,7 @@ def test_conda_and_what_its_packages_set_up(
     home = project(tmp_path / "project", script, config=text)
     run = slurm_paceline(
         "submit", *SMALL, "--wait", "train.py", cwd=home, timeout=TIMEOUT, https_proxy="http://ann:hush@proxy:3128"
-    )  # fmt: skip
+    )
     made = run_of(run)
     assert run.returncode == 0, diagnostics(made, run)
     assert f"seen {prefix} {prefix}/share {prefix}\n" in made.attempt(1).log(0).read_text()

@@ -66,9 +66,7 @@ class Submitted(Training):
 
     def restarted(self, times: int) -> None:
         """Wait until the job has been requeued this many times."""
-        self.until(
-            lambda: self.cluster.restarts(self.job) >= times, f"the job was not requeued {times} times"
-        )
+        self.until(lambda: self.cluster.restarts(self.job) >= times, f"the job was not requeued {times} times")
 
     def interrupt(self) -> None:
         """Send USR1 to the batch shell, as Slurm does before the time limit, and wait until the agent has seen it."""
@@ -172,9 +170,7 @@ def test_a_cancelled_run_stays_cancelled_and_can_be_resumed(
     ours.open("step-23")
     assert cluster.state(ours.job) == "CANCELLED"
     assert ours.checkpoints(), ours.logs()
-    done = ours.paceline(
-        "run", "--nproc", "4", "--nodes", "1", "--resume", str(ours.folder.path), timeout=300
-    )
+    done = ours.paceline("run", "--nproc", "4", "--nodes", "1", "--resume", str(ours.folder.path), timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert cluster.restarts(ours.job) == 0
     assert_same(ours, four_undisturbed)
@@ -212,15 +208,11 @@ def test_requeued_by_hand(four_undisturbed: Training, submitted: Make, cluster: 
 
 
 @pytest.mark.slow
-def test_last_task_of_an_array(
-    four_undisturbed: Training, submitted: Make, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_last_task_of_an_array(four_undisturbed: Training, submitted: Make, cluster: Cluster, tmp_path: Path) -> None:
     """Its numeric job id is the array's, but only this task may be requeued."""
     ours = submitted(gates="step-23")
     script = tmp_path / "array.sbatch"
-    done = ours.paceline(
-        "submit", *SHAPE, "--script-only", str(script), str(SCRIPT), *ours.script_args, cwd=ours.home
-    )
+    done = ours.paceline("submit", *SHAPE, "--script-only", str(script), str(SCRIPT), *ours.script_args, cwd=ours.home)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     whole = RunFolder(Path(next(line.split("=", 1)[1].split(" #")[0] for line in script.read_text().splitlines()
                                 if line.startswith("run="))))  # fmt: skip
@@ -235,9 +227,7 @@ def test_last_task_of_an_array(
     array = cluster.submit(text, "--array=0-1", output=tmp_path / "array.log")
     ours.job, ours.folder = f"{array}_1", RunFolder(tmp_path / "array" / "1")
     ours.at("step-23", ranks=4)
-    ours.until(
-        lambda: len(list(first_out.glob("at-step-23-*"))) == 4, "the first task does not reach the gate"
-    )
+    ours.until(lambda: len(list(first_out.glob("at-step-23-*"))) == 4, "the first task does not reach the gate")
     ours.interrupt()
     ours.open("step-23")
     ours.restarted(1)

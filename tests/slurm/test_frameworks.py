@@ -66,10 +66,6 @@ def test_framework_on_two_nodes(
     reports = []
     for rank in (0, 1):
         log = folder.attempt(1).log(rank).read_text(encoding="utf-8")
-        reports += [
-            json.loads(line.removeprefix("report "))
-            for line in log.splitlines()
-            if line.startswith("report ")
-        ]
+        reports += [json.loads(line.removeprefix("report ")) for line in log.splitlines() if line.startswith("report ")]
     assert [(each["rank"], each["world"], each["sum"]) for each in reports] == [(0, 2, 3.0), (1, 2, 3.0)]
     assert reports[0]["weight"] == reports[1]["weight"], "the gradients were averaged over the nodes"

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from paceline.plan.run_path import RunPath
-from paceline.plan.slurm.script import shell_library
+from paceline.plan.slurm.batch_script import shell_library
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 
@@ -105,9 +105,7 @@ class Trial:
             log = self.run_path.folder.slurm_log
             text = log.read_text() if log.exists() else ""
             assert not self.abandoned.is_set(), "the tests were interrupted"
-            assert time.monotonic() < deadline, (
-                f"{what}; job: {self.cluster.show(self.job)}; its log:\n{text}"
-            )
+            assert time.monotonic() < deadline, f"{what}; job: {self.cluster.show(self.job)}; its log:\n{text}"
             time.sleep(0.2)
 
     def ends(self, state: str, *, restarts: int, job: str = "") -> None:
@@ -210,13 +208,10 @@ def last_task_of_an_array_goes_alone(trial: Trial) -> None:
         (trial.folder / task / "job.sh").write_text(shell_library())
     folder = str(trial.folder)
     trial.submit(
-        "--array=0-1",
-        edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID "),
+        "--array=0-1", edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID ")
     )
     first, last = (f"{trial.job}_{task}" for task in "01")
-    job_starts = {
-        task: trial.folder / task / "job-starts" / f"{trial.job}_{task}-0" / "host" for task in "01"
-    }
+    job_starts = {task: trial.folder / task / "job-starts" / f"{trial.job}_{task}-0" / "host" for task in "01"}
     trial.until(lambda: all(host.exists() for host in job_starts.values()), "the tasks do not start")
     trial.interrupt(last)
     again = trial.folder / "1" / "job-starts" / f"{last}-1" / "host"

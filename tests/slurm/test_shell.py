@@ -16,7 +16,7 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.plan.slurm.shell import INTERACTIVE, SETUP
+from paceline.plan.slurm.interactive_shell import INTERACTIVE, SETUP
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
@@ -54,9 +54,7 @@ def shared(environ: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in environ.items() if not OF_A_RANK.fullmatch(name)}
 
 
-def shell(
-    cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def shell(cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Type `paceline shell` with commands coming through a pipe."""
     return subprocess.run(
         [sys.executable, "-m", "paceline", "shell", *args],
@@ -74,10 +72,7 @@ def test_inside_a_run_everything_is_as_its_ranks_have_it(
     variables = {"MODULESHOME": str(tmp_path / "modules")}
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **variables))
     (rank,) = until(
-        lambda: rank_reports(folder).values(),
-        "no rank starts",
-        details=lambda: diagnostics(folder),
-        within=WITHIN,
+        lambda: rank_reports(folder).values(), "no rank starts", details=lambda: diagnostics(folder), within=WITHIN
     )
     commands = """\
 python -c 'import json, os; print("report " + json.dumps(dict(os.environ)))'
@@ -86,12 +81,7 @@ echo "host $HOSTNAME, in $PWD"
 exit 7
 """
     done = shell(
-        cluster,
-        folder.path.name,
-        commands=commands,
-        cwd=home,
-        PACELINE_SCRATCH=str(scratch),
-        ONLY_AT_LOGIN="1",
+        cluster, folder.path.name, commands=commands, cwd=home, PACELINE_SCRATCH=str(scratch), ONLY_AT_LOGIN="1"
     )
     assert done.returncode == 7, done.stderr
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -106,9 +96,7 @@ exit 7
     assert lines["host"] == f"{rank['host']}, in {rank['cwd']}"
 
 
-def test_inside_a_trial_of_a_sweep(
-    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_inside_a_trial_of_a_sweep(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     config = '[environment]\nsecrets = ["API_TOKEN"]\nvariables = { GREETING = "hello" }\n'
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=config)
     (home / "sweep.toml").write_text('[sweep]\nscript = "train.py"\narguments = "none"\n[space]\nx = [1]\n')

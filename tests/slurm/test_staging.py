@@ -92,9 +92,7 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
         assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["cache"]
 
 
-def test_clean_on_a_node_spares_running_jobs(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_clean_on_a_node_spares_running_jobs(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """One job was killed and left its folder; another still runs and has its own beside it."""
     live = cluster.submit("sleep 600", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
     cluster.wait(live, "RUNNING", timeout=TIMEOUT)
@@ -156,9 +154,7 @@ class Job:
     def until(self, holds: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + TIMEOUT
         while not holds():
-            assert time.monotonic() < deadline, (
-                f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
-            )
+            assert time.monotonic() < deadline, f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
             time.sleep(0.2)
 
     def ready(self) -> None:

@@ -106,16 +106,7 @@ def check_curve(*args: str, steps: int, epochs: int, tmp_path: Path, paceline: P
         PACELINE_SCRATCH=str(tmp_path / "cluster"),
     )  # fmt: skip
     assert two_nodes.returncode == 0, diagnostics(run_of(two_nodes), two_nodes)
-    paceline(
-        "run",
-        "--nproc",
-        "2",
-        "--cpu",
-        *args,
-        timeout=1200,
-        check=True,
-        PACELINE_SCRATCH=str(tmp_path / "local"),
-    )
+    paceline("run", "--nproc", "2", "--cpu", *args, timeout=1200, check=True, PACELINE_SCRATCH=str(tmp_path / "local"))
     remote, local = curve(tmp_path / "cluster"), curve(tmp_path / "local")
     assert remote["step"] == local["step"] == list(range(1, steps + 1))
     assert remote["loss"] == pytest.approx(local["loss"], rel=1e-6)
@@ -123,9 +114,7 @@ def check_curve(*args: str, steps: int, epochs: int, tmp_path: Path, paceline: P
 
 
 @pytest.mark.timeout(900)
-def test_loss_curve_on_two_nodes_matches_local(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_loss_curve_on_two_nodes_matches_local(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     check_curve("--max-steps", "6", steps=6, epochs=1, tmp_path=tmp_path, paceline=slurm_paceline)
 
 

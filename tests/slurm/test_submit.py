@@ -19,22 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 TIMEOUT = 400
 SMALL = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
 
-ARGUMENTS = [
-    "a b",
-    "it's",
-    '"',
-    "$(exit 1)",
-    "`x`",
-    "new\nline",
-    ";",
-    "a,b",
-    "é",
-    "",
-    "--nodes",
-    "*",
-    "\\",
-    "#",
-]
+ARGUMENTS = ["a b", "it's", '"', "$(exit 1)", "`x`", "new\nline", ";", "a,b", "é", "", "--nodes", "*", "\\", "#"]
 NASTY = "a comma, a 'quote', a \"double\", $HOME, `x`\nand a second line\t\\ end"
 
 
@@ -67,9 +52,7 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
 
 def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project")
-    command = shlex.join(
-        [sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"]
-    )
+    command = shlex.join([sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"])
     log = tmp_path / "outer.log"
     scratch = shlex.quote(str(tmp_path / "scratch"))
     outer = cluster.submit(
@@ -103,14 +86,8 @@ def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_pace
 
 
 TYPOS = [
-    (
-        ["--partition", "mian"],
-        ["--partition names partition 'mian', which does not exist", "Did you mean 'main'?"],
-    ),
-    (
-        ["--gpus", "1", "--gpu-type", "a10"],
-        ["asks for 'a10' GPUs", "Did you mean 'a100'?", "up to 4 per node"],
-    ),
+    (["--partition", "mian"], ["--partition names partition 'mian', which does not exist", "Did you mean 'main'?"]),
+    (["--gpus", "1", "--gpu-type", "a10"], ["asks for 'a10' GPUs", "Did you mean 'a100'?", "up to 4 per node"]),
     (["--gpus", "5"], ["--gpus is 5", "up to 4 per node"]),
     (["--time", "3 hours or so"], ['Invalid --time "3 hours or so": use a duration such as 90m']),
     (["--nodes", "9"], ["--nodes is 9, but partition main allows at most 4"]),
@@ -121,9 +98,7 @@ TYPOS = [
 ]
 
 
-def test_typos_are_found_before_submitting(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project")
     project(home, "def f(:\n", name="broken.py")
     project(home, "import no_such_package_xyz\n", name="lacking.py")
@@ -144,21 +119,10 @@ def test_typos_are_found_before_submitting(
 
 def test_a_rank_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """The error names it with its host and traceback; the other ranks, which would wait forever, are ended."""
-    script = (
-        PLAIN + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
-    )
+    script = PLAIN + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
     home = project(tmp_path / "project", script)
     done = slurm_paceline(
-        "submit",
-        *SMALL,
-        "--nodes",
-        "2",
-        "--max-attempts",
-        "1",
-        "--wait",
-        "train.py",
-        cwd=home,
-        timeout=TIMEOUT,
+        "submit", *SMALL, "--nodes", "2", "--max-attempts", "1", "--wait", "train.py", cwd=home, timeout=TIMEOUT
     )
     folder = run_of(done)
     assert done.returncode == 1, diagnostics(folder, done)
@@ -201,9 +165,7 @@ def test_a_node_with_too_few_gpus_is_excluded(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node its own hosts file")
-def test_a_node_cannot_resolve_the_head_node(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """The run fails, without a hang or a fallback to localhost, and names both nodes."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
@@ -241,9 +203,7 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
 
 
-def test_a_script_can_be_submitted_by_hand(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project")
     file = tmp_path / "by hand.sbatch"
     done = slurm_paceline(
@@ -257,9 +217,7 @@ def test_a_script_can_be_submitted_by_hand(
     assert rank["environ"]["ASKED"] == "1"
 
 
-def test_a_queued_job_runs_the_code_as_submitted(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_a_queued_job_runs_the_code_as_submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """Also, one run can wait for another with `--after`."""
     slow = "import pathlib, time\nwhile not pathlib.Path(GO).exists(): time.sleep(0.1)\n"
     proceed = tmp_path / "go"
@@ -288,9 +246,7 @@ def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm
     assert "it's me" in done.stdout
 
 
-def test_doctor_and_init_query_the_cluster(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_doctor_and_init_query_the_cluster(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project")
     seen = slurm_paceline("doctor", cwd=home, check=True).stdout
     assert "4 of 4 nodes usable" in seen
@@ -298,9 +254,7 @@ def test_doctor_and_init_query_the_cluster(
     checked = slurm_paceline("doctor", "--job", "--gpus", "2", "train.py", cwd=home, check=True).stdout
     assert "would start at" in checked
     slurm_paceline("init", cwd=home, check=True)
-    script = slurm_paceline(
-        "submit", "--cluster-profile", "sandbox", "--dry-run", "train.py", cwd=home, check=True
-    )
+    script = slurm_paceline("submit", "--cluster-profile", "sandbox", "--dry-run", "train.py", cwd=home, check=True)
     assert "#SBATCH --gres=gpu:4\n" in script.stdout
     assert "#SBATCH --partition=main\n" in script.stdout
     again = slurm_paceline("init", cwd=home)

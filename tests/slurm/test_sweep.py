@@ -10,18 +10,7 @@ import pytest
 
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, project
-from tests.slurm.sweeps import (
-    GRID,
-    QUICK,
-    SCRIPT,
-    another,
-    explain,
-    results,
-    states,
-    sweep_of,
-    tasks_of,
-    wait,
-)
+from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, states, sweep_of, tasks_of, wait
 
 
 def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
@@ -46,9 +35,7 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
     (scratch / "mended").touch()
     again = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder, check=True)
     assert "submitted 3 trials" in again.stdout
-    assert sorted(sweep.read_jobs()[-1]["tasks"]) == sorted(
-        map(str, failed)
-    )  # task ids are the trials' numbers
+    assert sorted(sweep.read_jobs()[-1]["tasks"]) == sorted(map(str, failed))  # task ids are the trials' numbers
     wait(cluster, sweep)
     assert states(sweep) == ["done"] * 12, explain(sweep)
     for number in found:  # those that failed went on as themselves, the others were left alone
@@ -65,9 +52,7 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
     assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
 
 
-def test_arrays_are_cut_to_what_the_cluster_allows(
-    sandbox: Cluster, paceline: Paceline, tmp_path: Path
-) -> None:
+def test_arrays_are_cut_to_what_the_cluster_allows(sandbox: Cluster, paceline: Paceline, tmp_path: Path) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     with another(max_array_size=5) as made:
@@ -140,9 +125,7 @@ y = { uniform = [-3, 3] }
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_tpe_finds_the_optimum_within_forty_trials(
-    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
-) -> None:
+def test_tpe_finds_the_optimum_within_forty_trials(cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path) -> None:
     folder = project(tmp_path / "project", SCRIPT, config=QUICK)
     (folder / "search.toml").write_text(TPE, encoding="utf-8")
     sweep = sweep_of(slurm_paceline("sweep", "search.toml", cwd=folder, check=True))

@@ -10,9 +10,7 @@ from tests.slurm.runs import Completed, project
 from tests.slurm.sweeps import GRID, QUICK, SCRIPT, sweep_of
 
 
-def test_trials_in_the_queue(
-    cluster: Cluster, slurm_paceline: Callable[..., Completed], tmp_path: Path
-) -> None:
+def test_trials_in_the_queue(cluster: Cluster, slurm_paceline: Callable[..., Completed], tmp_path: Path) -> None:
     home = project(tmp_path / "project", SCRIPT, config=QUICK)
     (home / "digits.toml").write_text(GRID)
     completed = slurm_paceline("sweep", "--sbatch-arg=--hold", "digits.toml", cwd=home, check=True)

@@ -11,19 +11,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.sandbox import Settings, missing_packages
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, project
-from tests.slurm.sweeps import (
-    GRID,
-    QUICK,
-    SCRIPT,
-    another,
-    explain,
-    results,
-    states,
-    sweep_of,
-    tasks_of,
-    until,
-    wait,
-)
+from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, states, sweep_of, tasks_of, until, wait
 
 pytestmark = pytest.mark.slow
 
@@ -128,9 +116,7 @@ def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
         wait(made, sweep)
         assert states(sweep) == ["done"] * 12, explain(sweep)
         # A limit that no list of associations shows: sbatch refuses, and fewer tasks are tried.
-        made.run(
-            ["sacctmgr", "-i", "modify", "user", user, "where", "account=lab", "set", "maxsubmitjobs=-1"]
-        )
+        made.run(["sacctmgr", "-i", "modify", "user", user, "where", "account=lab", "set", "maxsubmitjobs=-1"])
         made.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "maxsubmitjobsperuser=2"])
         args = ["sweep", "--account", "lab", "--name", "second", "sweep.toml"]
         second = sweep_of(paceline(*args, cwd=folder, check=True, **made.environment))

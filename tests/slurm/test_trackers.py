@@ -17,9 +17,7 @@ from tests.slurm.test_faults import Submitted
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_a_requeued_and_relaunched_run_keeps_its_id(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_a_requeued_and_relaunched_run_keeps_its_id(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17", faults="27:3:kill")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
     ours.at("step-17", ranks=4)

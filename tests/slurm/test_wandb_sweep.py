@@ -43,9 +43,7 @@ def test_agents_as_tasks(
         wait(cluster, folder)
     output = "\n".join(diagnostics(folder.trial(number)) for number in range(4))
     sweep = read_sweep(folder)
-    assert [trial.state for trial in sweep.trials] == ["done"] * 3, (
-        output
-    )  # and for the fourth there was no point
+    assert [trial.state for trial in sweep.trials] == ["done"] * 3, output  # and for the fourth there was no point
     assert sorted(trial.point["x"] for trial in sweep.trials) == [1, 2, 3]
     for trial in sweep.trials:
         reports = rank_reports(trial.folder)

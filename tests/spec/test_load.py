@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.errors import SpecError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import parse_param, parse_value
-from paceline.spec.options import NAME_OR_PATH, PATH
+from paceline.spec.option_table import NAME_OR_PATH, PATH
 
 SCRIPT = Program("train.py")
 
@@ -102,9 +102,7 @@ def test_a_time_limit_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     assert load(tmp_path, '[job]\ntime = "2h"\n[resume]\ngrace = 90').grace == 90  # other durations: seconds
 
 
-def test_a_typed_path_is_relative_to_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_typed_path_is_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/torch.sif").touch()
     (tmp_path / "paceline.toml").touch()

@@ -39,9 +39,7 @@ def test_time_limits_take_all_of_slurms_forms(text: object, seconds: int) -> Non
     assert parse_time_limit(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "5x", "-5", -5, True, "1:2:3:4", "1-", "-12", "1.5", "\u0663\u0660x", None]
-)
+@pytest.mark.parametrize("text", ["", "5x", "-5", -5, True, "1:2:3:4", "1-", "-12", "1.5", "\u0663\u0660x", None])
 def test_invalid_time_limits(text: object) -> None:
     with pytest.raises(ValueError, match="a duration such as"):
         parse_time_limit(text)

@@ -82,11 +82,7 @@ def test_what_was_typed_wins(tmp_path: Path) -> None:
             "the unknown key 'z'",
             "The keys are: x, y",
         ),
-        (
-            HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n",
-            "never applies",
-            "one of [1]",
-        ),
+        (HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n", "never applies", "one of [1]"),
         ("[sweep]\n[space]\nx = [1]\n", "needs either a script or a module", "script ="),
         (HEAD, "there is no .space.", "lr = "),
         (HEAD + 'args = ["--rate={l}"]\n[space]\nlr = [1]\n', "args names .l.", "Did you mean {lr}?"),
@@ -102,11 +98,7 @@ def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, message
 
 
 def test_keys_come_after_what_they_depend_on() -> None:
-    space = {
-        "a": {"grid": [1], "when": {"b": [1]}},
-        "b": {"grid": [1], "when": {"c": [1]}},
-        "c": {"grid": [1]},
-    }
+    space = {"a": {"grid": [1], "when": {"b": [1]}}, "b": {"grid": [1], "when": {"c": [1]}}, "c": {"grid": [1]}}
     assert in_order(space) == ["c", "b", "a"]
     with pytest.raises(SpecError, match="depend on each other"):
         in_order({"a": {"when": {"b": [1]}}, "b": {"when": {"a": [1]}}})

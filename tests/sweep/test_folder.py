@@ -13,7 +13,7 @@ from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
-from paceline.sweep.slurm import Submission, plan_chunks
+from paceline.sweep.slurm_sweep import Submission, plan_chunks
 from tests.sweep.folders import grid, make_sweep
 
 PATH = ("project", "base", "digits")

@@ -17,7 +17,7 @@ import pytest
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job
-from paceline.sweep.local import slots, with_ranks
+from paceline.sweep.local_sweep import slots, with_ranks
 
 Completed = subprocess.CompletedProcess[str]
 Paceline = Callable[..., Completed]
@@ -173,9 +173,7 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
     assert [each.devices for each in two] == [("0", "1"), ("2", "3")]
     assert [each.cores for each in two] == [4, 4]
     assert [each.devices for each in slots(job(), machine, 2)] == [("0",), ("1",)]
-    assert (
-        len(slots(job(launch__nproc=8), machine, None)) == 1
-    )  # more than there are: said when it is planned
+    assert len(slots(job(launch__nproc=8), machine, None)) == 1  # more than there are: said when it is planned
     assert len(slots(job(runtime__cpu=True, launch__nproc=2), machine, None)) == 4
     assert len(slots(job(), Machine(cores=2, gpus=0), 5)) == 5
 
@@ -190,9 +188,7 @@ def test_a_trial_is_found_by_its_name(paceline: Paceline, folder: Path, scratch:
     assert len(sweep_of(scratch).trial(0).attempts()) == 2
 
 
-def test_a_sweep_here_can_be_cancelled_from_another_terminal(
-    paceline: Paceline, folder: Path, scratch: Path
-) -> None:
+def test_a_sweep_here_can_be_cancelled_from_another_terminal(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "train.py").write_text(
         "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n", encoding="utf-8"
     )
@@ -236,13 +232,9 @@ with paceline.session(cpu=True, seed=0) as run:
 
 
 @pytest.mark.slow
-def test_ranks_leave_together_also_in_the_midst_of_a_step(
-    paceline: Paceline, folder: Path, scratch: Path
-) -> None:
+def test_ranks_leave_together_also_in_the_midst_of_a_step(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
-    head = (
-        '[sweep]\nmetric = "loss"\nscript = "train.py"\nprune = "halving"\nparallel = 1\narguments = "none"\n'
-    )
+    head = '[sweep]\nmetric = "loss"\nscript = "train.py"\nprune = "halving"\nparallel = 1\narguments = "none"\n'
     (folder / "digits.toml").write_text(head + "[space]\nx = [1, 9]\n[launch]\nnproc = 2\n", encoding="utf-8")
     paceline("sweep", "--local", "digits.toml", cwd=folder, check=True, timeout=280)
     sweep = sweep_of(scratch)

@@ -10,16 +10,8 @@ import pytest
 
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError
-from paceline.sweep.points import (
-    choose_seeds,
-    draw,
-    grid,
-    new_trials,
-    parse_options,
-    read_list,
-    request_points,
-)
-from paceline.sweep.tasks import Chunk, cut, group, ranges
+from paceline.sweep.array_tasks import Chunk, cut, group, ranges
+from paceline.sweep.points import choose_seeds, draw, grid, new_trials, parse_options, read_list, request_points
 
 SPACE: dict[str, dict[str, Any]] = {
     "lr": {"grid": [0.1, 0.01]},
@@ -84,12 +76,7 @@ def test_seeds_of_a_point_are_one_group() -> None:
     assert choose_seeds(2, 7) == [7, 8]
     search = Search("s", space={"x": {"grid": [1, 2]}})
     trials = new_trials([], request_points(search, count=None), seeds=[0, 1])
-    assert [(each.number, each.group, each.seed) for each in trials] == [
-        (0, 0, 0),
-        (1, 0, 1),
-        (2, 1, 0),
-        (3, 1, 1),
-    ]
+    assert [(each.number, each.group, each.seed) for each in trials] == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
     more = new_trials(trials, request_points(search, count=None), seeds=[0, 1, 2])
     assert [(each.number, each.group, each.seed) for each in more] == [(4, 0, 2), (5, 1, 2)]
 
@@ -109,8 +96,7 @@ def test_what_a_sampler_chooses_later_has_a_number_now() -> None:
 def test_a_list_has_one_command_line_per_line(tmp_path: Path) -> None:
     path = tmp_path / "experiment_configurations.txt"
     path.write_text(
-        "# a comment\n\ntrain.py --lr 0.1 --name 'a b'\npython3 other.py --fast --lr=2e-3 pos\n",
-        encoding="utf-8",
+        "# a comment\n\ntrain.py --lr 0.1 --name 'a b'\npython3 other.py --fast --lr=2e-3 pos\n", encoding="utf-8"
     )
     first, second = read_list(path)
     assert (first.program, first.args) == ("train.py", ["--lr", "0.1", "--name", "a b"])

@@ -119,9 +119,7 @@ def test_why_it_failed_is_found_where_the_result_does_not_say(tmp_path: Path) ->
 
 
 def test_points_that_were_chosen_late(tmp_path: Path) -> None:
-    folder = make_sweep(
-        tmp_path / "late", [Point(number, number, None) for number in range(3)], sampler="tpe"
-    )
+    folder = make_sweep(tmp_path / "late", [Point(number, number, None) for number in range(3)], sampler="tpe")
     end(folder, 0, value=1.0, point={"lr": 0.3})
     begin(folder, 1, point={"lr": 0.4})
     sweep = read_sweep(folder)
@@ -130,9 +128,7 @@ def test_points_that_were_chosen_late(tmp_path: Path) -> None:
 
 
 def test_a_search_that_had_no_point_left_for_a_trial(tmp_path: Path) -> None:
-    folder = make_sweep(
-        tmp_path / "over", [Point(number, number, None) for number in range(2)], sampler="wandb"
-    )
+    folder = make_sweep(tmp_path / "over", [Point(number, number, None) for number in range(2)], sampler="wandb")
     end(folder, 0, value=1.0, point={"lr": 0.3})
     end(folder, 1, "none")
     assert states(read_sweep(folder)) == {0: "done"}

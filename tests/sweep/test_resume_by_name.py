@@ -24,15 +24,13 @@ def test_it_goes_on_under_its_name_in_its_experiment(
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("")
-    (project / "sweep.toml").write_text(
-        '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
-    )
+    (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n')
     folder = make_sweep(scratch / "project" / "other" / "renamed", grid([{"lr": 1}, {"lr": 2}]))
     started_from(folder, project / "sweep.toml")
     end(folder, 1, "failed")
     completed = paceline(
         "sweep", "--local", "--cpu", "--dry-run", "--resubmit", "failed", "renamed", cwd=project, check=True
-    )  # fmt: skip
+    )
     assert f"sweep   {folder.path}\n" in completed.stdout
     assert "  1: lr=2" in completed.stdout
 
@@ -62,20 +60,14 @@ def test_without_a_repository_the_project_is_where_the_command_is_typed(
     below = tmp_path / "project" / "examples"
     below.mkdir(parents=True)
     (below / "train.py").write_text("")
-    (below / "digits.toml").write_text(
-        '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
-    )
+    (below / "digits.toml").write_text('[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n')
     completed = paceline(
         "sweep", "--local", "--cpu", "--dry-run", "examples/digits.toml", cwd=tmp_path / "project", check=True
     )
-    assert f"{Path('project', 'default', 'digits')}\n" in completed.stdout, (
-        "as for a run of examples/train.py"
-    )
+    assert f"{Path('project', 'default', 'digits')}\n" in completed.stdout, "as for a run of examples/train.py"
 
 
-def test_what_was_typed_is_not_typed_again(
-    tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
-) -> None:
+def test_what_was_typed_is_not_typed_again(tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("raise SystemExit('no')")
@@ -88,9 +80,7 @@ def test_what_was_typed_is_not_typed_again(
         paceline("sweep", "--local", "--cpu", "--metric", "loss", *args, cwd=project)
         folder = SweepFolder(scratch / "project" / "default" / name)
         assert len(list(folder.trials.glob("*/result.json"))) == 2
-        completed = paceline(
-            "sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True
-        )
+        completed = paceline("sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True)
         assert "trials  2" in completed.stdout
         assert folder.read_search().metric == "loss"
     # Lines that are gone from the list are trials as before.

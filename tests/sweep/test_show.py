@@ -39,14 +39,8 @@ def searched(scratch: Path) -> SweepFolder:
         if point["optimizer"] == "sgd":
             point["momentum"] = dice.uniform(0.5, 0.99)
         points.append(point)
-    space = {
-        "lr": {"log_uniform": [1e-5, 0.1]},
-        "optimizer": {"grid": ["sgd", "adam"]},
-        "width": {"grid": [32, 64]},
-    }
-    folder = make_sweep(
-        scratch / "project" / "default" / "digits", grid(points), sampler="random", space=space
-    )
+    space = {"lr": {"log_uniform": [1e-5, 0.1]}, "optimizer": {"grid": ["sgd", "adam"]}, "width": {"grid": [32, 64]}}
+    folder = make_sweep(scratch / "project" / "default" / "digits", grid(points), sampler="random", space=space)
     for number, point in enumerate(points[:55]):
         loss = abs(math.log10(float(str(point["lr"]))) + 3) + dice.gauss(0, 0.05)
         if number % 20 == 7:
@@ -59,9 +53,7 @@ def searched(scratch: Path) -> SweepFolder:
 def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
     completed = paceline("sweep", "show", "digits", "-n", "5", check=True)
     sweep = read_sweep(searched)
-    done = sorted(
-        (trial for trial in sweep.trials if trial.state == "done"), key=lambda trial: trial.value or 0
-    )
+    done = sorted((trial for trial in sweep.trials if trial.state == "done"), key=lambda trial: trial.value or 0)
     shown = [int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", completed.stdout, re.MULTILINE)]
     assert shown == [trial.number for trial in done[:5]]
     assert "52 done · 3 failed · 5 missing of 60" in completed.stdout
@@ -124,9 +116,7 @@ def test_the_report_is_one_file_that_needs_nothing(
     assert bars.findall("text")[0].text == "lr"
     assert len(history.findall("circle")) == 52
     assert page.count("<tr><td data-v=") == 60
-    best = min(
-        (trial for trial in read_sweep(searched).trials if trial.value), key=lambda trial: trial.value or 0
-    )
+    best = min((trial for trial in read_sweep(searched).trials if trial.value), key=lambda trial: trial.value or 0)
     assert page.count("<tr><th>") == len(best.point)
 
 
@@ -156,9 +146,7 @@ def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
 def test_watching_ends_with_the_last_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_sweep(
-        tmp_path / "scratch" / "project" / "default" / "two", grid([{"lr": 0.1}, {"lr": 0.2}])
-    )
+    folder = make_sweep(tmp_path / "scratch" / "project" / "default" / "two", grid([{"lr": 0.1}, {"lr": 0.2}]))
     slept = []
 
     def sleep(seconds: float) -> None:

@@ -17,9 +17,7 @@ from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 
-ORDER = LaunchSpec(
-    "submission", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base"
-)
+ORDER = LaunchSpec("submission", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
 
 
 def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolder, Path]:
@@ -29,9 +27,7 @@ def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolde
     sweep.spec.write_text(Search("digits", **{"metric": "loss", **search}).to_json(), encoding="utf-8")
     sweep.points.write_text("".join(point.to_line() for point in points), encoding="utf-8")
     (submission / "launch.json").write_text(ORDER.to_json(), encoding="utf-8")
-    (submission / "run.json").write_text(
-        json.dumps({"run_id": "submission", "experiment": "x/y"}), encoding="utf-8"
-    )
+    (submission / "run.json").write_text(json.dumps({"run_id": "submission", "experiment": "x/y"}), encoding="utf-8")
     (submission / "paceline.zip").write_bytes(b"")
     return sweep, submission
 
@@ -130,8 +126,7 @@ def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:
     attempt = trial.attempt(1)
     attempt.path.mkdir()
     attempt.failure.write_text(
-        json.dumps({"cause": "error", "host": "h", "type": "ValueError", "message": "bad\nmore"}),
-        encoding="utf-8",
+        json.dumps({"cause": "error", "host": "h", "type": "ValueError", "message": "bad\nmore"}), encoding="utf-8"
     )
     assert close_trial(sweep, 0, "failed")["error"] == "ValueError: bad"
     assert close_trial(sweep, 0, "stopped")["error"] == "stopped before its end"
@@ -141,9 +136,7 @@ def test_lists_have_their_own_words(tmp_path: Path) -> None:
     point = Point(0, 0, {"lr": 0.1}, program="a.py", args=["--lr", "0.1", "x y"])
     sweep, submission = make(tmp_path, [point], sampler="list")
     (submission / "programs.json").write_text('{"a.py": "/submission/code/a.py"}', encoding="utf-8")
-    launch_spec = LaunchSpec.from_json(
-        open_trial(sweep, submission, 0).launch_spec.read_text(encoding="utf-8")
-    )
+    launch_spec = LaunchSpec.from_json(open_trial(sweep, submission, 0).launch_spec.read_text(encoding="utf-8"))
     assert (launch_spec.program, launch_spec.args) == ("/submission/code/a.py", ["--lr", "0.1", "x y"])
 
 
@@ -169,9 +162,7 @@ def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_pat
     assert point["n"] in (2, 4, 6, 8)
     assert point["widths"] in ([1, 2], [3])
     assert ("only_b" in point) == (point["kind"] == "b")
-    assert (
-        read(open_trial(sweep, submission, 0).trial) == records[0]
-    )  # a start after a requeue goes on with the same
+    assert read(open_trial(sweep, submission, 0).trial) == records[0]  # a start after a requeue goes on with the same
 
     study = optuna_study.open_study(sweep, sweep.read_search())
     for number, value in ((0, 1.0), (1, 3.0)):
@@ -221,14 +212,10 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     bad.close()
 
 
-def test_a_journal_that_cannot_be_read_ends_no_trial(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_that_cannot_be_read_ends_no_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"x": 0})])
     trial = open_trial(sweep, submission, 0)
-    reports = TrialReporter(
-        trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0
-    )
+    reports = TrialReporter(trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0)
     assert reports.record(1.0, 1) is False
     assert reports.record(2.0, 2) is False
     assert capsys.readouterr().err.count("pruning is off for this trial") == 1
@@ -237,10 +224,7 @@ def test_a_journal_that_cannot_be_read_ends_no_trial(
 
 
 def test_which_number_counts_is_said() -> None:
-    plain, named = (
-        TrialReporter(None, trial={}, rank=0),
-        TrialReporter(None, trial={"metric": "loss"}, rank=0),
-    )
+    plain, named = (TrialReporter(None, trial={}, rank=0), TrialReporter(None, trial={"metric": "loss"}, rank=0))
     assert plain.select(1.0, {}) == plain.select(None, {"any": 1.0}) == 1.0
     assert named.select(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0
     with pytest.raises(UsageError, match="metric is 'loss'"):

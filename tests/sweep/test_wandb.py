@@ -83,9 +83,7 @@ def test_what_is_wrong_in_it_is_named(tmp_path: Path, before: str, after: str, m
 
 
 def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
-    with pytest.raises(
-        EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"
-    ):
+    with pytest.raises(EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"):
         check_reachable(unreachable_service(tmp_path))
     with pytest.raises(EnvironmentProblem, match="WANDB_MODE is 'offline'"):
         check_reachable({**unreachable_service(tmp_path), "WANDB_MODE": "offline"})
@@ -104,9 +102,7 @@ def test_names_of_sweeps() -> None:
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
     args = [sys.executable, "-m", "paceline.runtime.trackers.wandb.agent", sweep, str(file)]
-    done = subprocess.run(
-        args, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(args, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(file.read_text())
     return found
@@ -134,9 +130,7 @@ def submission(folder: Path) -> Path:
     """What a submission brings along, as far as a trial that opens reads it."""
     folder.mkdir()
     variables = {"OMP_NUM_THREADS": "1"}
-    launch_spec = LaunchSpec(
-        "", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables
-    )
+    launch_spec = LaunchSpec("", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables)
     (folder / "launch.json").write_text(launch_spec.to_json())
     (folder / "run.json").write_text("{}")
     return folder
@@ -166,10 +160,7 @@ def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
     sweep.chosen_point(0).parent.mkdir()
     for number in range(2):
         sweep.chosen_point(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
-    trials = [
-        open_trial(sweep, each, number)
-        for number, each in enumerate([submission(tmp_path / "submission")] * 2)
-    ]
+    trials = [open_trial(sweep, each, number) for number, each in enumerate([submission(tmp_path / "submission")] * 2)]
     assert [LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in trials] == [0, 1]
     trials[0].reports.write_text('{"step": 1, "value": 0.5}\n')
     close_trial(sweep, 0, "done")
@@ -203,16 +194,12 @@ with paceline.session() as run:
 """
 
 
-def test_a_whole_run_under_one_agent(
-    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
-) -> None:
+def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
     """One process asks, and both ranks train its point; the service hears of it as the sweep's run."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text(TRAINING)
-    (project / "paceline.toml").write_text(
-        '[tracking]\nwandb_project = "elsewhere"\n[project]\nsnapshot = false\n'
-    )
+    (project / "paceline.toml").write_text('[tracking]\nwandb_project = "elsewhere"\n[project]\nsnapshot = false\n')
     with wandb_service([{"lr": 0.1}]) as service:
         completed = paceline(
             "sweep", "--local", "--cpu", "--nproc", "2", "--parallel", "1", "--count", "1", "--metric", "loss",
@@ -231,9 +218,7 @@ def test_a_whole_run_under_one_agent(
     assert (trial.state, trial.value, trial.point) == ("done", 0.2, {"lr": 0.1})
 
 
-def test_its_file_makes_the_sweep_once(
-    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
-) -> None:
+def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
     """A dry run makes none. Whatever a trial does, the second start takes the sweep that the first has made."""
     project = tmp_path / "project"
     project.mkdir()
@@ -263,8 +248,7 @@ def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[
     args = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
     completed = paceline(*args, "sweep.toml", check=True)
     assert (
-        "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed"
-        in completed.stderr
+        "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed" in completed.stderr
     )
     (tmp_path / "paceline.toml").write_text('[tracking]\nwandb_sweep = "me/digits/tracked"\n')
     completed = paceline(*args, "train.py", check=True)
@@ -273,9 +257,7 @@ def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[
     assert "/train-tracked" in completed.stdout
 
 
-def test_without_a_network_nothing_is_begun(
-    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
-) -> None:
+def test_without_a_network_nothing_is_begun(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
     (tmp_path / "train.py").write_text("")
     args = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
     completed = paceline(*args, **unreachable_service(tmp_path))

@@ -106,7 +106,5 @@ def test_an_active_run_counts_until_now() -> None:
 
 def test_events_are_sorted_and_truncated_lines_skipped(tmp_path: Path) -> None:
     (tmp_path / "rank-0.jsonl").write_text(json.dumps(at(5, "training", step=0)) + '\n{"time": 6, "ev')
-    (tmp_path / "agent-0.jsonl").write_text(
-        json.dumps(at(1, "started")) + "\n" + json.dumps(at(9, "done")) + "\n"
-    )
+    (tmp_path / "agent-0.jsonl").write_text(json.dumps(at(1, "started")) + "\n" + json.dumps(at(9, "done")) + "\n")
     assert [event["event"] for event in read_events(tmp_path)] == ["started", "training", "done"]

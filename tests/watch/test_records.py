@@ -52,9 +52,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("state", "verdict", "cancelled", "status", "over"), TABLE)
-def test_status(
-    *, tmp_path: Path, state: str | None, verdict: str, cancelled: bool, status: str, over: bool
-) -> None:
+def test_status(*, tmp_path: Path, state: str | None, verdict: str, cancelled: bool, status: str, over: bool) -> None:
     folder = make_run(tmp_path, verdict=verdict)
     if cancelled:
         folder.cancelled.touch()

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.agent import restart_policy
+from paceline.agent.agent_placement import Placement, find_placement
 from paceline.agent.attempt import Attempt, Outcome
 from paceline.agent.failures import Failure
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.sampler import Sampler, start_sampler
-from paceline.agent.placement import Placement, find_placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.errors import AgentsMissing
 from paceline.agent.rendezvous.job_start import await_verdict
 from paceline.agent.rendezvous.rendezvous import Rendezvous, join
 from paceline.agent.signals import Requests
-from paceline.agent.verdict import VerdictWriter, last_step, newest_checkpoint
-from paceline.agent.workers.environment import thread_count
+from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
 from paceline.agent.workers.fork import ForkedWorkers
 from paceline.agent.workers.group import Launch
+from paceline.agent.workers.launch_style import WorkerSelection
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.selection import WorkerSelection
+from paceline.agent.workers.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -54,9 +54,7 @@ class Agent:
         self.run, self.launch_spec, self.environ, self.requests = run, launch_spec, environ, requests
         self.verdicts = VerdictWriter(run, launch_spec, environ=environ, say=self.say)
         self.job_start = self.verdicts.job_start
-        self.workers = WorkerSelection(
-            launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say
-        )
+        self.workers = WorkerSelection(launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say)
         self.placement: Placement | None = None
         self.rendezvous: Rendezvous | None = None
         self.heartbeats: Heartbeats | None = None
@@ -88,9 +86,7 @@ class Agent:
         self.attempt_number = self.rendezvous.roster[0]["attempt"]
         self.heartbeats = Heartbeats(placement.local_world_size)
         job_start = self.verdicts.job_start_name
-        self.events.write(
-            "started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index
-        )
+        self.events.write("started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index)
         if placement.is_head:
             self.verdicts.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         self._check_nodes()
@@ -194,9 +190,7 @@ class Agent:
         from paceline.agent.staging.cleanup import remove_leftovers
 
         job_start = self.job_start.path.name
-        removed = [
-            gone for path in private for gone in remove_leftovers(path, self.environ, job_start=job_start)
-        ]
+        removed = [gone for path in private for gone in remove_leftovers(path, self.environ, job_start=job_start)]
         if removed:
             self.say(f"removed {len(removed)} folders that earlier runs left on {self.placement.host}")
 
@@ -258,9 +252,7 @@ class Agent:
             nodes=self.launch_spec.nodes, peer=self.rendezvous.peer_address, runtime=self.launch_spec.runtime,
             environ={**self.environ, **self.launch_spec.variables},
         )  # fmt: skip
-        if (
-            "NCCL_SOCKET_IFNAME" in variables
-        ):  # shown, so that the user can override a wrong choice with --env
+        if "NCCL_SOCKET_IFNAME" in variables:  # shown, so that the user can override a wrong choice with --env
             self.events.write("network", attempt=folder.number, host=self.placement.host, **variables)
             if self.placement.is_head and not self.requests.stop:
                 self.say("network: " + " ".join(f"{name}={value}" for name, value in variables.items()))
@@ -275,9 +267,7 @@ class Agent:
         """Send the verdict to the other agents, and write it to the events."""
         assert self.rendezvous is not None
         failure = outcome.failure if outcome.verdict == FAILED else None
-        fields = (
-            {} if failure is None else {"rank": failure.rank, "host": failure.host, "error": failure.error}
-        )
+        fields = {} if failure is None else {"rank": failure.rank, "host": failure.host, "error": failure.error}
         self.events.write(outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields)
         if outcome.restart_delay is not None:
             self.events.write("restarted", attempt=self.attempt_number + 1, delay=outcome.restart_delay)

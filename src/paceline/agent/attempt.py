@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 
 from paceline.agent import failures, restart_policy
 from paceline.agent.failures import Failure, RankExit, Termination
-from paceline.agent.health import watchdog
-from paceline.agent.health.hang_monitor import HangMonitor
+from paceline.agent.health import hang_detection
+from paceline.agent.health.hang_reports import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
@@ -66,9 +66,7 @@ class Attempt:
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
         self.monitor = HangMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
-        self.spawns = (
-            self.launch_spec.style == "spawn"
-        )  # one process per node starts the ranks and is not a rank
+        self.spawns = self.launch_spec.style == "spawn"  # one process per node starts the ranks and is not a rank
         self.pending: set[int] = set()  # local ranks whose exit is still to come
         self.ended: set[int] = set()  # local ranks
         self.exits: list[RankExit] = []
@@ -177,18 +175,14 @@ class Attempt:
         if self._is_failure(rank_exit, explained=explained):
             self.termination.start()
             failure = self._read_failure(rank_exit)
-        self.exits.append(
-            RankExit(rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure)
-        )
+        self.exits.append(RankExit(rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure))
         if failure is not None:
             self._fail(failure)
 
     def _read_failure(self, rank_exit: Exit) -> Failure:
         """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank."""
         reported = [
-            local_rank
-            for local_rank, rank in self.rank_of.items()
-            if self.spawns and self.folder.error(rank).exists()
+            local_rank for local_rank, rank in self.rank_of.items() if self.spawns and self.folder.error(rank).exists()
         ]
         found = []
         logged = self.rank_of[rank_exit.local_rank]
@@ -247,7 +241,7 @@ class Attempt:
                 self.member_exits[message["from"]] = exits
             elif kind == "verdict":
                 self.outcome = Outcome(message["verdict"], restart_delay=message["restart_delay"])
-            elif kind == watchdog.REPORT:
+            elif kind == hang_detection.REPORT:
                 self.monitor.update(message)
             elif kind == "stacks":
                 self.monitor.dump_stacks(set(self.rank_of) - self.ended)
@@ -267,9 +261,7 @@ class Attempt:
     def _report_exits(self) -> None:
         """End what the ranks of this node left behind, and report their exits to the head agent."""
         self.workers.kill_leftovers()
-        self.rendezvous.send(
-            {"kind": "exits", "exits": [asdict(rank_exit) for rank_exit in self.exits]}, to=0
-        )
+        self.rendezvous.send({"kind": "exits", "exits": [asdict(rank_exit) for rank_exit in self.exits]}, to=0)
 
     def _all_members_ended(self) -> bool:
         return len(self.member_exits) >= self.placement.count - 1

@@ -28,9 +28,7 @@ CONSEQUENCE = re.compile(
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|recvBytes|sendBytes",
     re.IGNORECASE,
 )
-RUNTIME_KILL_AFTER = (
-    1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
-)
+RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
 
 
 @dataclass(frozen=True)
@@ -95,15 +93,7 @@ class RankExit:
 
 
 def read_failure(
-    attempt: AttemptFolder,
-    *,
-    rank: int,
-    host: str,
-    code: int,
-    when: float,
-    step: int | None,
-    log: Path,
-    tail: str,
+    attempt: AttemptFolder, *, rank: int, host: str, code: int, when: float, step: int | None, log: Path, tail: str
 ) -> Failure:
     """Return what is known about a failed rank: its own error report if it left one, else the end of its log."""
     try:
@@ -141,9 +131,7 @@ def verdict_of(exits: Iterable[RankExit], *, failed: bool, stop_requested: bool)
         return FAILED
     stopped = False
     for rank_exit in exits:
-        saved = rank_exit.code == STOPPED_EXIT or (
-            rank_exit.code == 0 and rank_exit.state == SAVED_AND_STOPPED
-        )
+        saved = rank_exit.code == STOPPED_EXIT or (rank_exit.code == 0 and rank_exit.state == SAVED_AND_STOPPED)
         if saved or (stop_requested and rank_exit.code in (*TERM_EXITS, STOP_SIGNAL_EXIT)):
             stopped = True
         elif rank_exit.code != 0:

@@ -49,16 +49,13 @@ def main() -> int:
 def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
     folder = os.environ.get(env.RUN)
     if not folder:
-        raise LaunchError(
-            f"{env.RUN} is not set.", hint="Start agents with `paceline run` or `paceline submit`."
-        )
+        raise LaunchError(f"{env.RUN} is not set.", hint="Start agents with `paceline run` or `paceline submit`.")
     run = RunFolder(Path(folder))
     try:
         return run, LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as problem:
         raise LaunchError(
-            f"Cannot read {run.launch_spec}: {problem}.",
-            hint="Put the run folder on a path that all nodes see.",
+            f"Cannot read {run.launch_spec}: {problem}.", hint="Put the run folder on a path that all nodes see."
         ) from None
 
 

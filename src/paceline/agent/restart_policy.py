@@ -97,9 +97,7 @@ def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes:
         return Decision(False, reason, exclude=exclude)
     used = sum(1 for attempt in history if attempt.job_start == last.job_start and not attempt.advanced)
     if used > max_restarts:
-        requeue = (
-            last.cause not in PROGRAM_CAUSES and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
-        )
+        requeue = last.cause not in PROGRAM_CAUSES and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
         reason = f"no restart: all {max_restarts} restarts are used up"
         return Decision(False, reason, requeue=requeue, exclude=exclude)
     idle = _idle_attempts(history)
@@ -110,9 +108,7 @@ def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes:
 
 def nodes_to_exclude(history: Sequence[AttemptSummary]) -> list[str]:
     """Return the nodes that were lost or failed preflight once, or killed ranks in two attempts."""
-    blamed = Counter(
-        host for attempt in history if attempt.cause in NODE_CAUSES for host in set(attempt.hosts)
-    )
+    blamed = Counter(host for attempt in history if attempt.cause in NODE_CAUSES for host in set(attempt.hosts))
     exclude = {host for host, times in blamed.items() if times >= 2}
     exclude |= {host for attempt in history if attempt.cause in (LOST, PREFLIGHT) for host in attempt.hosts}
     return sorted(exclude)

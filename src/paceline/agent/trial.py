@@ -79,9 +79,7 @@ def open_trial(
     trial.events.mkdir(parents=True, exist_ok=True)
     launch_spec = json.loads((submission / "launch.json").read_text(encoding="utf-8"))
     try:
-        record = _choose_point(
-            sweep, search, point, trial, TrialPython(launch_spec["python"], variables or {})
-        )
+        record = _choose_point(sweep, search, point, trial, TrialPython(launch_spec["python"], variables or {}))
     except NoPoint:
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
@@ -93,12 +91,7 @@ def open_trial(
     _link(submission / "paceline.zip", trial.run_half)
     run = json.loads((submission / "run.json").read_text(encoding="utf-8"))
     if not trial.run_json.exists():
-        run |= {
-            "run_id": made.run_id,
-            "experiment": made.experiment,
-            "created": time.time(),
-            "args": made.args,
-        }
+        run |= {"run_id": made.run_id, "experiment": made.experiment, "created": time.time(), "args": made.args}
         run |= {"sweep": sweep.name, "trial": record}
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
@@ -154,12 +147,7 @@ def _trial_launch_spec(
     if point.args is not None:
         args = point.args
         program = shared["programs"][point.program]  # its path in the snapshot of the code
-    trial = {
-        "sweep": str(sweep.path),
-        "prune": search.prune,
-        "metric": search.metric,
-        "optuna": record["optuna"],
-    }
+    trial = {"sweep": str(sweep.path), "prune": search.prune, "metric": search.metric, "optuna": record["optuna"]}
     return replace(
         launch_spec, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
         params=merge_params(launch_spec.params, record["point"]), trial=trial,
@@ -179,9 +167,7 @@ def arguments(search: Search, point: dict[str, Any], seed: int | None) -> list[s
         names = [name for name in PLACEHOLDER.findall(arg) if name in search.space or name == "seed"]
         if all(name in values for name in names):
             args.append(
-                PLACEHOLDER.sub(
-                    lambda match: to_text(values[match[1]]) if match[1] in values else match[0], arg
-                )
+                PLACEHOLDER.sub(lambda match: to_text(values[match[1]]) if match[1] in values else match[0], arg)
             )
         elif args and args[-1].startswith("-") and arg == f"{{{names[0]}}}":
             args.pop()
@@ -271,9 +257,7 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
             if not result:
                 return None
             results.append(result)
-    values = [
-        result["value"] for result in results if result["state"] == DONE and result["value"] is not None
-    ]
+    values = [result["value"] for result in results if result["state"] == DONE and result["value"] is not None]
     if values:
         return DONE, sum(values) / len(values)
     return (PRUNED if any(result["state"] == PRUNED for result in results) else FAILED), None

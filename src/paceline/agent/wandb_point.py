@@ -66,7 +66,7 @@ def _run_agent(name: str, path: Path, python: TrialPython) -> None:
         try:
             code = subprocess.run(
                 argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=TIMEOUT
-            ).returncode  # fmt: skip
+            ).returncode
         except subprocess.TimeoutExpired:
             code = -1
     if code or not path.exists():

@@ -109,9 +109,7 @@ def single_command(function: Any) -> Any:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     takes_a_script = getattr(function, "takes_a_script", False)
-    app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": not takes_a_script})(
-        function
-    )
+    app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": not takes_a_script})(function)
     return app
 
 
@@ -124,6 +122,5 @@ def _unknown_command(name: str) -> UsageError:
     else:
         suggestion = f" Did you mean {close[0]!r}?" if close else ""
     return UsageError(
-        f"Unknown command {name!r}.{suggestion}",
-        hint="" if suggestion else f"The commands are {', '.join(COMMANDS)}.",
+        f"Unknown command {name!r}.{suggestion}", hint="" if suggestion else f"The commands are {', '.join(COMMANDS)}."
     )

@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
-from paceline.spec.options import LAUNCH, PROJECT, RESOURCES
+from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
 
 MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
 
@@ -33,7 +33,7 @@ def command(
       paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
     """
     if is_job or args:
-        from paceline.cluster.slurm.submission import Draft
+        from paceline.cluster.slurm.draft import Draft
 
         cwd = Path.cwd()
         job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)

@@ -21,10 +21,10 @@ from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironm
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions, select_partitions
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.environment.build import DEFAULT_CPUS, BuildResources
+from paceline.plan.environment.build_script import DEFAULT_CPUS, BuildResources
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import validate_flag
-from paceline.spec.options import PATH
+from paceline.spec.option_table import PATH
 from paceline.spec.quantities import show_seconds
 
 app = typer.Typer(
@@ -34,12 +34,7 @@ app = typer.Typer(
 
 FILES = "FILE"  # the source of requirements that were typed
 # Keys whose flags set the size of the build job here, and not that of runs.
-SIZES = {
-    "job.cpus_per_gpu": "cpus",
-    "job.gpus_per_node": "gpus",
-    "job.mem_per_node": "memory",
-    "job.time": "time",
-}
+SIZES = {"job.cpus_per_gpu": "cpus", "job.gpus_per_node": "gpus", "job.mem_per_node": "memory", "job.time": "time"}
 
 
 @app.callback()
@@ -53,8 +48,7 @@ def build(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE",
-            help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock or a lock file.",
+            metavar="FILE", help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock or a lock file."
         ),
     ] = None,
     *,
@@ -110,9 +104,7 @@ def _load(settings: options.Settings, flags: Sequence[Flag]) -> Job:
 
 def _cores(job: Job) -> int:
     """Return the default number of cores, or what a node of the partition has if that is less."""
-    kinds = [
-        kind for each in select_partitions(find_partitions(), job.resources.partition) for kind in each.kinds
-    ]
+    kinds = [kind for each in select_partitions(find_partitions(), job.resources.partition) for kind in each.kinds]
     return min(DEFAULT_CPUS, max((kind.cpus for kind in kinds), default=DEFAULT_CPUS))
 
 

@@ -21,19 +21,12 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
-Step = Annotated[
-    int | None, typer.Option("--step", help="Export this step; default: the newest intact checkpoint.")
-]
-Object = Annotated[
-    str | None, typer.Option("--object", help="Object to export; default: `model`, or the only module.")
-]
+Step = Annotated[int | None, typer.Option("--step", help="Export this step; default: the newest intact checkpoint.")]
+Object = Annotated[str | None, typer.Option("--object", help="Object to export; default: `model`, or the only module.")]
 
 
 def command(
-    run: runs.Run = "last",
-    output: Output = Path("model.safetensors"),
-    step: Step = None,
-    object_name: Object = None,
+    run: runs.Run = "last", output: Output = Path("model.safetensors"), step: Step = None, object_name: Object = None
 ) -> int:
     """Export the weights of a run's newest intact checkpoint, under the model's own parameter names."""
     source = _source(run)
@@ -79,9 +72,7 @@ def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:
     )
 
 
-def _gather_with_torch(
-    source: Path, folder: Path, name: str, names: dict[str, str], output: Path
-) -> NoReturn:
+def _gather_with_torch(source: Path, folder: Path, name: str, names: dict[str, str], output: Path) -> NoReturn:
     """Continue in a Python that has torch: sharded state is in torch's own format."""
     python = sys.executable
     if importlib.util.find_spec("torch") is None:
@@ -94,12 +85,11 @@ def _gather_with_torch(
             ) from None
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    module = "paceline.runtime.checkpoint.gather"
+    module = "paceline.runtime.checkpoint.export_sharded"
     argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names)]
     try:
         os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})
     except OSError as error:
         raise EnvironmentProblem(
-            f"{python} can't be started: {error.strerror}.",
-            hint="Run `paceline export` where torch is installed.",
+            f"{python} can't be started: {error.strerror}.", hint="Run `paceline export` where torch is installed."
         ) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from paceline.spec.options import TABLE
+from paceline.spec.option_table import TABLE
 
 GENERAL = "Options"
 WIDTH = 110
@@ -25,21 +25,13 @@ class GroupedCommand(TyperCommand):
         text, mark, examples = inspect.cleandoc(help or "").partition("\b")
         settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
-        super().__init__(
-            *args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings}
-        )
+        super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {
-            "Arguments": [],
-            **{name: [] for name in TABLE},
-            GENERAL: [],
-        }
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in TABLE}, GENERAL: []}
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
-                groups["Arguments"].append(
-                    (param.metavar or str(param.name), getattr(param, "help", None) or "")
-                )
+                groups["Arguments"].append((param.metavar or str(param.name), getattr(param, "help", None) or ""))
             elif record := param.get_help_record(ctx):
                 group = getattr(param, "rich_help_panel", None) or GENERAL
                 groups.setdefault(group, []).append((_SWITCH.sub(r"--[no-]\1", record[0]), record[1]))

@@ -33,10 +33,7 @@ def command(
         return 0
     file = Path.cwd() / FILE
     if file.exists() and not force:
-        raise UsageError(
-            f"There is a {FILE} here already.",
-            hint="Print one with --print, or use --force.",
-        )
+        raise UsageError(f"There is a {FILE} here already.", hint="Print one with --print, or use --force.")
     write_atomically(file, text)
     print(f"wrote {file}")
     if partitions:
@@ -115,17 +112,12 @@ def _environment(environ: Mapping[str, str]) -> list[str]:
 
 def _profile(partitions: Sequence[Partition], config: Mapping[str, str]) -> list[str]:
     if not partitions:
-        return [
-            "",
-            "# There is no Slurm here. Run `paceline init` on a login node to add a profile of its cluster.",
-        ]
+        return ["", "# There is no Slurm here. Run `paceline init` on a login node to add a profile of its cluster."]
     name = profile_name(config)
     lines = ["", f"# The cluster {name}, Slurm {config.get('SLURM_VERSION', '?')}. Its partitions:"]
     lines += [f"#   {each.name}: {describe(each)}" for each in partitions]
     if config.get("JobRequeue") == "0":
-        lines.append(
-            "# It does not requeue jobs by default; Paceline asks for it, or submits a continuation job."
-        )
+        lines.append("# It does not requeue jobs by default; Paceline asks for it, or submits a continuation job.")
     best = _best(partitions)
     lines += [f"[profiles.{name}.job]", f"partition = {toml(best.name)}"]
     gpus = max(best.gpu_types.values(), default=0)

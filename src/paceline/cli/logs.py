@@ -17,16 +17,12 @@ from paceline.watch.records import read_record
 def command(
     run: runs.Run = "last",
     *,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")] = False,
     rank: Annotated[int, typer.Option("--rank", metavar="N", help="Print the output of this rank.")] = 0,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", help="Attempt (default: the newest).")
     ] = None,
-    batch: Annotated[
-        bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")
-    ] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")] = False,
 ) -> int:
     """Print the output of one rank of a run.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import UsageError
-from paceline.spec.flags import Flag, read_flags
-from paceline.spec.options import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option, options_of
+from paceline.spec.option_table import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option, options_of
+from paceline.spec.typed_flags import Flag, read_flags
 
 if TYPE_CHECKING:
     from paceline.spec import Job, Program
@@ -38,8 +38,7 @@ ClusterProfile = Annotated[
     ),
 ]  # fmt: skip
 DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Print what would be done, and do nothing.", rich_help_panel=OUTPUT),
+    bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.", rich_help_panel=OUTPUT)
 ]
 
 
@@ -62,9 +61,7 @@ class Settings:
         )  # fmt: skip
 
 
-def takes_settings(
-    name: str, *, script: bool = False, shown: Sequence[str] = ()
-) -> Callable[[Command], Command]:
+def takes_settings(name: str, *, script: bool = False, shown: Sequence[str] = ()) -> Callable[[Command], Command]:
     """Add the options that `paceline NAME` takes from the table to a command; it gets them as `settings`.
 
     With `script`, options end where the user's script begins. `--help` shows only the groups in `shown`, if any.
@@ -77,9 +74,7 @@ def takes_settings(
             values = [(option, given.pop(parameter)) for parameter, (_, option) in table.items()]
             params = next((value for option, value in values if option.key == "params"), None)
             keys = [(option, value) for option, value in values if option.key != "params"]
-            settings = Settings(
-                tuple(read_flags(keys, os.environ)), tuple(params or ()), config, cluster_profile
-            )
+            settings = Settings(tuple(read_flags(keys, os.environ)), tuple(params or ()), config, cluster_profile)
             return function(**given, settings=settings)
 
         own = [each for each in _parameters(function) if each.name != "settings"]
@@ -121,17 +116,13 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path) -> P
     from paceline.spec.job import Program
 
     if not args:
-        raise UsageError(
-            "There is no script to run.", hint="For example: paceline run --nproc 2 train.py --lr 0.1"
-        )
+        raise UsageError("There is no script to run.", hint="For example: paceline run --nproc 2 train.py --lr 0.1")
     name, rest = args[0], tuple(args[1:])
     if is_module:
         return Program(name, rest, is_module=True)
     path = cwd / name
     if path.is_dir():
-        raise UsageError(
-            f"{name} is a folder, not a script.", hint=f"Name a file in it, e.g. {name}/train.py."
-        )
+        raise UsageError(f"{name} is a folder, not a script.", hint=f"Name a file in it, e.g. {name}/train.py.")
     if not path.is_file():
         raise UsageError(f"There is no script {name!r} in {cwd}.", hint=_suggestion(path))
     if not os.access(path, os.R_OK):

@@ -11,14 +11,7 @@ from paceline.cli import console, runs
 from paceline.spec.quantities import show_seconds
 from paceline.watch.records import OVER, Record, find_runs, read_records
 
-COLOURS = {
-    "done": "good",
-    "failed": "bad",
-    "lost": "bad",
-    "running": "name",
-    "queued": "dim",
-    "cancelled": "dim",
-}
+COLOURS = {"done": "good", "failed": "bad", "lost": "bad", "running": "name", "queued": "dim", "cancelled": "dim"}
 
 
 def command(

@@ -11,8 +11,8 @@ import typer
 from paceline.cli import console, options
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict
 from paceline.errors import UsageError
-from paceline.spec.flags import Flag
-from paceline.spec.options import UNTIL_DONE
+from paceline.spec.option_table import UNTIL_DONE
+from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.cluster.local.launch import NewRun, ResumedRun
@@ -68,12 +68,7 @@ def command(
 
 
 def _find_run(
-    args: list[str] | None,
-    settings: options.Settings,
-    *,
-    is_module: bool,
-    resume: str | None,
-    max_restarts: int | None,
+    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, max_restarts: int | None
 ) -> NewRun | ResumedRun:
     from paceline.cluster.local.launch import NewRun, find_resumed_run
     from paceline.cluster.local.machine import current_folder
@@ -83,9 +78,7 @@ def _find_run(
         if max_restarts < 0:
             raise UsageError(f"Invalid --max-restarts {max_restarts}: use at least 0.")
         if any(flag.key == "resume.max_attempts" for flag in flags):
-            raise UsageError(
-                "--max-restarts and --max-attempts contradict each other.", hint="Use only one of them."
-            )
+            raise UsageError("--max-restarts and --max-attempts contradict each other.", hint="Use only one of them.")
         flags.append(Flag("--max-restarts", "resume.max_attempts", max_restarts + 1))
 
     def load(program: Program) -> Job:

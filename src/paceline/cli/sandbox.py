@@ -40,9 +40,7 @@ def default_folder() -> Path:
 
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "--dir", help="Sandbox folder. Default: $PACELINE_SANDBOX, or ~/.local/state/paceline/sandbox."
-    ),
+    typer.Option("--dir", help="Sandbox folder. Default: $PACELINE_SANDBOX, or ~/.local/state/paceline/sandbox."),
 ]
 NodeName = Annotated[str, typer.Argument(help="Node name or number, e.g. node2 or 2.")]
 
@@ -57,9 +55,7 @@ def up(
     folder: Folder = None,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
     cpus: Annotated[int, typer.Option(help="CPUs per node; may be more than this machine has.")] = 8,
-    memory: Annotated[
-        int, typer.Option(help="Memory per node in MB; may be more than this machine has.")
-    ] = 4000,
+    memory: Annotated[int, typer.Option(help="Memory per node in MB; may be more than this machine has.")] = 4000,
     gpus: Annotated[
         int, typer.Option(help="Fake GPUs per node. Slurm sets CUDA_VISIBLE_DEVICES as for real ones.")
     ] = 4,
@@ -68,7 +64,7 @@ def up(
         str,
         typer.Option(
             help=f"{NAMESPACES}: each node has its own network, processes and host name (needs root). "
-            f"{PLAIN}: nodes share this machine's. Default: {NAMESPACES} for root, otherwise {PLAIN}.",
+            f"{PLAIN}: nodes share this machine's. Default: {NAMESPACES} for root, otherwise {PLAIN}."
         ),
     ] = "",
     accounting: Annotated[
@@ -76,8 +72,7 @@ def up(
     ] = False,
     max_array_size: Annotated[int, typer.Option(help="MaxArraySize of the cluster.")] = 1001,
     slurm_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Override a line of slurm.conf; repeatable."),
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Override a line of slurm.conf; repeatable.")
     ] = None,
     install: Annotated[
         bool, typer.Option("--install", help="Install missing packages (as root, on Debian and Ubuntu).")
@@ -125,17 +120,13 @@ def status(folder: Folder = None) -> None:
     settings = sandbox.record.settings
     console = Console()
     console.print(f"{sandbox.folder}  ({settings.network})", highlight=False, soft_wrap=True)
-    daemons = [
-        name for name in ("munged", "mariadbd", "slurmdbd", "slurmctld") if name in sandbox.record.processes
-    ]
+    daemons = [name for name in ("munged", "mariadbd", "slurmdbd", "slurmctld") if name in sandbox.record.processes]
     for name in daemons:
         pid = sandbox.record.processes[name].pid
         state = f"[green]running[/], process {pid}" if sandbox.is_running(name) else "[red]not running[/]"
         console.print(f"  {name:<10} {state}", highlight=False)
     if not sandbox.controller_responds():
-        console.print(
-            "[red]the controller does not respond[/]; restart it with: paceline sandbox restart-controller"
-        )
+        console.print("[red]the controller does not respond[/]; restart it with: paceline sandbox restart-controller")
         raise typer.Exit(1)
     table = Table(box=None, pad_edge=False)
     for title in ("node", "state", "cpus used", "gpus", "address", "reason"):
@@ -205,9 +196,7 @@ def heal(node: NodeName, folder: Folder = None) -> None:
 
 @app.command(name="restart-controller")
 def restart_controller(
-    *,
-    kill: Annotated[bool, typer.Option("--kill", help="Crash it first (SIGKILL).")] = False,
-    folder: Folder = None,
+    *, kill: Annotated[bool, typer.Option("--kill", help="Crash it first (SIGKILL).")] = False, folder: Folder = None
 ) -> None:
     """Restart the controller. Jobs keep running meanwhile."""
     open_sandbox(folder).restart_controller(kill=kill)

@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options, runs
-from paceline.cluster.runs.run_half import stored_run_half
+from paceline.cluster.runs.run_half_zip import stored_run_half
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.submission import Draft
+from paceline.cluster.slurm.draft import Draft
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
-from paceline.plan.slurm.shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
+from paceline.plan.slurm.interactive_shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
 from paceline.spec import Program
-from paceline.spec.options import PROJECT, RESOURCES
+from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record
 
 
@@ -30,9 +30,7 @@ def command(
     ] = None,
     *,
     settings: options.Settings,
-    node: Annotated[
-        str | None, typer.Option("--node", help="Which node of the run (default: the first).")
-    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Which node of the run (default: the first).")] = None,
     dry_run: options.DryRun = False,
 ) -> int:
     """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
@@ -51,11 +49,7 @@ def command(
         job = settings.load(Program("shell"))
         draft = Draft(job)
         plan = draft.plan(draft.run_path)
-        half = (
-            ""
-            if dry_run
-            else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
-        )
+        half = "" if dry_run else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
         setup = setup_from_plan(plan, str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:

@@ -98,9 +98,7 @@ def _attempt(attempt: AttemptFolder) -> str:
     if not failure:
         return verdict
     who = f"rank {failure['rank']}" if failure.get("rank") is not None else "launch"
-    what = ": ".join(str(failure[key]) for key in ("type", "message") if failure.get(key)) or failure.get(
-        "cause", ""
-    )
+    what = ": ".join(str(failure[key]) for key in ("type", "message") if failure.get(key)) or failure.get("cause", "")
     return f"{verdict}: {who} on {failure.get('host', '?')}: {what}"
 
 

@@ -43,10 +43,7 @@ def show_differences(folder: RunFolder, *, names_only: bool) -> int:
         folder.code.resolve(),
         project,
         exclude=tuple((spec.get("project") or {}).get("exclude") or ()),
-        exclude_paths=[
-            *run_folders_inside(project, run_path_of(folder)),
-            *(project / name for name in named),
-        ],
+        exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *(project / name for name in named)],
     )
     if not found:
         print(f"{project} has not changed since {folder.path.name} was started")

@@ -11,11 +11,11 @@ import typer
 
 from paceline.cli import console, options
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
-from paceline.spec.options import OUTPUT, RESOURCES
+from paceline.spec.option_table import OUTPUT, RESOURCES
 
 if TYPE_CHECKING:
     from paceline.cluster.checks.findings import Finding
-    from paceline.cluster.slurm.submission import Submitted
+    from paceline.cluster.slurm.draft import Submitted
     from paceline.contract.run_folder import RunFolder
 
 
@@ -58,7 +58,7 @@ def command(
       paceline submit --dry-run --gpus 8 train.py        print the exact script
       paceline submit --after last --gpus 8 evaluate.py  start when the newest run is done
     """
-    from paceline.cluster.slurm.submission import Draft
+    from paceline.cluster.slurm.draft import Draft
 
     cwd = Path.cwd()
     job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)

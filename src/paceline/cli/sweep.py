@@ -13,17 +13,14 @@ import typer
 from paceline.cli import options, single_command
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.spec.flags import Flag
-from paceline.spec.options import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE
+from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE
+from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.sweep.settings import SweepSettings
 
 # Subcommands, and the module of each. Anything else starts a sweep.
-SUBCOMMANDS = {
-    "show": "paceline.cli.sweep_show",
-    "cancel": "paceline.cli.sweep_cancel",
-}
+SUBCOMMANDS = {"show": "paceline.cli.sweep_show", "cancel": "paceline.cli.sweep_cancel"}
 # Keys whose flags set `[sweep]`, and not the settings of trials.
 OWN_KEYS = {option.key for option in TABLE[SWEEP]}
 
@@ -43,8 +40,7 @@ def command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE",
-            help="sweep.toml, a list of command lines (.txt), a W&B sweep.yml, or the name of a sweep.",
+            metavar="FILE", help="sweep.toml, a list of command lines (.txt), a W&B sweep.yml, or the name of a sweep."
         ),
     ],
     *,
@@ -81,8 +77,8 @@ def command(
       paceline sweep cancel NAME                     cancel it for good
     """
     from paceline.cli.sweep_output import ConsoleReporter
-    from paceline.sweep.local import LocalSweep
-    from paceline.sweep.slurm import SlurmSweep
+    from paceline.sweep.local_sweep import LocalSweep
+    from paceline.sweep.slurm_sweep import SlurmSweep
 
     if resubmit not in (None, "failed", "missing"):
         raise UsageError(f'Invalid --resubmit "{resubmit}": use failed or missing.')
@@ -108,12 +104,7 @@ def load(file: str, settings: options.Settings) -> SweepSettings:
     if known and not any(flag.key == "project.experiment" for flag in flags):
         flags.append(Flag("--experiment", "project.experiment", known.path.parent.name))
     found = read_settings(
-        path,
-        typed=typed,
-        flags=flags,
-        params=settings.params,
-        config=settings.config,
-        profile=settings.profile,
+        path, typed=typed, flags=flags, params=settings.params, config=settings.config, profile=settings.profile
     )
     wandb_sweep = own.get("tracking.wandb_sweep")
     warn_of_conflict(found, path, wandb_sweep.value if wandb_sweep else None)
@@ -127,9 +118,7 @@ def find_file(name: str) -> tuple[Path, SweepFolder | None]:
     if path.is_file():
         return path, None
     if path.suffix in (".toml", ".txt", ".yml", ".yaml", ".py"):
-        raise UsageError(
-            f"There is no file {name!r} here.", hint="See the examples of `paceline sweep --help`."
-        )
+        raise UsageError(f"There is no file {name!r} here.", hint="See the examples of `paceline sweep --help`.")
     from paceline.cli import runs
     from paceline.sweep.results import find_sweep
 
@@ -137,8 +126,7 @@ def find_file(name: str) -> tuple[Path, SweepFolder | None]:
     known = Path(sweep.read_search().file)
     if not known.is_file():
         raise UsageError(
-            f"The sweep {sweep.name!r} was started from {known}, which is gone.",
-            hint="Name its file instead.",
+            f"The sweep {sweep.name!r} was started from {known}, which is gone.", hint="Name its file instead."
         )
     return known, sweep
 

@@ -31,22 +31,17 @@ WATCH_INTERVAL = 3.0  # seconds
 
 def command(
     name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="The sweep's name or its prefix, its folder, or `last`."),
+        str, typer.Argument(metavar="NAME", help="The sweep's name or its prefix, its folder, or `last`.")
     ] = "last",
     *,
     sort: Annotated[
         str,
         typer.Option(
-            "--sort",
-            metavar="KEY",
-            help="Sort by value, number, state, seconds or a parameter; -KEY reverses.",
+            "--sort", metavar="KEY", help="Sort by value, number, state, seconds or a parameter; -KEY reverses."
         ),
     ] = "value",
     count: Annotated[int, typer.Option("-n", "--count", help="Show N rows; 0 shows all.")] = 20,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")
-    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")] = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE.")
     ] = None,
@@ -112,9 +107,7 @@ def _render(sweep: Sweep, sort: str, count: int) -> RenderableType:
     listed = ordered if count <= 0 else ordered[:count]
     parts: list[RenderableType] = [_head(sweep), _bar(sweep), Text(""), _table(sweep, listed)]
     if len(listed) < len(ordered):
-        parts.append(
-            Text(f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)", "dim")
-        )
+        parts.append(Text(f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)", "dim"))
     return Group(*parts, *_failures(sweep))
 
 

@@ -18,9 +18,7 @@ from paceline.errors import EnvironmentProblem
 def command(
     run: runs.Run = "last",
     *,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
 ) -> int:
     """Send a run to W&B that was offline, because there was no network or no key where it ran.
 
@@ -66,6 +64,4 @@ def _check_connection() -> None:
         raise EnvironmentProblem(f"Cannot send to W&B: {problem}.", hint=wandb_server.KEY_HINT)
     problem = wandb_server.unreachable(os.environ)
     if problem:
-        raise EnvironmentProblem(
-            f"Cannot send to W&B: {problem}.", hint="Run this on a machine with network access."
-        )
+        raise EnvironmentProblem(f"Cannot send to W&B: {problem}.", hint="Run this on a machine with network access.")

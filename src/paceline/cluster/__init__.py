@@ -1,1 +1,1 @@
-"""What acts on this machine and on the scheduler. With `sandbox` and `node`, the only callers of subprocess."""
+"""Everything that acts on this machine or on Slurm. Only this, `sandbox` and `agent` call subprocess."""

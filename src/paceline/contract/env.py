@@ -4,9 +4,7 @@ from __future__ import annotations
 
 RUN = "PACELINE_RUN"  # the run folder
 ATTEMPT = "PACELINE_ATTEMPT"  # which attempt this is, from 1
-JOB_START = (
-    "PACELINE_JOB_START"  # one start of the job: job id and restart count on Slurm, process id locally
-)
+JOB_START = "PACELINE_JOB_START"  # one start of the job: job id and restart count on Slurm, process id locally
 RENDEZVOUS = "PACELINE_RENDEZVOUS"  # host:port of the head agent; not set if there is one agent
 TOKEN = "PACELINE_TOKEN"  # the secret with which agents prove that they belong to the run
 AGENT = "PACELINE_AGENT"  # "index/count" if no scheduler numbers the agents

@@ -41,9 +41,7 @@ class LaunchSpec:
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect
     system_metrics: float = 0.0  # seconds between samples of a node; 0 means never
     tracking: dict[str, Any] = field(default_factory=dict)  # settings of the trackers
-    trial: dict[str, Any] = field(
-        default_factory=dict
-    )  # for trials of a sweep: which one, and how it is pruned
+    trial: dict[str, Any] = field(default_factory=dict)  # for trials of a sweep: which one, and how it is pruned
 
     @property
     def world_size(self) -> int:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.entry import Entry
+from paceline.contract.folder_entry import Entry
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ class JobStartFolder:
         """
         return self.path / "requeue"
 
-    excluded_nodes = Entry(
-        "excluded-nodes"
-    )  # nodes that agents found unfit during this job start, one name per line
+    excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     head = Entry("head")  # `host:port` and nothing else, where agents meet, when the head chose it itself
 
 

@@ -126,9 +126,7 @@ def make_launch_spec(
 def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
     """Return the launch spec of a resumed run: the old one, with what was typed this time."""
     typed = {key for key, source in job.sources.items() if source.startswith("--")}
-    changes: dict[str, Any] = {
-        name: getattr(new, name) for name, keys in _SET_BY.items() if typed.intersection(keys)
-    }
+    changes: dict[str, Any] = {name: getattr(new, name) for name, keys in _SET_BY.items() if typed.intersection(keys)}
     runtime = dict(old.runtime)
     for name, key in RUNTIME_KEYS.items():
         if key in typed:

@@ -22,8 +22,7 @@ from paceline.spec import Job
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.
 START_AGENT = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
-    "from paceline.agent.main import main; sys.exit(main())"
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline.agent.main import main; sys.exit(main())"
 )
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, but its own libraries crash afterwards
 
@@ -64,10 +63,7 @@ class LocalPlan:
         lines.append(f"launch spec {self.run_path.folder.launch_spec.name}:")
         shown = asdict(self.launch_spec)
         shown["variables"] = {name: redact(name, value) for name, value in self.launch_spec.variables.items()}
-        shown["args"], shown["params"] = (
-            redact_args(self.launch_spec.args),
-            redact_values(self.launch_spec.params),
-        )
+        shown["args"], shown["params"] = (redact_args(self.launch_spec.args), redact_values(self.launch_spec.params))
         lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in shown.items()]
         return "\n".join(lines)
 
@@ -82,9 +78,7 @@ def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
                 f"The {style} style needs a Slurm allocation.",
                 hint=f"Use `paceline submit`, or one of these styles: {', '.join(LOCAL_STYLES)}.",
             )
-        return "fork", [
-            f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"
-        ]
+        return "fork", [f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"]
     if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
         return "spawn", [f"the {style} style needs Linux, so this run uses spawn on {machine.system}"]
     return style, []

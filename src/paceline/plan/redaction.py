@@ -10,9 +10,7 @@ REDACTED = "***"
 _SECRET_NAME = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey"}
 # After a colon; or alone before a web server's name, as tokens often are.
-_PASSWORD_IN_ADDRESS = re.compile(
-    r"://[^/@\s]*:[^/@\s]+@|(?:(?<=http)|(?<=https))://[^/?#@\s]+@", re.IGNORECASE
-)
+_PASSWORD_IN_ADDRESS = re.compile(r"://[^/@\s]*:[^/@\s]+@|(?:(?<=http)|(?<=https))://[^/?#@\s]+@", re.IGNORECASE)
 
 
 def redact(name: str, value: str) -> str:
@@ -58,6 +56,4 @@ def _is_secret_option(name: str) -> bool:
     words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
     if not words or "=" in name:
         return False
-    return (
-        not _SECRET_WORDS.isdisjoint(words) or words[-1] == "token" or (words[-1] == "key" and len(words) > 1)
-    )
+    return not _SECRET_WORDS.isdisjoint(words) or words[-1] == "token" or (words[-1] == "key" and len(words) > 1)

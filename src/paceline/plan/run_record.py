@@ -24,9 +24,7 @@ def run_record(
 ) -> str:
     """Return the text of run.json. `facts` has host, user, python and version; `code` identifies the code."""
     spec = job.tables.model_dump(mode="json", exclude_none=True)
-    spec["environment"]["variables"] = {
-        name: redact(name, value) for name, value in job.environment.variables.items()
-    }
+    spec["environment"]["variables"] = {name: redact(name, value) for name, value in job.environment.variables.items()}
     spec["params"] = redact_values(job.params)
     value = {
         "run_id": run_path.run_id,

@@ -38,9 +38,7 @@ class Secrets:
 NO_SECRETS = Secrets()
 
 
-def choose_secrets(
-    job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True
-) -> Secrets:
+def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True) -> Secrets:
     """Return the secrets from files and those that `[environment] secrets` names; a variable that is set here wins.
 
     `in_a_job`: a batch script carries them, and one that is named but found nowhere is an error.

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.boundary.boundary import Boundary
 from paceline.runtime.checkpoint import rng
 from paceline.runtime.console import note
-from paceline.runtime.data.batches import MicroBatch
 from paceline.runtime.data.randomness import preserve_host_rng
+from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.data.transfer import transfer_batch
+from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.training.gradients import Gradients
 
 
@@ -23,13 +23,7 @@ class Loop:
     """The current step, epoch and micro-step."""
 
     def __init__(
-        self,
-        boundary: Boundary,
-        gradients: Gradients,
-        *,
-        device: torch.device,
-        rank: int,
-        max_steps: int | None,
+        self, boundary: Boundary, gradients: Gradients, *, device: torch.device, rank: int, max_steps: int | None
     ) -> None:
         self.step = 0  # the number of steps done, over all epochs and attempts
         self.epoch = 0

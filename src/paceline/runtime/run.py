@@ -12,8 +12,6 @@ import torch
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.runtime.boundary.boundary import Boundary
-from paceline.runtime.boundary.stop import Pruned
 from paceline.runtime.checkpoint import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
@@ -25,6 +23,8 @@ from paceline.runtime.loop import Loop
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.settings import Params, Settings
+from paceline.runtime.step_boundary.boundary import Boundary
+from paceline.runtime.step_boundary.stop import Pruned
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb.noop import NoopRun
 from paceline.runtime.training.gradients import Gradients
@@ -201,9 +201,7 @@ class Run:
         self._loop.begin(seed=fresh_seed)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
-    def evaluate(
-        self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
-    ) -> Iterator[Any]:
+    def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:
         """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
 
         Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a data set, a pipeline or a
@@ -219,9 +217,7 @@ class Run:
                 seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
             )  # fmt: skip
             self._evaluation_loaders[key] = (data, loader)
-            if (
-                len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS
-            ):  # the script makes new data in every epoch
+            if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:  # the script makes new data in every epoch
                 self._evaluation_loaders.pop(next(iter(self._evaluation_loaders)))[1].close()
         return self._loop.evaluate(self._evaluation_loaders[key][1])
 
@@ -246,8 +242,7 @@ class Run:
         """
         if self._loop.micro is not None:
             raise UsageError(
-                "run.save was called inside a step.",
-                hint="Set save_every_steps: run.steps saves between steps.",
+                "run.save was called inside a step.", hint="Set save_every_steps: run.steps saves between steps."
             )
         after_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
         self._boundary.enter_epoch(self.epoch)

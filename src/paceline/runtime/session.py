@@ -12,14 +12,14 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import UsageError
 from paceline.runtime import session_parts
-from paceline.runtime.boundary.boundary import Boundary
-from paceline.runtime.boundary.out_of_memory import explain_out_of_memory
-from paceline.runtime.boundary.stop import Pruned, Stopped
 from paceline.runtime.console import note
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.run import Run
 from paceline.runtime.session_parts import SessionParts
 from paceline.runtime.settings import Settings
+from paceline.runtime.step_boundary.boundary import Boundary
+from paceline.runtime.step_boundary.out_of_memory import explain_out_of_memory
+from paceline.runtime.step_boundary.stop import Pruned, Stopped
 from paceline.runtime.trackers.base import Tracker
 
 _open = False  # one session at a time: signal handlers, process group and heartbeat belong to the process
@@ -114,9 +114,7 @@ class session:
         """Set the session up, together with all other ranks."""
         global _open
         if _open:
-            raise UsageError(
-                "A session is already open in this process.", hint="Leave it before you open another."
-            )
+            raise UsageError("A session is already open in this process.", hint="Leave it before you open another.")
         _open = True
         try:
             self._parts = session_parts.build(self._settings, self._context, self._folder, self._trackers)

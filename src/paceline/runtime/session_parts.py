@@ -12,17 +12,11 @@ from paceline.contract.heartbeat_file import READY
 from paceline.contract.jsonl import EventWriter, LineWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.runtime.boundary.boundary import Boundary
-from paceline.runtime.boundary.checkpoint_schedule import CheckpointSchedule
-from paceline.runtime.boundary.heartbeat import Heartbeat
-from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck
-from paceline.runtime.boundary.profiler import ProfilerWindow
-from paceline.runtime.boundary.stragglers import StragglerDetector
 from paceline.runtime.data.randomness import seed_everything
-from paceline.runtime.distributed import communication_check, placement
+from paceline.runtime.distributed import communication_check, rank_placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
-from paceline.runtime.distributed.affinity import bind_to_device_cpus
+from paceline.runtime.distributed.cpu_binding import bind_to_device_cpus
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
@@ -31,9 +25,15 @@ from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.run import Run
 from paceline.runtime.settings import Params, Settings
+from paceline.runtime.step_boundary.boundary import Boundary
+from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
+from paceline.runtime.step_boundary.heartbeat import Heartbeat
+from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.step_boundary.profiler import ProfilerWindow
+from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
+from paceline.runtime.trackers.metrics_file import MetricsFile
 from paceline.runtime.trackers.selection import Trackers, open_trackers
-from paceline.runtime.trackers.thread import MetricsFile
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Wrapper
 
@@ -86,15 +86,15 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     """Find this process's identity and device, and connect it to the other ranks."""
     spec = context.launch_spec
     identity = read_identity()
-    placement.check_world_size(identity, spec.world_size if spec else None)
+    rank_placement.check_world_size(identity, spec.world_size if spec else None)
     heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:
         bind_to_device_cpus(device)
     store = groups.open_store(identity, timeout=settings.timeout)
-    placements = placement.gather_placements(store, placement.local_placement(identity, device))
+    placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
     if placements and settings.report:
-        placement.print_placements(placements)
+        rank_placement.print_placements(placements)
     group = _make_group(settings, spec, identity, device, store)
     return _Worker(identity, device, group, heartbeat, [each.host for each in placements])
 
@@ -105,9 +105,7 @@ def _make_group(
     """Create the process groups and check that they work; do not wait for any that does not."""
     backend = settings.backend or groups.default_backend(device)
     try:
-        group = groups.init_process_groups(
-            identity, device, store=store, backend=backend, timeout=settings.timeout
-        )
+        group = groups.init_process_groups(identity, device, store=store, backend=backend, timeout=settings.timeout)
     except RuntimeError as error:
         what = "creating the process group"
         raise communication_check.communication_error(identity, backend, error, what=what) from error
@@ -183,8 +181,6 @@ def _make_run(
         folder=folder,
         paths=Paths.read(os.environ, folder),
         attempt=context.attempt,
-        reporter=TrialReporter(
-            folder.path if folder else None, trial=spec.trial if spec else {}, rank=identity.rank
-        ),
+        reporter=TrialReporter(folder.path if folder else None, trial=spec.trial if spec else {}, rank=identity.rank),
         trackers=trackers,
     )

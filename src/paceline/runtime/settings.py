@@ -40,21 +40,10 @@ class Settings:
     def validate(self) -> Settings:
         """Return these settings. Raises UsageError if one is invalid."""
         if self.precision not in PRECISIONS:
-            raise UsageError(
-                f"Unknown precision {self.precision!r}.", hint=f"Use one of {', '.join(PRECISIONS)}."
-            )
+            raise UsageError(f"Unknown precision {self.precision!r}.", hint=f"Use one of {', '.join(PRECISIONS)}.")
         if self.on_nonfinite not in ("stop", "skip", "ignore"):
-            raise UsageError(
-                f"Unknown on_nonfinite {self.on_nonfinite!r}.", hint="Use one of stop, skip, ignore."
-            )
-        for name in (
-            "max_steps",
-            "save_every_steps",
-            "save_every_seconds",
-            "keep_last",
-            "keep_every",
-            "timeout",
-        ):
+            raise UsageError(f"Unknown on_nonfinite {self.on_nonfinite!r}.", hint="Use one of stop, skip, ignore.")
+        for name in ("max_steps", "save_every_steps", "save_every_seconds", "keep_last", "keep_every", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(
@@ -65,18 +54,14 @@ class Settings:
     def override(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with those of the launch spec. Names that are not settings are ignored."""
         known = {field.name for field in fields(self)}
-        return replace(
-            self, **{key: value for key, value in values.items() if key in known and value is not None}
-        )
+        return replace(self, **{key: value for key, value in values.items() if key in known and value is not None})
 
 
 class Params(Mapping[str, Any]):
     """The script's parameters, as `params["lr"]` or `params.lr`. Read-only, and the same on all ranks."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        nested = {
-            key: Params(value) if isinstance(value, dict) else value for key, value in (values or {}).items()
-        }
+        nested = {key: Params(value) if isinstance(value, dict) else value for key, value in (values or {}).items()}
         object.__setattr__(self, "_values", nested)
 
     _values: dict[str, Any]

@@ -64,9 +64,7 @@ def free_subnet(folder: Path) -> str:
     ip = program("ip")
     routes = subprocess.run([ip, "-4", "-o", "route", "show", "table", "all"], text=True, capture_output=True)
     addresses = subprocess.run([ip, "-4", "-o", "address"], text=True, capture_output=True)
-    used = {
-        ".".join(item.split("/")[0].split(".")[:3]) for item in (routes.stdout + addresses.stdout).split()
-    }  # fmt: skip
+    used = {".".join(item.split("/")[0].split(".")[:3]) for item in (routes.stdout + addresses.stdout).split()}
     # Office networks and VPNs tend to use the lower half of 10/8, so stay in the upper half.
     start = int(fingerprint(folder)[8:16], 16)
     for step in range(127 * 256):
@@ -74,9 +72,7 @@ def free_subnet(folder: Path) -> str:
         subnet = f"10.{128 + index // 256}.{index % 256}"
         if subnet not in used:
             return subnet
-    raise EnvironmentProblem(
-        "No subnet in 10.128.0.0/9 is free on this machine.", hint="Use --network plain."
-    )
+    raise EnvironmentProblem("No subnet in 10.128.0.0/9 is free on this machine.", hint="Use --network plain.")
 
 
 def bridge_name(folder: Path) -> str:

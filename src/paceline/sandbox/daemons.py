@@ -56,9 +56,7 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
         paths.hosts.write_text(configuration.hosts(record, machine=socket.gethostname()))
         paths.init.write_text(configuration.NODE_INIT)
     if record.settings.accounting:
-        _write_secret(
-            paths.etc / "slurmdbd.conf", configuration.slurmdbd_conf(paths, record, user=owner).encode()
-        )
+        _write_secret(paths.etc / "slurmdbd.conf", configuration.slurmdbd_conf(paths, record, user=owner).encode())
         (paths.etc / "mariadb.cnf").write_text(configuration.database_conf(paths, user=owner))
 
 
@@ -151,9 +149,7 @@ def _accepts(port: int, *, host: str = "127.0.0.1") -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def _start(
-    paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str], *, log: str = ""
-) -> Process:
+def _start(paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str], *, log: str = "") -> Process:
     process = start(argv, log=_output(paths, log or name), environment=environment(paths))
     if process is None:
         raise _exited(name, paths)

@@ -68,8 +68,6 @@ def power_off(paths: SandboxPaths, record: SandboxRecord, name: str) -> None:
             break
         kill_all(found)
     else:
-        raise PacelineError(
-            f"Cannot stop {name}: processes {[each.pid for each in found]} are still running."
-        )
+        raise PacelineError(f"Cannot stop {name}: processes {[each.pid for each in found]} are still running.")
     if process is not None:
         process.wait(30.0)

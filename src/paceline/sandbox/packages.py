@@ -14,12 +14,7 @@ from paceline.sandbox.settings import NAMESPACES, Settings
 # Daemons are installed in folders that a user's PATH does not include.
 SEARCH = "/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/sbin:/opt/slurm/bin"
 
-ALWAYS = {
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "sinfo": "slurm-client",
-    "munged": "munge",
-}
+ALWAYS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sinfo": "slurm-client", "munged": "munge"}
 WITH_NAMESPACES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
 WITH_ACCOUNTING = {
     "slurmdbd": "slurmdbd",
@@ -46,9 +41,7 @@ def program(name: str) -> str:
     """Return the path of a program that `require` has checked for."""
     found = find(name)
     if not found:
-        raise EnvironmentProblem(
-            f"{name} is not installed.", hint="Install it with `paceline sandbox up --install`."
-        )
+        raise EnvironmentProblem(f"{name} is not installed.", hint="Install it with `paceline sandbox up --install`.")
     return found
 
 
@@ -92,9 +85,7 @@ def install(settings: Settings) -> list[str]:
         return []
     apt = find("apt-get")
     if os.geteuid() != 0 or not apt:
-        raise _missing_error(
-            missing, "--install works as root on Debian and Ubuntu. Otherwise, install them yourself."
-        )
+        raise _missing_error(missing, "--install works as root on Debian and Ubuntu. Otherwise, install them yourself.")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for args in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *missing]):
         done = subprocess.run([apt, *args], env=quiet, text=True, capture_output=True)

@@ -43,9 +43,7 @@ class Sandbox:
         self.paths = SandboxPaths(Path(folder).absolute())
         record = SandboxRecord.load(self.paths)
         if record is None:
-            raise UsageError(
-                f"No sandbox is running in {self.folder}.", hint="Start one with `paceline sandbox up`."
-            )
+            raise UsageError(f"No sandbox is running in {self.folder}.", hint="Start one with `paceline sandbox up`.")
         self.record = record
 
     @classmethod
@@ -80,8 +78,7 @@ class Sandbox:
             raise UsageError(f"--network {NAMESPACES} needs root.", hint=f"Use --network {PLAIN}.")
         if SandboxRecord.load(paths) is not None:
             raise UsageError(
-                f"A sandbox is already running in {paths.path}.",
-                hint="Stop it with `paceline sandbox down`.",
+                f"A sandbox is already running in {paths.path}.", hint="Stop it with `paceline sandbox down`."
             )
         paths.path.mkdir(parents=True, exist_ok=True)
         try:
@@ -106,17 +103,13 @@ class Sandbox:
     def nodes(self) -> list[str]:
         return self.record.settings.names
 
-    def run(
-        self, argv: Sequence[str], *, check: bool = True, timeout: float = 120, input: str = ""
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 120, input: str = "") -> Completed:
         """Run a command on this machine as if it were the cluster's login node."""
         done = subprocess.run(
             list(argv), env=self._variables(), timeout=timeout, text=True, capture_output=True, input=input
         )
         if check and done.returncode:
-            raise ClusterError(
-                f"`{' '.join(argv)}` failed with code {done.returncode}: {done.stderr.strip()}."
-            )
+            raise ClusterError(f"`{' '.join(argv)}` failed with code {done.returncode}: {done.stderr.strip()}.")
         return done
 
     def exec(
@@ -141,9 +134,7 @@ class Sandbox:
         """Return a node's name: `2`, `"2"` and `"node2"` mean the same node."""
         name = f"node{node}" if str(node).isdigit() else str(node)
         if name not in self.nodes:
-            raise UsageError(
-                f"There is no node {node!r}.", hint=f"The nodes are {self.nodes[0]} to {self.nodes[-1]}."
-            )
+            raise UsageError(f"There is no node {node!r}.", hint=f"The nodes are {self.nodes[0]} to {self.nodes[-1]}.")
         return name
 
     # -- state ------------------------------------------------------------------------------------------
@@ -270,9 +261,7 @@ class Sandbox:
         outer = self.record.processes.get(name)
         init = network.find_init(outer) if outer else None
         if init is None:
-            raise ClusterError(
-                f"{name} is not running.", hint=f"Start it with `paceline sandbox start-node {name}`."
-            )
+            raise ClusterError(f"{name} is not running.", hint=f"Start it with `paceline sandbox start-node {name}`.")
         return init
 
 

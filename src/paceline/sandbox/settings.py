@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.entry import Entry
+from paceline.contract.folder_entry import Entry
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sandbox.processes import Process
@@ -41,9 +41,7 @@ class Settings:
         if self.network not in (PLAIN, NAMESPACES):
             raise UsageError(f"Invalid --network {self.network!r}.", hint=f"Use {PLAIN} or {NAMESPACES}.")
         if self.gpu_type and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.gpu_type):
-            raise UsageError(
-                f"Invalid --gpu-type {self.gpu_type!r}.", hint="Use letters, digits, '_', '.' and '-'."
-            )
+            raise UsageError(f"Invalid --gpu-type {self.gpu_type!r}.", hint="Use letters, digits, '_', '.' and '-'.")
         for key, value in self.options.items():
             if not re.fullmatch(r"[A-Za-z]+", key) or "\n" in value:
                 raise UsageError(

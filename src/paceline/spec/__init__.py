@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.spec.flags import Flag
     from paceline.spec.job import Job, Program
     from paceline.spec.load import load_job
+    from paceline.spec.typed_flags import Flag
 
 __all__ = ["Flag", "Job", "Program", "load_job"]
 
-_MODULES = {"Flag": "flags", "Job": "job", "Program": "job", "load_job": "load"}
+_MODULES = {"Flag": "typed_flags", "Job": "job", "Program": "job", "load_job": "load"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.errors import SpecError
-from paceline.spec.flags import Flag, from_folder
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.tables import Tables
+from paceline.spec.typed_flags import Flag, from_folder
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 if sys.version_info >= (3, 11):
@@ -117,9 +117,7 @@ def read_file(file: Path) -> dict[str, Any]:
             f"There is no file {file}.", hint="Check --config, or omit it to use the nearest paceline.toml."
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(
-            f"Cannot read {file}: {problem}.", hint="Check the path and its permissions."
-        ) from None
+        raise SpecError(f"Cannot read {file}: {problem}.", hint="Check the path and its permissions.") from None
     except tomllib.TOMLDecodeError as problem:
         raise SpecError(f"{file} is not valid TOML: {problem}.", hint="Fix that line.") from None
     if file.name == "pyproject.toml":

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from paceline.errors import SpecError
-from paceline.spec.flags import Flag
 from paceline.spec.load import read_file
 from paceline.spec.tables import Count, FolderName, Line, Strings, Table, Tables
+from paceline.spec.typed_flags import Flag
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
@@ -75,9 +75,7 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
     space = values.pop("space", None)
     for name, table in (("sweep", sweep), ("space", space or {})):
         if not isinstance(table, dict):
-            raise SpecError(
-                f"{path}: [{name}]: found {show(table)}, expected a table.", hint=f"Write [{name}]."
-            )
+            raise SpecError(f"{path}: [{name}]: found {show(table)}, expected a table.", hint=f"Write [{name}].")
     for key in values:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
@@ -123,8 +121,7 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
             close = next((word for each in value for word in RANGES if nearest(each, [word])), None)
             if close is not None and not any(isinstance(each, dict) for each in value.values()):
                 raise SpecError(
-                    f"{path}: [space] {key}: unknown key {next(iter(value))!r}.",
-                    hint=_suggest(close, RANGES),
+                    f"{path}: [space] {key}: unknown key {next(iter(value))!r}.", hint=_suggest(close, RANGES)
                 )
             found |= _read_space(value, path, f"{key}.")
         else:
@@ -155,9 +152,7 @@ class _Range:
         for word in value:
             if word not in (*RANGES, *MODIFIERS):
                 close = nearest(word, [*RANGES, *MODIFIERS])
-                raise SpecError(
-                    f"{self.path}: [space] {self.key}: unknown key {word!r}.", hint=_suggest(close, RANGES)
-                )
+                raise SpecError(f"{self.path}: [space] {self.key}: unknown key {word!r}.", hint=_suggest(close, RANGES))
         if len(ranges) != 1:
             raise self.error(f"one of {', '.join(RANGES)}")
         kind = ranges[0]
@@ -245,9 +240,7 @@ def check_metric(table: SweepTable, path: Path) -> None:
     """Raise if the sampler or the pruner lacks a metric, or if they don't work together."""
     if table.metric is None and (table.sampler == "tpe" or table.prune != "none"):
         setting = 'sampler = "tpe"' if table.sampler == "tpe" else f'prune = "{table.prune}"'
-        raise SpecError(
-            f"{path}: [sweep] {setting} needs a metric.", hint='Write metric = "loss" in [sweep].'
-        )
+        raise SpecError(f"{path}: [sweep] {setting} needs a metric.", hint='Write metric = "loss" in [sweep].')
     if table.sampler == "tpe" and table.prune != "none" and table.seeds > 1:
         raise SpecError(
             f"{path}: [sweep] seeds = {table.seeds} needs the mean of all runs for tpe, but prune ends some early.",
@@ -292,9 +285,7 @@ def in_order(space: Mapping[str, dict[str, Any]], *, where: str = "[space]") -> 
     while left:
         ready = [key for key in left if all(parent in done for parent in space[key].get("when", {}))]
         if not ready:
-            raise SpecError(
-                f"{where}: {', '.join(left)} depend on each other.", hint="Remove one of their `when`."
-            )
+            raise SpecError(f"{where}: {', '.join(left)} depend on each other.", hint="Remove one of their `when`.")
         done.append(ready[0])
         left.remove(ready[0])
     return done

@@ -44,17 +44,11 @@ class WandbFile:
 def load_wandb_file(path: Path) -> WandbFile:
     """Read a sweep.yml. Errors name the file and the key."""
     config = _read(path)
-    for key, example in (
-        ("program", "train.py"),
-        ("method", "random"),
-        ("parameters", "{lr: {values: [0.1, 0.01]}}"),
-    ):
+    for key, example in (("program", "train.py"), ("method", "random"), ("parameters", "{lr: {values: [0.1, 0.01]}}")):
         if not config.get(key):
             raise SpecError(f"{path}: {key!r} is missing.", hint=f"Write {key}: {example}")
     if not isinstance(config["parameters"], dict):
-        raise SpecError(
-            f"{path}: parameters must be a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}"
-        )
+        raise SpecError(f"{path}: parameters must be a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}")
     metric = config.get("metric") or {}
     if not isinstance(metric, dict):
         raise SpecError(f"{path}: metric must be a table.", hint="Write metric: {name: loss, goal: minimize}")
@@ -70,17 +64,14 @@ def _read(path: Path) -> dict[str, Any]:
         import yaml  # type: ignore[import-untyped]  # installed with wandb
     except ImportError:
         raise EnvironmentProblem(
-            f"{path} is a W&B sweep, but wandb is not installed here.",
-            hint='Install it: pip install "paceline[wandb]"',
+            f"{path} is a W&B sweep, but wandb is not installed here.", hint='Install it: pip install "paceline[wandb]"'
         ) from None
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise SpecError(f"Cannot read {path}: {problem.strerror}.", hint="Check the path.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise SpecError(
-            f"{path} is not valid YAML: {' '.join(str(problem).split())}", hint="Fix the file."
-        ) from None
+        raise SpecError(f"{path} is not valid YAML: {' '.join(str(problem).split())}", hint="Fix the file.") from None
     if not isinstance(config, dict):
         raise SpecError(f"{path} must be a table.", hint="Write program:, method: and parameters:")
     return config
@@ -92,8 +83,7 @@ def _parse_command(command: Any, path: Path) -> tuple[tuple[str, ...], str]:
         return (), "options"
     if not isinstance(command, list) or "${program}" not in command:
         raise SpecError(
-            f"{path}: command lacks ${{program}}.",
-            hint="Write [..., ${program}, ${args}], or remove command.",
+            f"{path}: command lacks ${{program}}.", hint="Write [..., ${program}, ${args}], or remove command."
         )
     args = [str(arg) for arg in command[command.index("${program}") + 1 :]]
     for arg in args:

@@ -39,8 +39,7 @@ class SweepWriter:
         if self.is_new:
             if self.run_path.folder.run_json.is_file():
                 raise UsageError(
-                    f"{self.folder.path} is a run, not a sweep.",
-                    hint="Give the sweep another name: --name",
+                    f"{self.folder.path} is a run, not a sweep.", hint="Give the sweep another name: --name"
                 )
             return
         old = self.folder.read_search()
@@ -58,16 +57,12 @@ class SweepWriter:
         taken = [int(path.name) for path in self.folder.path.glob("submissions/*") if path.name.isdigit()]
         number = max(taken, default=0) + 1
         return replace(
-            self.run_path,
-            experiment=f"{self.run_path.experiment}/{self.folder.name}/submissions",
-            run_id=str(number),
+            self.run_path, experiment=f"{self.run_path.experiment}/{self.folder.name}/submissions", run_id=str(number)
         )
 
     def trial_path(self, number: int) -> RunPath:
         return replace(
-            self.run_path,
-            experiment=f"{self.run_path.experiment}/{self.folder.name}/trials",
-            run_id=str(number),
+            self.run_path, experiment=f"{self.run_path.experiment}/{self.folder.name}/trials", run_id=str(number)
         )
 
     @contextmanager

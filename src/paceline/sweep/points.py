@@ -160,9 +160,7 @@ def parse_options(args: Sequence[str]) -> dict[str, Any]:
 # -- numbers -----------------------------------------------------------------------------------------------
 
 
-def new_trials(
-    known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]
-) -> list[Point]:
+def new_trials(known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]) -> list[Point]:
     """Return the trials that a sweep lacks: new points, and more seeds of known points."""
     groups: dict[str, int] = {}
     existing = {(point.group, point.seed) for point in known}
@@ -181,9 +179,7 @@ def new_trials(
         for seed in seeds:
             if (group, seed) not in existing:
                 existing.add((group, seed))
-                made.append(
-                    Point(number, group, request.point, seed=seed, program=request.program, args=request.args)
-                )
+                made.append(Point(number, group, request.point, seed=seed, program=request.program, args=request.args))
                 number += 1
     return made
 
@@ -198,6 +194,5 @@ def describe_point(point: Mapping[str, Any] | None) -> str:
     if point is None:
         return "chosen when it starts"
     return " ".join(
-        f"{key}={f'{value:.4g}' if isinstance(value, float) else to_text(value)}"
-        for key, value in point.items()
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else to_text(value)}" for key, value in point.items()
     )

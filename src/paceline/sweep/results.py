@@ -19,15 +19,7 @@ from typing import Any
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import (
-    DONE,
-    FAILED,
-    NO_POINT,
-    PRUNED,
-    SweepFolder,
-    TrialFolder,
-    read_lines,
-)
+from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import STORE
 from paceline.sweep.folder import is_starting
@@ -143,9 +135,7 @@ def read_sweep(folder: SweepFolder, query: QueryStates = slurm.states) -> Sweep:
     resubmitted = again & found.keys()
     to_come = planned.keys() - found.keys() - {trial.number for trial in under_way}
     relevant = [jobs[number] for number in (to_come | resubmitted) if number in jobs]
-    known = _query(
-        [*relevant, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)], query
-    )
+    known = _query([*relevant, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)], query)
     for each in _read_started(under_way, planned, str(spec.get("metric") or ""), known):
         found[each.number] = each
     for number in to_come:
@@ -208,10 +198,7 @@ def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
 
 
 def _read_started(
-    folders: list[TrialFolder],
-    planned: Mapping[int, dict[str, Any]],
-    metric: str,
-    known: Mapping[str, JobState] | None,
+    folders: list[TrialFolder], planned: Mapping[int, dict[str, Any]], metric: str, known: Mapping[str, JobState] | None
 ) -> Iterator[Trial]:
     """Yield trials with a folder and no result, running or not: a job that was killed leaves no result."""
 

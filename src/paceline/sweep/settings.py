@@ -15,14 +15,7 @@ from paceline.spec.load import find_file, repository_root
 from paceline.spec.sweep import SweepFile, SweepTable, check_metric, in_order, load_sweep, with_flags
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
-from paceline.sweep.wandb import (
-    check_name,
-    choose_name,
-    count_agents,
-    read_wandb_file,
-    sweep_of_script,
-    with_wandb,
-)
+from paceline.sweep.wandb import check_name, choose_name, count_agents, read_wandb_file, sweep_of_script, with_wandb
 
 TPE_PARALLEL = 4  # with more at once, TPE learns less from each
 

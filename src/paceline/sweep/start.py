@@ -50,9 +50,7 @@ class SweepStart(ABC):
         self.settings, self.reporter = settings, reporter
         self.search = settings.search
         run_path = folders.new_run_path(settings.job, os.environ)
-        self.writer = SweepWriter(
-            RunPath(run_path.scratch, run_path.project, run_path.experiment, self.search.name)
-        )
+        self.writer = SweepWriter(RunPath(run_path.scratch, run_path.project, run_path.experiment, self.search.name))
         self.writer.check_search(self.search)
 
     @property
@@ -96,9 +94,7 @@ class SweepStart(ABC):
         if resubmit is not None:
             numbers = self.writer.select(resubmit)
             if not numbers:
-                raise UsageError(
-                    f"No trial of {name!r} is {resubmit}.", hint=f"List them: paceline sweep show {name}"
-                )
+                raise UsageError(f"No trial of {name!r} is {resubmit}.", hint=f"List them: paceline sweep show {name}")
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
         if not new:
@@ -114,8 +110,7 @@ class SweepStart(ABC):
         is_ours = self.settings.job.environment.kind == "current"
         if is_ours and self.search.needs_optuna and importlib.util.find_spec("optuna") is None:
             raise EnvironmentProblem(
-                "This sweep needs Optuna, which is not installed.",
-                hint="Install it: pip install 'paceline[sweep]'",
+                "This sweep needs Optuna, which is not installed.", hint="Install it: pip install 'paceline[sweep]'"
             )
 
     def _connect_wandb(self) -> Search:

@@ -122,9 +122,7 @@ def check_reachable(environ: Mapping[str, str]) -> None:
 def check_name(sweep: str) -> None:
     """Raise unless this is a sweep's id, alone or with its project and entity."""
     if not re.fullmatch(r"([^/\s]+/){0,2}[^/\s]+", sweep):
-        raise UsageError(
-            f"Invalid W&B sweep {sweep!r}.", hint="Write ENTITY/PROJECT/ID, as on the sweep's page."
-        )
+        raise UsageError(f"Invalid W&B sweep {sweep!r}.", hint="Write ENTITY/PROJECT/ID, as on the sweep's page.")
 
 
 def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
@@ -133,8 +131,7 @@ def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
         import wandb
     except ImportError:
         raise EnvironmentProblem(
-            "A W&B sweep needs wandb, which is not installed here.",
-            hint='Install it: pip install "paceline[wandb]"',
+            "A W&B sweep needs wandb, which is not installed here.", hint='Install it: pip install "paceline[wandb]"'
         ) from None
     entity = config.get("entity") or os.environ.get("WANDB_ENTITY")
     project = config.get("project") or os.environ.get("WANDB_PROJECT")

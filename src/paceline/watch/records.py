@@ -20,18 +20,7 @@ from paceline.plan.run_path import STORE
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
 # Statuses of runs that are over.
-OVER = {
-    DONE,
-    FAILED,
-    STOPPED,
-    "cancelled",
-    "lost",
-    "timed out",
-    "node failed",
-    "out of memory",
-    "preempted",
-    "revoked",
-}
+OVER = {DONE, FAILED, STOPPED, "cancelled", "lost", "timed out", "node failed", "out of memory", "preempted", "revoked"}
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,7 @@ class Machine:
 
     def set(self, *, busy: int, idle: int, traffic: int, blocks: int, fabric: int) -> None:
         # user nice system idle iowait irq softirq steal, then what is counted in user already
-        (self.proc / "stat").write_text(
-            f"cpu  {busy} 0 0 {idle} 0 0 0 0 {busy} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
-        )
+        (self.proc / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 {busy} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
         (self.proc / "net/dev").write_text(NET.format(lo=10**9 + traffic, eth=traffic, eth2=2 * traffic))
         (self.proc / "diskstats").write_text(DISKS.format(read=blocks, written=3 * blocks))
         counters = self.sys / "class/infiniband/mlx5_0/ports/1/counters"
@@ -126,22 +124,13 @@ def test_processes_of_the_run_are_the_roots_and_their_descendants() -> None:
         ("0::/\n", {}, None),
         (
             "4:memory:/job\n0::/\n",
-            {
-                "memory/job/memory.limit_in_bytes": "700\n",
-                "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
-            },
+            {"memory/job/memory.limit_in_bytes": "700\n", "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"},
             700,
         ),
-        (
-            "9:name=systemd:/a:b\n4:cpu,memory:/\n",
-            {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"},
-            None,
-        ),
+        ("9:name=systemd:/a:b\n4:cpu,memory:/\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, None),
     ],
 )
-def test_memory_limits_of_control_groups(
-    tmp_path: Path, groups: str, files: dict[str, str], limit: int | None
-) -> None:
+def test_memory_limits_of_control_groups(tmp_path: Path, groups: str, files: dict[str, str], limit: int | None) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
@@ -259,9 +248,7 @@ def test_an_agent_records_its_node(launch: Launch) -> None:
     assert (first["job_start"], first["interval"]) == ("here", 0.5)
     assert len(samples) >= 2
     # The last sample may miss ranks that have ended already.
-    assert max(sample["own_memory"] for sample in samples) > 80_000_000, (
-        "two ranks, and what each of them holds"
-    )
+    assert max(sample["own_memory"] for sample in samples) > 80_000_000, "two ranks, and what each of them holds"
     assert "gpus" not in first, "the run requested none"
     (use,) = read_node_usage(done.run)
     assert (use.node, use.host) == (0, first["host"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from paceline.agent.agent_placement import find_placement
 from paceline.agent.health import preflight
-from paceline.agent.placement import find_placement
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder
 
@@ -35,12 +35,7 @@ def facts(host: str, **more: Any) -> dict[str, Any]:
 # what is wrong with node b, changes to the launch spec -> whether it is fatal, and the text
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
     "Slurm granted fewer": ({"slurm_gpus": 1}, {}, True, "granted 1 of the 2"),
-    "fewer are visible": (
-        {"visible_gpus": 0, "slurm_gpus": None},
-        {},
-        True,
-        "0 of the 2 GPUs requested are visible",
-    ),
+    "fewer are visible": ({"visible_gpus": 0, "slurm_gpus": None}, {}, True, "0 of the 2 GPUs requested are visible"),
     "no source reports any": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "0 of the 2 GPUs"),
     "another torch": ({"torch": "2.6.0"}, {}, True, "torch is 2.6.0, but 2.13.0 on the other nodes"),
     "no torch": ({"torch": None}, {}, True, "torch is missing"),
@@ -53,12 +48,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
         True,
         "1 of the 2 GPUs",
     ),
-    "a rank's agent sees no GPU": (
-        {"ranks": [1], "visible_gpus": 0},
-        {"style": "srun"},
-        True,
-        "0 of the 2 GPUs",
-    ),
+    "a rank's agent sees no GPU": ({"ranks": [1], "visible_gpus": 0}, {"style": "srun"}, True, "0 of the 2 GPUs"),
 }
 
 
@@ -120,11 +110,7 @@ def test_facts_about_this_node(tmp_path: Path) -> None:
         "print(json.dumps(found))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        text=True,
-        capture_output=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", program, str(tmp_path)], text=True, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     import json
@@ -139,8 +125,7 @@ def test_facts_about_this_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "count"),
-    [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)],
+    ("devices", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)]
 )
 def test_visible_gpus(devices: str, count: int, tmp_path: Path) -> None:
     placement = find_placement(launch_spec(nodes=1), {})

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from paceline.agent.placement import find_placement
+from paceline.agent.agent_placement import find_placement
 from paceline.agent.rendezvous import rendezvous
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.placement import find_placement
+from paceline.agent.agent_placement import find_placement
 from paceline.agent.rendezvous import rendezvous
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
@@ -126,9 +126,7 @@ def test_a_single_agent_has_no_socket_but_a_port() -> None:
             thief.bind(("", master.port))
     from torch.distributed import TCPStore
 
-    store = TCPStore(
-        master.address, master.port, 1, True, timedelta(seconds=30)
-    )  # while it is still reserved
+    store = TCPStore(master.address, master.port, 1, True, timedelta(seconds=30))  # while it is still reserved
     store.set("key", "value")
     assert store.get("key") == b"value"
     alone.close()
@@ -255,9 +253,7 @@ def test_missing_agents_are_named(start: Start, job_start: JobStartFolder) -> No
     assert "Agents did not join within 4 s: node c (agent 3 of 3)." in joined.read()["message"]
 
 
-def test_a_node_that_cannot_resolve_the_head_node_is_named_by_both(
-    start: Start, job_start: JobStartFolder
-) -> None:
+def test_a_node_that_cannot_resolve_the_head_node_is_named_by_both(start: Start, job_start: JobStartFolder) -> None:
     """It does not fall back to itself, and the head agent does not wait: it finds the error in the folder."""
     member = start(1, 2, 60.0, 4.0, PACELINE_RENDEZVOUS="no-such-host.invalid:1234", SLURMD_NODENAME="b")
     head = start(0, 2, PACELINE_RENDEZVOUS="no-such-host.invalid:0")
@@ -284,8 +280,6 @@ def test_waiting_can_be_interrupted(start: Start) -> None:
 
 def test_several_agents_need_a_token(environ: dict[str, str]) -> None:
     del environ["PACELINE_TOKEN"]
-    placement = find_placement(
-        LaunchSpec(run_id="r", program="x", args=[], nodes=2), {"PACELINE_AGENT": "1/2"}
-    )
+    placement = find_placement(LaunchSpec(run_id="r", program="x", args=[], nodes=2), {"PACELINE_AGENT": "1/2"})
     with pytest.raises(LaunchError, match="PACELINE_TOKEN"):
         rendezvous.join(placement, environ, {})

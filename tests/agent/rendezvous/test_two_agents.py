@@ -37,9 +37,7 @@ CLEANUP = "\ndist.destroy_process_group()\n"
 class Pair:
     """A run of two agents."""
 
-    def __init__(
-        self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), **more: Any
-    ) -> None:
+    def __init__(self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), **more: Any) -> None:
         self.gpus_seen = gpus_seen
         self.run = RunFolder(folder)
         self.job_start = self.run.job_start("job_start")
@@ -96,12 +94,8 @@ class Pair:
     def await_that(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WITHIN
         while not holds():
-            assert time.monotonic() < deadline, (
-                f"the condition never held\n{self.console(0)}\n{self.console(1)}"
-            )
-            assert self.processes[0].poll() is None, (
-                f"the head agent has ended\n{self.console(0)}\n{self.console(1)}"
-            )
+            assert time.monotonic() < deadline, f"the condition never held\n{self.console(0)}\n{self.console(1)}"
+            assert self.processes[0].poll() is None, f"the head agent has ended\n{self.console(0)}\n{self.console(1)}"
             time.sleep(0.05)
 
     def await_line(self, word: str, ranks: int, attempt: int = 1) -> None:
@@ -149,9 +143,7 @@ def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[...,
     assert read_verdict(run.job_start.verdict) == FAILED
 
 
-def test_a_lost_node_is_named_and_the_rest_ended(
-    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "1")  # nodes are excluded only if a scheduler has others
         run = pair(SCRIPT + "\ntime.sleep(600)\n", max_restarts=3)

@@ -40,14 +40,7 @@ class Launched:
     """Agents of one run, whose nodes' disks are below `disks`."""
 
     def __init__(
-        self,
-        base: Path,
-        name: str,
-        script: str,
-        *,
-        disks: list[Path],
-        data: dict[str, Any] | None,
-        **more: Any,
+        self, base: Path, name: str, script: str, *, disks: list[Path], data: dict[str, Any] | None, **more: Any
     ):
         self.run = RunFolder(base / "default" / name)
         self.run.path.mkdir(parents=True)
@@ -55,9 +48,7 @@ class Launched:
         self.job_start.path.mkdir(parents=True)
         program = self.run.path / "train.py"
         program.write_text(script)
-        staging = (
-            {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data} if data is not None else {}
-        )
+        staging = {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data} if data is not None else {}
         launch_spec = LaunchSpec(
             run_id=name, program=str(program), args=[], python=sys.executable, cwd=str(base), kill_after=2.0,
             scratch=str(base.parent), project=base.name, experiment="default", data=staging, **more,
@@ -193,9 +184,7 @@ def test_a_stop_while_data_is_staged_starts_no_rank(
     assert leftovers(disk) == ["cache"]
 
 
-def test_a_node_that_cannot_stage_is_named_by_the_head(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_stage_is_named_by_the_head(launch: Callable[..., Launched], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = launch("one", LIST_FILES, disks=[tmp_path / "a", tmp_path / "file" / "b"], nodes=2, nproc=1)
     assert run.codes() == [1, 1], run.console()

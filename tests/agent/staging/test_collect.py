@@ -13,13 +13,7 @@ import pytest
 from paceline.agent.staging.cleanup import active_jobs, find_leftovers, remove_leftovers
 from paceline.agent.staging.collect import Collection, CollectResult
 from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import (
-    Owner,
-    make_private_folder,
-    make_run_folder,
-    remove_tree,
-    this_process,
-)
+from paceline.agent.staging.folders import Owner, make_private_folder, make_run_folder, remove_tree, this_process
 from tests.agent.staging.trees import ODD, content
 
 
@@ -47,9 +41,7 @@ def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) ->
     assert found.files == 5
     assert not found.problems
     assert content(back / "out") == content(data / "out")
-    collected = {
-        str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir() or path.is_symlink()
-    }
+    collected = {str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir() or path.is_symlink()}
     assert collected == {f"out/a/{ODD}", "out/.hidden", "out/latest", "table[1].csv", "plots/x.png"}
     assert collect(data, back, "out", "plots/x.png").files == 0  # all of it is there
 
@@ -124,9 +116,7 @@ def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pyt
     assert (destination / "planted").exists()
 
 
-def test_only_folders_of_finished_runs_are_removed(
-    tmp_path: Path, squeue: Callable[[str], dict[str, str]]
-) -> None:
+def test_only_folders_of_finished_runs_are_removed(tmp_path: Path, squeue: Callable[[str], dict[str, str]]) -> None:
     private = make_private_folder(tmp_path)
     mine = Owner(run="r", job_start="l", node=0, host="n1", **this_process())
     owners = {
@@ -150,9 +140,7 @@ def test_only_folders_of_finished_runs_are_removed(
 
     def over(environ: dict[str, str]) -> set[str]:
         mine = {**environ, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}
-        return {
-            each.path.name.removeprefix("run-") for each in find_leftovers(private, mine, job_start="15-1")
-        }
+        return {each.path.name.removeprefix("run-") for each in find_leftovers(private, mine, job_start="15-1")}
 
     certain = {"ended", "reused", "unmarked-old", "earlier"}
     assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
@@ -200,9 +188,7 @@ def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
 
 def test_clean_lists_first_and_removes_with_yes(paceline: Callable[..., object], tmp_path: Path) -> None:
     private = make_private_folder(tmp_path / "disk")
-    owner = Owner(
-        run="r", job_start="l", node=0, host=os.uname().nodename, **{**this_process(), "pid": ENDED}
-    )
+    owner = Owner(run="r", job_start="l", node=0, host=os.uname().nodename, **{**this_process(), "pid": ENDED})
     make_run_folder(private / "run-a", owner)
     make_run_folder(private / "run-b", replace(owner, pid=os.getpid()))
     args = ("clean", "--folder", str(tmp_path / "disk"))

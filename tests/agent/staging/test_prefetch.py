@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.staging import packs, prefetch
+from paceline.agent.staging import pack_store, prefetch
 from paceline.agent.staging.copy import helpers, small_files, transfer
 from paceline.agent.staging.manifest import scan
-from paceline.agent.staging.packs import Packs
-from paceline.agent.staging.stage import Stager, StagingThread, scan_items
+from paceline.agent.staging.pack_store import Packs
+from paceline.agent.staging.stager import Stager, StagingThread, scan_items
 from paceline.errors import EnvironmentProblem
 from tests.agent.staging.trees import ODD, Node, content, make_tree, request
 
@@ -36,9 +36,7 @@ def is_all_there(stager: Stager) -> bool:
     return stager.transfer.done == stager.transfer.total > 0
 
 
-def test_a_current_pack_is_unpacked_once_and_large_files_follow(
-    base: Path, node: Node, copied: list[str]
-) -> None:
+def test_a_current_pack_is_unpacked_once_and_large_files_follow(base: Path, node: Node, copied: list[str]) -> None:
     source = make_tree(base / "set", large=2)
     wanted = request(base, "set", verify="checksum")
     node.stage(wanted)
@@ -171,9 +169,7 @@ def test_helpers_prefetch(base: Path, node: Node, monkeypatch: pytest.MonkeyPatc
     assert all(helper.process.returncode == 0 for helper in copied)
 
 
-def test_too_little_space_is_reported_as_without_a_prefetch(
-    base: Path, little_disk: Path, tmp_path: Path
-) -> None:
+def test_too_little_space_is_reported_as_without_a_prefetch(base: Path, little_disk: Path, tmp_path: Path) -> None:
     """One item has a pack and fits; both do not."""
     source = make_tree(base / "set", small=500, large=0)
     Node(tmp_path / "large disk").stage(request(base, "set"))
@@ -192,9 +188,7 @@ def test_too_little_space_is_reported_as_without_a_prefetch(
     assert content(data / "set") == content(source)
 
 
-def test_a_prefetch_that_cannot_be_removed_is_an_error(
-    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefetch_that_cannot_be_removed_is_an_error(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
@@ -228,13 +222,11 @@ def test_a_pack_in_use_is_not_old(base: Path, node: Node) -> None:
     assert len(list(store.folder.glob("*.pack"))) == 2
 
 
-def test_files_of_another_user_are_not_prefetched(
-    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_another_user_are_not_prefetched(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
-    monkeypatch.setattr(packs.os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(pack_store.os, "geteuid", lambda: 4242)
     stager = node.stager(wanted)
     stager.start_prefetch()
     assert not stager.prefetcher.started

@@ -22,17 +22,9 @@ from paceline.agent.staging.copy import helpers, small_files, transfer
 from paceline.agent.staging.copy.progress import Progress, show_progress
 from paceline.agent.staging.copy.transfer import Stopped, Transfer
 from paceline.agent.staging.folders import choose_base, make_private_folder
-from paceline.agent.staging.manifest import (
-    GROUP_BYTES,
-    GROUP_FILES,
-    SMALL,
-    FileEntry,
-    FileGroup,
-    Manifest,
-    scan,
-)
-from paceline.agent.staging.packs import Packs, make_packs
-from paceline.agent.staging.stage import Stager, scan_items
+from paceline.agent.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, FileGroup, Manifest, scan
+from paceline.agent.staging.pack_store import Packs, make_packs
+from paceline.agent.staging.stager import Stager, scan_items
 from paceline.errors import EnvironmentProblem, UsageError
 from tests.agent.staging.trees import ODD, Node, content, make_tree, manifests, request
 from tests.slurm.runs import Completed
@@ -52,9 +44,7 @@ def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Nod
     assert len(list(wanted.packs.glob("*.pack"))) == 1
 
 
-def test_later_jobs_read_the_pack_and_not_the_files(
-    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_jobs_read_the_pack_and_not_the_files(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     first, _ = node.stage(wanted)
@@ -81,9 +71,7 @@ def tree(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def test_helpers_copy_pack_and_unpack(
-    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_helpers_copy_pack_and_unpack(tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     placed = []
     real = helpers.Helper.copy
     monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group))
@@ -100,9 +88,7 @@ def test_helpers_copy_pack_and_unpack(
     assert made.read_bytes() == expected.read_bytes()
 
 
-def test_errors_in_helpers_are_reported(
-    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_in_helpers_are_reported(tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = request(base, "set")
     stager = Stager(wanted, private=node.private, data=node.private / "data", host="here", makes_packs=True)
     planned = scan_items(wanted, stager.packs)
@@ -112,9 +98,7 @@ def test_errors_in_helpers_are_reported(
     (tree / ODD).unlink()
     (tree / ODD).symlink_to("nowhere")
     with pytest.raises(EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"):
-        Stager(
-            wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True
-        ).stage(planned)
+        Stager(wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True).stage(planned)
     real = helpers.Helper.copy
 
     def killed(self: helpers.Helper, group: FileGroup) -> tuple[dict[str, int], str]:
@@ -247,9 +231,7 @@ def test_an_interrupted_copy_is_resumed(base: Path, node: Node, monkeypatch: pyt
         lock.close()
 
 
-def test_cached_data_without_its_record_is_finished(
-    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_data_without_its_record_is_finished(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the record is missing: the disk was full, or the job was killed."""
     source = make_tree(base / "set")
     wanted = request(base, "set", keep=3600)
@@ -303,9 +285,7 @@ def test_a_disk_that_is_too_small_is_an_error_before_copying(base: Path, little_
     base.mkdir(parents=True)
     (base / "set").write_bytes(bytes(5_000_000))
     node = Node(little_disk)
-    with pytest.raises(
-        EnvironmentProblem, match=r"Node here: the data needs 5\.0 MB, but .* has 4\.\d MB free"
-    ):
+    with pytest.raises(EnvironmentProblem, match=r"Node here: the data needs 5\.0 MB, but .* has 4\.\d MB free"):
         node.stage(request(base, "set"))
     assert not list(node.private.rglob("set"))
 
@@ -324,7 +304,7 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
     _, stager = node.stage(request(base, "two", keep=3600))  # now the other one goes
     assert [item.read_record()[1] for item in cached_items(node.private)] == [str(base / "two")]
     monkeypatch.setattr(
-        "paceline.agent.staging.stage.check_free_space", lambda *_, **__: None
+        "paceline.agent.staging.stager.check_free_space", lambda *_, **__: None
     )  # another program fills it meanwhile
     with pytest.raises(EnvironmentProblem, match="is full"):
         node.stage(request(base, "one", keep=3600))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from paceline.agent.staging.folders import make_private_folder
 from paceline.agent.staging.manifest import SMALL, Manifest
-from paceline.agent.staging.packs import Packs
+from paceline.agent.staging.pack_store import Packs
 from paceline.agent.staging.request import StagingRequest, make_request
-from paceline.agent.staging.stage import Stager, scan_items
+from paceline.agent.staging.stager import Stager, scan_items
 
 ODD = "a name with spaces\nand a newline"
 

@@ -64,9 +64,7 @@ def test_the_last_state_of_a_redrawn_line_is_shown_with_a_prefix() -> None:
 
 def test_a_terminal_is_a_terminal_for_rank_zero(launch: Launch) -> None:
     master, slave = pty.openpty()
-    script = (
-        "import os, sys; print(os.environ['RANK'], sys.stdout.isatty(), sys.stderr.isatty(), os.isatty(0))"
-    )
+    script = "import os, sys; print(os.environ['RANK'], sys.stdout.isatty(), sys.stderr.isatty(), os.isatty(0))"
     try:
         started = launch(script, stdout=slave)
         os.close(slave)

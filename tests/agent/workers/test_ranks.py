@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.runs.run_half import write_run_half
+from paceline.cluster.runs.run_half_zip import write_run_half
 from tests.agent.conftest import Launch, Launched
 
 ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]
@@ -87,9 +87,7 @@ def test_modules_in_the_current_folder_do_not_hide_the_standard_library(
         started = launch(script, env={"PYTHONSAFEPATH": safe_path})
     else:
         write_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
-        started = launch(
-            script, env={"PYTHONSAFEPATH": safe_path}, argv=[str(tmp_path / "paceline.zip")], nproc=1
-        )
+        started = launch(script, env={"PYTHONSAFEPATH": safe_path}, argv=[str(tmp_path / "paceline.zip")], nproc=1)
     assert started.wait() == 0, started.err()
     assert started.log(0).split() == ["True", "1"]
 
@@ -167,8 +165,7 @@ def test_the_first_failure_is_reported_not_its_consequences(launch: Launch, deed
 def test_torchrun_style_failures_and_stops(launch: Launch, deed: str, code: int | None) -> None:
     script = GLOO.replace("for step", "from pathlib import Path\nfor step")
     script = script.replace(
-        "if step == 3 and rank == 1:",
-        "if step == 3: Path('there').write_text('x')\n    if step == 4 and rank == 1:",
+        "if step == 3 and rank == 1:", "if step == 3: Path('there').write_text('x')\n    if step == 4 and rank == 1:"
     )
     started = launch(script.replace("DEED", deed), light=False, style="torchrun")
     if code is None:
@@ -267,9 +264,7 @@ def test_threads_that_are_exported_are_kept_and_told(
 ) -> None:
     exported, requested, found, is_reported = case
     variables = {"OMP_NUM_THREADS": requested} if requested else {}
-    started = launch(
-        TOLD, nproc=1, style=style, threads=2, env={"OMP_NUM_THREADS": exported}, variables=variables
-    )
+    started = launch(TOLD, nproc=1, style=style, threads=2, env={"OMP_NUM_THREADS": exported}, variables=variables)
     assert started.wait() == 0, started.err()
     assert started.out().splitlines()[0] == found
     assert (f"OMP_NUM_THREADS={exported} from the environment" in started.err()) is is_reported

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.agent.workers.zygote.prestart import FLAGS, SHORT, guess
 from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
-from paceline.spec.options import SWITCH, options_of
+from paceline.spec.option_table import SWITCH, options_of
 from tests.agent.conftest import Launch, is_alive, until
 
 
@@ -106,9 +106,7 @@ def test_it_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
         "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(3600)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", STARTS_ONE], cwd=tmp_path, env=environ, stdout=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", STARTS_ONE], cwd=tmp_path, env=environ, stdout=subprocess.PIPE)
     importing = tmp_path / "importing"
     until(lambda: importing.exists() and importing.read_text(), "the import")
     process.send_signal(signal.SIGKILL)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.plan.environment.build import (
+from paceline.plan.environment.build_script import (
     BuildFolder,
     BuildResources,
     BuildScript,
     build_directives,
     render_build,
 )
-from paceline.plan.environment.image import definition, image_steps
+from paceline.plan.environment.container_image import definition, image_steps
 from paceline.plan.environment.modules import module_section
 from paceline.plan.environment.venv import venv_steps
 from paceline.spec import Flag, Job, Program, load_job
@@ -54,17 +54,13 @@ def texts() -> dict[str, str]:
     lines = ["torch==2.6.0", "timm>=1.0"]
     return {
         "venv.sbatch": script(job(), plain),
-        "venv-everything.sbatch": script(
-            modules, full, BuildResources(cpus=8, gpus=1, memory=16384, time=1800)
-        ),
+        "venv-everything.sbatch": script(modules, full, BuildResources(cpus=8, gpus=1, memory=16384, time=1800)),
         "image.sbatch": script(job(), image_steps(engine="apptainer", base=BASE, installs=True)),
         "pull.sbatch": script(job(), image_steps(engine="singularity", base=BASE, installs=False)),
         "image.def": definition(
             base=BASE, origin="requirements.txt", folder=FOLDER, lines=lines, constraints=["numpy<3"]
         ),
-        "local-image.def": definition(
-            base="/shared/torch.sif", origin="pyproject.toml", folder=FOLDER, lines=lines
-        ),
+        "local-image.def": definition(base="/shared/torch.sif", origin="pyproject.toml", folder=FOLDER, lines=lines),
     }
 
 

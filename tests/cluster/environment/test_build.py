@@ -17,7 +17,7 @@ from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm.states import JobState
 from paceline.errors import ClusterError
-from paceline.plan.environment.build import LOCK, MARKER, BuildFolder, BuildScript, render_build
+from paceline.plan.environment.build_script import LOCK, MARKER, BuildFolder, BuildScript, render_build
 from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.runs import Paceline
 
@@ -83,9 +83,7 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Pa
     assert entries(store) == []
 
 
-def test_a_build_that_fails_leaves_nothing_and_shows_why(
-    tmp_path: Path, scratch: Path, paceline: Paceline
-) -> None:
+def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
     done = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home)
     assert done.returncode == 1
@@ -118,9 +116,7 @@ def test_what_a_builder_that_was_killed_has_left_can_be_removed(
     (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
     try:
         assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
-        assert (
-            "is being built by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
-        )
+        assert "is being built by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
     finally:
         killed.kill()
         killed.wait()
@@ -161,14 +157,8 @@ class Bench:
         folder.path.mkdir()
         folder.environment.write_text("export GREETING=hello\n")
         folder.marker.write_text("{}\n")
-        default = [
-            'mkdir "$target" || fail "no clean place"',
-            'echo x >"$target/half"',
-            f"echo {name} >>{self.count}",
-        ]
-        build = BuildScript(
-            title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*default, *steps]
-        )
+        default = ['mkdir "$target" || fail "no clean place"', 'echo x >"$target/half"', f"echo {name} >>{self.count}"]
+        build = BuildScript(title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*default, *steps])
         folder.script.write_text(render_build(build))
         return subprocess.Popen(
             ["bash", str(folder.script)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -277,9 +267,7 @@ def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_n
     one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}")
     assert one.stdout is not None
     assert "waiting for job-77, which is building it" in one.stdout.readline()
-    (commands / "new").write_text(
-        "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
-    )
+    (commands / "new").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
     (commands / "new").chmod(0o755)
     (commands / "new").rename(commands / "squeue")
     assert one.wait(60) == 0
@@ -331,11 +319,7 @@ def test_images_are_built_or_fetched_with_caches_off_home(
     (commands / engine).chmod(0o755)
     config = PROJECT + '[environment]\nkind = "container"\nbase = "docker://python:3.12"\n'
     home = project(tmp_path / "project", "rich\n", config=config + f'variables = {{ RECORD = "{record}" }}\n')
-    variables = {
-        "PATH": f"{commands}:{os.environ['PATH']}",
-        "HOME": str(tmp_path / "home"),
-        "HF_TOKEN": "hush",
-    }
+    variables = {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "HF_TOKEN": "hush"}
     (tmp_path / "home").mkdir()
     pulled = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
     argv = (record / "argv").read_text().splitlines()

@@ -26,7 +26,7 @@ PASSWORD = "http://ann:hush@proxy.example.org:3128"
         ({"environment__python": "/gone/python3"}, "/gone/python3 cannot be run here", "Correct the path."),
         ({"environment__python": "/etc/passwd"}, "/etc/passwd cannot be run here: Permission denied", "Correct"),
     ],
-)  # fmt: skip
+)
 def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: str, hint: str) -> None:
     job = job_in(tmp_path / "p", **keys)
     (problem,) = check_program(job, plan_of(job, bare()))
@@ -80,11 +80,7 @@ def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
     token = "mine @ git+https://hush@git.example.org/mine.git"
     assert redact("", token) == REDACTED
     assert redact_args([token]) == ["mine @ git+https://***@git.example.org/mine.git"]
-    for open_to_all in (
-        "git+ssh://git@git.example.org/mine.git",
-        "https://example.org/?mail=a@b",
-        "user@host",
-    ):
+    for open_to_all in ("git+ssh://git@git.example.org/mine.git", "https://example.org/?mail=a@b", "user@host"):
         assert redact("", open_to_all) == open_to_all
 
 

@@ -24,19 +24,13 @@ pathlib.Path(f"rank-{hvd.rank()}.json").write_text(json.dumps([hvd.size(), total
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(
-    shutil.which("mpicxx") is None, reason="OpenMPI's compiler is not installed: libopenmpi-dev"
-)
-def test_built_for_this_torch_and_summing_over_two_ranks(
-    tmp_path: Path, scratch: Path, paceline: Paceline
-) -> None:
+@pytest.mark.skipif(shutil.which("mpicxx") is None, reason="OpenMPI's compiler is not installed: libopenmpi-dev")
+def test_built_for_this_torch_and_summing_over_two_ranks(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     home = tmp_path / "project"
     home.mkdir()
     (home / "requirements.txt").write_text("torch\n")
     pins = (ROOT / "constraints.txt").read_text().splitlines()
-    (home / "constraints.txt").write_text(
-        "\n".join(line for line in pins if line.startswith(("torch", "cmake")))
-    )
+    (home / "constraints.txt").write_text("\n".join(line for line in pins if line.startswith(("torch", "cmake"))))
     done = paceline("env", "build", "--local", "--with-horovod", cwd=home, timeout=3500)
     if "could not fetch Horovod's source" in done.stdout:
         pytest.skip("Horovod's source cannot be fetched here")

@@ -37,12 +37,8 @@ def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str
     assert [each.text for each in found if each.about == "modules"] == ["greet/2.0"]
 
     without = job_in(tmp_path / "p", IMPORTS_IT, **requested | {"environment__modules": ["greet/1.0"]})
-    (problem,) = (
-        each for each in check_program(without, plan_of(without, bare(**system))) if each.level != GOOD
-    )
-    assert (problem.about, problem.level) == ("imports", PROBLEM), (
-        "setup has run: nothing is left to hope for"
-    )
+    (problem,) = (each for each in check_program(without, plan_of(without, bare(**system))) if each.level != GOOD)
+    assert (problem.about, problem.level) == ("imports", PROBLEM), "setup has run: nothing is left to hope for"
     assert "imports hello_from_a_module, which" in problem.text
 
 
@@ -51,14 +47,9 @@ def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str
 )
 def test_a_module_that_is_not_there(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
     files = write_modules(tmp_path)
-    job = job_in(
-        tmp_path / "p", environment__modules=["other/1", name], environment__module_paths=[str(files)]
-    )
+    job = job_in(tmp_path / "p", environment__modules=["other/1", name], environment__module_paths=[str(files)])
     (problem,) = check_program(job, plan_of(job, bare(**system)))
-    assert (problem.level, problem.text) == (
-        PROBLEM,
-        f"Cannot load the module {name} (--environment__modules).",
-    )
+    assert (problem.level, problem.text) == (PROBLEM, f"Cannot load the module {name} (--environment__modules).")
     assert hint in problem.hint
 
 
@@ -95,12 +86,7 @@ def test_no_module_system_at_all(tmp_path: Path) -> None:
 def test_lines_of_setup_are_tried_and_may_know_it(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     write_modules(tmp_path)
-    brings = [
-        f"export PYTHONPATH={packages}",
-        '[ -n "$PACELINE_CHECK" ] || touch ran',
-        "sleep 60 &",
-        "echo '{}'",
-    ]
+    brings = [f"export PYTHONPATH={packages}", '[ -n "$PACELINE_CHECK" ] || touch ran', "sleep 60 &", "echo '{}'"]
     job = job_in(tmp_path / "p", IMPORTS_IT, environment__setup=brings)
     assert {each.level for each in check_program(job, plan_of(job, bare()))} == {GOOD}
 

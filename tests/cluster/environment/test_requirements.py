@@ -13,8 +13,8 @@ from paceline.cluster.environment.build import plan_build
 from paceline.cluster.environment.requirements import read_requirements
 from paceline.cluster.environment.store import environment_inputs
 from paceline.errors import SpecError
-from paceline.plan.environment.build import BuildResources
-from paceline.plan.environment.image import definition
+from paceline.plan.environment.build_script import BuildResources
+from paceline.plan.environment.container_image import definition
 from paceline.plan.environment.requirements import name_of
 from tests.cluster.environment.cases import FOLDER, HERE, texts
 from tests.cluster.environment.jobs import job_in
@@ -92,9 +92,7 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         "--extra-index-url https://wheels.example.org/cu124", "torch==2.6.0", "rich", "uvicorn[standard]>=0.3",
         "tool @ git+https://git.example.org/tool.git@v1", "only ; sys_platform == 'linux'",
     ]  # fmt: skip
-    packages = {
-        "rich": {"version": "==13.0", "hashes": ["sha256:aa", "sha256:bb"], "markers": "python_version > '3'"}
-    }
+    packages = {"rich": {"version": "==13.0", "hashes": ["sha256:aa", "sha256:bb"], "markers": "python_version > '3'"}}
     lock = {"_meta": {"sources": []}, "default": packages}
     (folder / "Pipfile.lock").write_text(json.dumps(lock))
     found = read_requirements(job_in(folder))
@@ -120,9 +118,7 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         ("Pipfile.lock", "{}", "is not a lock file of pipenv"),
     ],
 )
-def test_what_cannot_be_installed_says_what_to_do(
-    tmp_path: Path, name: str, text: str, expected: str
-) -> None:
+def test_what_cannot_be_installed_says_what_to_do(tmp_path: Path, name: str, text: str, expected: str) -> None:
     folder = tmp_path / "p"
     folder.mkdir()
     (folder / name).write_text(text)

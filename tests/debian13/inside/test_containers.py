@@ -115,9 +115,7 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
     assert done.returncode == 0, diagnostics(folder, done)
     for rank, each in rank_reports(folder).items():
         log = folder.attempt(1).log(rank).read_text(encoding="utf-8")
-        seen = json.loads(
-            next(line for line in log.splitlines() if line.startswith("seen ")).removeprefix("seen ")
-        )
+        seen = json.loads(next(line for line in log.splitlines() if line.startswith("seen ")).removeprefix("seen "))
         assert seen["staged"] == "1 2 3"
         assert seen["data"].startswith(f"{tmp_path}/disk of node{rank + 1}/made/now/")
         assert not Path(seen["data"]).exists(), "it is removed in the end"
@@ -140,9 +138,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_known_before_queueing(
-    wrong: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_known_before_queueing(wrong: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """The image's own Python is asked, and a job that could not run is not queued."""
     script, keys, args = WRONG[wrong]
     image = {"image": "gone.sif", "other file": "train.py"}.get(wrong, str(IMAGE))

@@ -33,16 +33,11 @@ def small_image(folder: Path) -> Path:
 
 def shown(image: Path, path: str) -> str:
     return subprocess.run(
-        ["apptainer", "--quiet", "exec", "--no-privs", image, "cat", path],
-        text=True,
-        capture_output=True,
-        check=True,
+        ["apptainer", "--quiet", "exec", "--no-privs", image, "cat", path], text=True, capture_output=True, check=True
     ).stdout
 
 
-def test_an_image_from_a_folder_and_from_a_definition(
-    tmp_path: Path, scratch: Path, paceline: Paceline
-) -> None:
+def test_an_image_from_a_folder_and_from_a_definition(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     # Apptainer wants every capability that root can have, which a namespace of users grants.
     commands = tmp_path / "bin"
     commands.mkdir()

@@ -32,9 +32,7 @@ def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Mak
 
 
 @pytest.mark.parametrize("style", ["fork", "srun", "torchrun", "spawn", "mpirun"])
-def test_stopped_requeued_and_killed(
-    style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster
-) -> None:
+def test_stopped_requeued_and_killed(style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
     """Stopped, requeued and resumed, one rank killed and restarted: the weights match an undisturbed run."""
     ours = submitted(gates="step-17", faults="27:3:kill")
     if style == "spawn":

@@ -51,9 +51,7 @@ def argv_of(done: subprocess.CompletedProcess[str]) -> list[str]:
         ("singularity", ("apptainer",), "apptainer"),
     ],
 )
-def test_the_engine_that_is_there(
-    requested: str, available: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
+def test_the_engine_that_is_there(requested: str, available: tuple[str, ...], expected: str, tmp_path: Path) -> None:
     argv = argv_of(enter(tmp_path, {"environment.engine": requested}, engines=available))
     assert argv[:2] == [str(tmp_path / "bin" / expected), "exec"]
     assert argv[-3:] == ["/shared/torch.sif", "python3", "a b"]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.slurm import script
+from paceline.plan.slurm import batch_script
 from tests.golden.cases import ENVIRON, HERE, cases, plan
 
 # Files that are known only on a node are not followed. job.sh is, for a few: it takes a second each time.
 ALONE = ["shellcheck", "--exclude=SC1090,SC1091,SC2154"]
 WITH_LIBRARY = [
-    "shellcheck", "--external-sources", f"--source-path={Path(script.__file__).parent}",
+    "shellcheck", "--external-sources", f"--source-path={Path(batch_script.__file__).parent}",
     "--exclude=SC1090,SC1091,SC2119",
 ]  # fmt: skip
 AGAIN = "if the change is meant: python -m tests.golden.cases, then read the difference"
@@ -33,9 +33,7 @@ def test_no_golden_script_is_left_over() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_is_content() -> None:
-    few = [
-        HERE / f"{name}.sbatch" for name in ("fork", "mpirun-apptainer", "sweep-apptainer", "sweep-mpirun")
-    ]
+    few = [HERE / f"{name}.sbatch" for name in ("fork", "mpirun-apptainer", "sweep-apptainer", "sweep-mpirun")]
     for command in ([*ALONE, *HERE.glob("*.sbatch")], [*WITH_LIBRARY, *few]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
@@ -47,10 +45,7 @@ def test_the_script_does_not_grow_with_the_nodes() -> None:
 
 
 def test_secrets_stand_in_environment_sh_alone() -> None:
-    secret = {
-        "environment.secrets": ["WANDB_API_KEY"],
-        "environment.variables": {"HF_TOKEN": "whisper", "A": "plain"},
-    }
+    secret = {"environment.secrets": ["WANDB_API_KEY"], "environment.variables": {"HF_TOKEN": "whisper", "A": "plain"}}
     made = plan(secret)
     assert "export WANDB_API_KEY=hush\n" in made.environment_file
     assert "export HF_TOKEN=whisper\n" in made.environment_file

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.slurm import script
+from paceline.plan.slurm import batch_script
 
-LIBRARY = Path(script.__file__).with_name("job.sh")
+LIBRARY = Path(batch_script.__file__).with_name("job.sh")
 
 # The agents: srun does what the test wrote to the file `agents`, in the folder of the job start.
 SRUN = """\
@@ -152,9 +152,7 @@ def test_a_run_that_is_over_stays_over(bench: Bench, agents: str, code: int, ver
 
 def test_a_stopped_run_is_requeued(bench: Bench) -> None:
     code, out = bench.carry_out(STOPPED)
-    assert (code, out) == (75, "paceline: job 7: stopped\n"), (
-        "TERM of the requeue does not end the script early"
-    )
+    assert (code, out) == (75, "paceline: job 7: stopped\n"), "TERM of the requeue does not end the script early"
     assert bench.requeues() == ["requeue 7"]
     assert bench.calls_of("sleep") == ["60"]
 
@@ -192,9 +190,7 @@ def test_term_before_the_agents_start_starts_none(bench: Bench) -> None:
 
 
 def test_term_reaches_mpirun_itself(bench: Bench) -> None:
-    process = bench.start(
-        f"trap '{STOPPED}; exit' TERM; while :; do /bin/sleep 0.02; done", launcher="mpirun"
-    )
+    process = bench.start(f"trap '{STOPPED}; exit' TERM; while :; do /bin/sleep 0.02; done", launcher="mpirun")
     bench.until(bench.run / "job-starts" / "7-0" / "started")
     process.send_signal(signal.SIGTERM)
     assert bench.finish(process)[0] == 75
@@ -228,9 +224,7 @@ def test_a_controller_that_stays_away_is_given_up(bench: Bench) -> None:
     assert "60" not in bench.calls_of("sleep")
 
 
-@pytest.mark.parametrize(
-    ("options", "nodes"), [("", "n2,n3"), ("'--exclude=gpu[7-9,11]'", "gpu[7-9,11],n2,n3")]
-)
+@pytest.mark.parametrize(("options", "nodes"), [("", "n2,n3"), ("'--exclude=gpu[7-9,11]'", "gpu[7-9,11],n2,n3")])
 def test_nodes_are_excluded_after_the_requeue(bench: Bench, options: str, nodes: str) -> None:
     assert bench.carry_out(UNFIT, options=options)[0] == 1
     assert bench.requeues() == ["requeue 7", f"update jobid=7 ExcNodeList={nodes}"]

@@ -19,9 +19,7 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     def run_paceline(*args: str) -> Completed:
         return paceline(*args, PATH=str(nothing))
 
-    shown = run_paceline(
-        "submit", "--nodes", "2", "--gpus", "4", "--time", "1h", "--dry-run", "train.py", "a b"
-    )
+    shown = run_paceline("submit", "--nodes", "2", "--gpus", "4", "--time", "1h", "--dry-run", "train.py", "a b")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("#!/bin/bash\n")
     assert "# submitted by: sbatch --parsable " in shown.stdout

@@ -153,9 +153,7 @@ def small_disk(tmp_path: Path) -> Any:
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=9m", "paceline-test", str(folder)],
-        capture_output=True,
-        text=True,
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "paceline-test", str(folder)], capture_output=True, text=True
     )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
@@ -251,9 +249,7 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     port = free_port()
-    processes = [
-        context.Process(target=save_and_die, args=(tmp_path, port, rank, victim, moment)) for rank in range(2)
-    ]
+    processes = [context.Process(target=save_and_die, args=(tmp_path, port, rank, victim, moment)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:

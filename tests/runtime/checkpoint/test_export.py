@@ -30,11 +30,7 @@ def read_plain(path: Path) -> dict[str, torch.Tensor]:
     for name, entry in table.items():
         begin, end = entry["data_offsets"]
         dtype = TORCH_DTYPES[entry["dtype"]]
-        flat = (
-            torch.frombuffer(bytearray(data[begin:end]), dtype=dtype)
-            if end > begin
-            else torch.empty(0, dtype=dtype)
-        )
+        flat = torch.frombuffer(bytearray(data[begin:end]), dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
         tensors[name] = flat.reshape(entry["shape"])
     return tensors
 
@@ -57,8 +53,7 @@ def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., 
     done = paceline("export", "run", "-o", "model.safetensors", cwd=tmp_path, PYTHONPATH=str(no_torch.parent))
     assert done.returncode == 0, done.stderr
     found = {
-        key: value.double().flatten().tolist()
-        for key, value in read_plain(tmp_path / "model.safetensors").items()
+        key: value.double().flatten().tolist() for key, value in read_plain(tmp_path / "model.safetensors").items()
     }
     assert found == expected
     assert {"embed.weight", "head.weight"} <= set(found)

@@ -10,10 +10,7 @@ from torch import nn
 
 from paceline.runtime.checkpoint import CheckpointManager
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -82,9 +82,7 @@ def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
     code: Any = None
     try:
         with paceline.session(seed=7, folder=folder, cpu=True, progress=False, report=False) as run:
-            model = run.wrap(
-                nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 3))
-            )
+            model = run.wrap(nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 3)))
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
             loader = run.loader(DATA[kind](), batch_size=BATCH)

@@ -130,9 +130,7 @@ def test_a_state_that_cannot_be_saved_is_named_at_registration(tmp_path: Path) -
 
 
 def test_every_dtype_and_stride(tmp_path: Path) -> None:
-    tensors = {
-        short: torch.arange(6).reshape(2, 3).to(dtype) for short, dtype in state_tree.TORCH_DTYPES.items()
-    }
+    tensors = {short: torch.arange(6).reshape(2, 3).to(dtype) for short, dtype in state_tree.TORCH_DTYPES.items()}
     tensors |= {"transposed": torch.randn(5, 7).t(), "number": torch.tensor(3.5), "step": torch.randn(9)[::2]}
     saver = CheckpointManager(tmp_path)
     saver.register(it=Holder(tensors))
@@ -193,9 +191,7 @@ def test_state_that_grows_gets_new_memory(tmp_path: Path) -> None:
     holder = Holder([torch.ones(3)])
     checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(it=holder)
-    for step, state in enumerate(
-        ([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1
-    ):
+    for step, state in enumerate(([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1):
         holder.state = state
         checkpoints.poll()
         checkpoints.save(step, wait=True)
@@ -208,9 +204,7 @@ def test_state_that_does_not_fit_is_named(tmp_path: Path) -> None:
     saver.register(model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
     saver.save(1, wait=True)
     cases = {
-        "missing in the checkpoint: 2.weight, 2.bias": nn.Sequential(
-            nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)
-        ),
+        "missing in the checkpoint: 2.weight, 2.bias": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)),
         "unexpected in the checkpoint: 1.weight, 1.bias": nn.Sequential(nn.Linear(3, 4)),
         r"0.weight \(4, 3\) instead of \(4, 5\)": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)),
     }

@@ -77,11 +77,7 @@ def test_streams_and_repeated_passes() -> None:
 
 
 def test_nested_batches_are_trimmed_and_moved_whole() -> None:
-    batch: dict[str, Any] = {
-        "x": torch.ones(3, 2),
-        "more": [torch.ones(3), ("a", torch.ones(()))],
-        "names": ["a", "b"],
-    }
+    batch: dict[str, Any] = {"x": torch.ones(3, 2), "more": [torch.ones(3), ("a", torch.ones(()))], "names": ["a", "b"]}
     empty = trim(batch, 0)
     assert empty["x"].shape == (0, 2)
     assert empty["more"][0].shape == (0,)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import paceline
-from paceline.runtime.data.batches import MicroBatch
+from paceline.runtime.data.sample_assignment import MicroBatch
 from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Noisy
 
@@ -49,11 +49,7 @@ def losses_of_a_rank(
         sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         loader = run.loader(
-            Noisy(157, dtype=dtype),
-            batch_size=16,
-            accumulate=accumulate,
-            drop_last=drop_last,
-            num_workers=workers,
+            Noisy(157, dtype=dtype), batch_size=16, accumulate=accumulate, drop_last=drop_last, num_workers=workers
         )
         taken = record(loader)
         total, seen, held = torch.zeros(2, dtype=torch.float64), 0, 0.0
@@ -143,9 +139,7 @@ def gan_rank() -> list[float]:
                 made = score(fooled, torch.ones_like(fooled))
                 run.backward(made)
                 if run.update(opt_m):
-                    found.append(
-                        sum(p.detach().abs().sum().item() for m in (maker, judge) for p in m.parameters())
-                    )
+                    found.append(sum(p.detach().abs().sum().item() for m in (maker, judge) for p in m.parameters()))
     return found
 
 

@@ -31,9 +31,7 @@ def steps_of(loaders: list[Any], epoch: int, first: int | None = None) -> list[t
 def over_ranks(world_size: int, **options: Any) -> list[MapLoader]:
     data = Noisy(53)
     return [
-        MapLoader(
-            data, batch_size=12, drop_last=False, seed=3, identity=Identity(rank, world_size), **options
-        )
+        MapLoader(data, batch_size=12, drop_last=False, seed=3, identity=Identity(rank, world_size), **options)
         for rank in range(world_size)
     ]
 
@@ -171,8 +169,6 @@ def test_invalid_combinations_are_rejected() -> None:
 
 
 def test_neighbouring_keys_give_unrelated_seeds() -> None:
-    seeds = {
-        derive_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)
-    }
+    seeds = {derive_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)}
     assert len(seeds) == 10_000
     assert 0.49 < sum(seed.bit_count() for seed in seeds) / 64 / 10_000 < 0.51

@@ -13,10 +13,7 @@ from paceline.runtime.data.transfer import transfer_batches
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Noisy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.fixture

@@ -25,9 +25,7 @@ def test_a_plain_dataloader_over_shards_has_every_item_once(world_size: int, wor
     for rank in range(world_size):
         shard = ShardedIterable(Counting(40), identity=Identity(rank, world_size), seed=4)
         shard.set_epoch(2)
-        seen += [
-            item for batch in DataLoader(shard, batch_size=4, num_workers=workers) for item in batch.tolist()
-        ]
+        seen += [item for batch in DataLoader(shard, batch_size=4, num_workers=workers) for item in batch.tolist()]
     assert sorted(seen) == list(range(40))
 
 
@@ -116,9 +114,7 @@ def test_a_stream_with_a_state_continues_from_it_without_reading_again() -> None
         interrupted.close()
         notes: list[str] = []
         data = Positioned(60)
-        resumed = StreamLoader(
-            data, batch_size=6, num_workers=workers, identity=Identity(), notify=notes.append
-        )
+        resumed = StreamLoader(data, batch_size=6, num_workers=workers, identity=Identity(), notify=notes.append)
         resumed.load_state_dict(state)
         assert [micro.data.tolist() for micro in resumed.micro_batches(0)] == expected[3:]
         resumed.close()
@@ -131,9 +127,7 @@ def test_a_stream_without_a_state_skips_items_and_prints_a_note() -> None:
     first = StreamLoader(Counting(60), batch_size=6, identity=Identity(), seed=2)
     expected = [micro.data.tolist() for micro in first.micro_batches(1)]
     state = {**first.state_dict(), "step": 4}
-    resumed = StreamLoader(
-        Counting(60), batch_size=6, num_workers=2, identity=Identity(), seed=0, notify=notes.append
-    )
+    resumed = StreamLoader(Counting(60), batch_size=6, num_workers=2, identity=Identity(), seed=0, notify=notes.append)
     resumed.load_state_dict(state)
     assert [micro.data.tolist() for micro in resumed.micro_batches(1)] == expected[4:]
     resumed.close()

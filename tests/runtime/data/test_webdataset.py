@@ -62,9 +62,7 @@ def read(loader: StreamLoader, epoch: int | None = None) -> list[list[int]]:
 
 def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], drop_last: bool) -> Any:
     """Read three epochs, then interrupt and resume the second after several steps."""
-    multiprocessing.set_start_method(
-        "fork", force=True
-    )  # the default on Linux; the test harness uses another
+    multiprocessing.set_start_method("fork", force=True)  # the default on Linux; the test harness uses another
     identity = read_identity()
     if identity.world_size > 1:
         dist.init_process_group("gloo")
@@ -108,9 +106,7 @@ def test_every_sample_appears_once_and_an_interrupted_epoch_resumes_exactly(
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_drop_last_ends_all_ranks_together_and_loses_only_the_excess_of_one(
-    ranks: Ranks, shards: list[str]
-) -> None:
+def test_drop_last_ends_all_ranks_together_and_loses_only_the_excess_of_one(ranks: Ranks, shards: list[str]) -> None:
     results = ranks(rank_reads, 2, shards, 2, pipeline, True)
     for epoch in range(3):
         first, second = (epochs[epoch] for epochs, _ in results)
@@ -119,16 +115,12 @@ def test_drop_last_ends_all_ranks_together_and_loses_only_the_excess_of_one(
         seen = [number for batch in first + second for number in batch]
         assert len(set(seen)) == len(seen)
     assert all(resumed == [True] * 3 for _, resumed in results)
-    lost = [
-        set(range(sum(SIZES))) - {n for epochs, _ in results for b in epochs[e] for n in b} for e in range(3)
-    ]
+    lost = [set(range(sum(SIZES))) - {n for epochs, _ in results for b in epochs[e] for n in b} for e in range(3)]
     assert len(set(map(frozenset, lost))) > 1  # not the same ones in every epoch
 
 
 def test_one_worker_ending_early_does_not_end_the_rank(shards: list[str]) -> None:
-    loader = make_loader(
-        pipeline(shards[:2], shardshuffle=False), batch_size=4, num_workers=2, identity=Identity()
-    )
+    loader = make_loader(pipeline(shards[:2], shardshuffle=False), batch_size=4, num_workers=2, identity=Identity())
     assert isinstance(loader, StreamLoader)
     # 9 and 4 samples: two full batches and one; with drop_last the ninth sample is dropped.
     assert [len(batch) for batch in read(loader, 0)] == [4, 4, 4]
@@ -173,11 +165,7 @@ def test_a_resume_with_another_number_of_ranks_prints_a_note(shards: list[str]) 
 def evaluates(urls: list[str]) -> list[int]:
     multiprocessing.set_start_method("fork", force=True)
     dist.init_process_group("gloo")
-    seen = [
-        n
-        for batch in make_evaluation_loader(pipeline(urls), batch_size=8, num_workers=1)
-        for n in batch.tolist()
-    ]
+    seen = [n for batch in make_evaluation_loader(pipeline(urls), batch_size=8, num_workers=1) for n in batch.tolist()]
     dist.destroy_process_group()
     return seen
 

@@ -37,9 +37,7 @@ def tracking_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_flags_lie_over_the_file(tmp_path: Path, paceline: Paceline) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "paceline.toml").write_text(
-        '[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n'
-    )
+    (tmp_path / "paceline.toml").write_text('[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n')
     plain = tracking_of(paceline("run", "--dry-run", "train.py"))
     assert plain == {"wandb": False, "wandb_entity": "team", "trackers": ["a.b:C"]}
     args = ("--wandb-group", "g", "--wandb-all-processes", "--tensorboard")
@@ -52,13 +50,9 @@ def test_flags_lie_over_the_file(tmp_path: Path, paceline: Paceline) -> None:
     assert "--no-wandb and --wandb-project contradict each other" in done.stderr
 
 
-def test_a_launched_run_logs_and_leaves_the_home_alone(
-    tmp_path: Path, scratch: Path, paceline: Paceline
-) -> None:
+def test_a_launched_run_logs_and_leaves_the_home_alone(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    variables = {
-        key: value for key, value in unreachable_service(tmp_path).items() if key != "WANDB_CACHE_DIR"
-    }
+    variables = {key: value for key, value in unreachable_service(tmp_path).items() if key != "WANDB_CACHE_DIR"}
     args = ("--nproc", "2", "--cpu", "--param", "lr=0.1", "--wandb-project", "p", "--tensorboard")
     done = paceline("run", *args, "train.py", check=True, **variables)
     (folder,) = (path.parent for path in scratch.glob("*/*/*/run.json"))

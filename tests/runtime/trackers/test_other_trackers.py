@@ -28,9 +28,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
-    return {
-        name: {event.step: event.value for event in reader.Scalars(name)} for name in reader.Tags()["scalars"]
-    }
+    return {name: {event.step: event.value for event in reader.Scalars(name)} for name in reader.Tags()["scalars"]}
 
 
 def fail_then_resume() -> None:
@@ -81,9 +79,7 @@ def record(named: bool) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_tracker_of_ones_own_gets_every_line_on_rank_zero(
-    ranks: Ranks, tmp_path: Path, named: bool
-) -> None:
+def test_a_tracker_of_ones_own_gets_every_line_on_rank_zero(ranks: Ranks, tmp_path: Path, named: bool) -> None:
     folder = tmp_path / "run"
     tracking = {"trackers": ["tests.runtime.trackers.test_other_trackers:Recorder"]} if named else {}
     first, second = ranks(record, 2, named, env=run_environment(folder, world_size=2, **tracking))
@@ -119,9 +115,7 @@ class Breaks:
 
 
 @pytest.mark.parametrize("where", ["start", "log", "finish", "hangs"])
-def test_a_tracker_that_breaks_costs_one_warning(
-    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_breaks_costs_one_warning(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Recorder()
     with monkeypatch.context() as patch:
         patch.setattr(thread, "FINISH_TIMEOUT", 0.3)
@@ -130,9 +124,7 @@ def test_a_tracker_that_breaks_costs_one_warning(
                 for step in run.steps(range(20)):
                     run.log(number=step)
     (line,) = our_lines(output.getvalue())
-    assert line.startswith(
-        "paceline: Breaks did not finish" if where == "hangs" else "paceline: Breaks gets no more"
-    )
+    assert line.startswith("paceline: Breaks did not finish" if where == "hangs" else "paceline: Breaks gets no more")
     assert [each["number"] for each in lines_of(tmp_path)] == list(range(20))
     assert [values["number"] for _, values in other.calls[1:-1]] == list(range(20))
 
@@ -154,9 +146,7 @@ def test_what_cannot_be_made_is_left_out_with_a_word(tmp_path: Path) -> None:
     assert len(lines_of(tmp_path)) == 2
 
 
-def test_a_slow_tracker_loses_lines_and_the_training_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_tracker_loses_lines_and_the_training_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Recorder):
         def start(self, run: RunInfo) -> None:
             time.sleep(0.5)

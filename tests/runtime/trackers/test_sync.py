@@ -23,10 +23,7 @@ def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
     dry_run = paceline("sync", str(folder), "--dry-run", check=True, **unreachable_service(tmp_path))
     assert dry_run.stdout.count("would send") == 2
     with wandb_service() as service:
-        variables = {
-            **service_environment(service, tmp_path),
-            "WANDB_MODE": "offline",
-        }  # it is asked for all the same
+        variables = {**service_environment(service, tmp_path), "WANDB_MODE": "offline"}  # it is asked for all the same
         done = paceline("sync", str(folder), check=True, **variables)
         assert done.stdout.count("sent offline-run-") == 2
         assert f"{service.url}/somebody/digits/runs/20260102-030405-abcd" in done.stdout
@@ -53,10 +50,7 @@ def test_what_is_missing_is_said(
 ) -> None:
     folder = tmp_path / "run"
     run_environment(folder)
-    assert (
-        "has no offline W&B run"
-        in paceline("sync", str(folder), check=True, **unreachable_service(tmp_path)).stdout
-    )
+    assert "has no offline W&B run" in paceline("sync", str(folder), check=True, **unreachable_service(tmp_path)).stdout
     wandb_run = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
     wandb_run.parent.mkdir(parents=True)
     wandb_run.write_bytes(b"x" * 100)

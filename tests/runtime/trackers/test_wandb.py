@@ -88,9 +88,7 @@ def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, 
 
 def test_all_processes_log_their_own_numbers_in_one_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = run_environment(
-        folder, wandb=True, wandb_all_processes=True, wandb_mode="offline", world_size=2
-    )
+    environ = run_environment(folder, wandb=True, wandb_all_processes=True, wandb_mode="offline", world_size=2)
     results = ranks(train, 2, env=environ)
     names = [f"20260102-030405-abcd-rank-{rank}" for rank in (0, 1)]
     assert results == [["Run", name] for name in names]
@@ -123,9 +121,7 @@ def fail_then_resume(how: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", [pytest.param("same", marks=pytest.mark.slow), "renamed"])
-def test_a_resumed_run_keeps_its_id_and_redone_steps_do_no_harm(
-    ranks: Ranks, tmp_path: Path, how: str
-) -> None:
+def test_a_resumed_run_keeps_its_id_and_redone_steps_do_no_harm(ranks: Ranks, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     ((saved, result),) = ranks(fail_then_resume, 1, how, env=environ)
@@ -196,12 +192,9 @@ def test_without_the_package_training_goes_on_with_one_warning(ranks: Ranks, tmp
 
 
 @pytest.mark.parametrize(
-    ("has_key", "why"),
-    [pytest.param(False, "no API key", marks=pytest.mark.slow), (True, "cannot be reached")],
+    ("has_key", "why"), [pytest.param(False, "no API key", marks=pytest.mark.slow), (True, "cannot be reached")]
 )
-def test_without_a_key_or_a_network_the_run_is_kept(
-    ranks: Ranks, tmp_path: Path, has_key: bool, why: str
-) -> None:
+def test_without_a_key_or_a_network_the_run_is_kept(ranks: Ranks, tmp_path: Path, has_key: bool, why: str) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, world_size=1)
     if has_key:

@@ -75,9 +75,7 @@ def read_run(path: Path) -> WandbRun:
         if kind == "run":
             wandb_run.id, wandb_run.project = record.run.run_id, record.run.project
             wandb_run.group, wandb_run.name = record.run.run_group, record.run.display_name
-            wandb_run.config.update(
-                {each.key: json.loads(each.value_json) for each in record.run.config.update}
-            )
+            wandb_run.config.update({each.key: json.loads(each.value_json) for each in record.run.config.update})
         elif kind == "config":
             wandb_run.config.update({each.key: json.loads(each.value_json) for each in record.config.update})
         elif kind == "history":

@@ -119,8 +119,7 @@ class Service:
 
     def on_CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:
         files = [
-            {"name": name, "uploadUrl": f"{self.url}/storage/{variables['run']}/{name}"}
-            for name in variables["files"]
+            {"name": name, "uploadUrl": f"{self.url}/storage/{variables['run']}/{name}"} for name in variables["files"]
         ]
         return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
 
@@ -135,11 +134,7 @@ class Service:
 
     def on_UpsertSweep(self, variables: dict[str, Any]) -> dict[str, Any]:
         self.sweeps.append(variables)
-        project = {
-            "id": "project",
-            "name": variables.get("projectName"),
-            "entity": {"id": ENTITY, "name": ENTITY},
-        }
+        project = {"id": "project", "name": variables.get("projectName"), "entity": {"id": ENTITY, "name": ENTITY}}
         sweep = {"id": "sweep-id", "name": f"sweep{len(self.sweeps)}", "project": project}
         return {"upsertSweep": {"sweep": sweep, "configValidationWarnings": []}}
 
@@ -219,9 +214,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def wandb_service(
-    points: list[dict[str, Any]] | None = None, *, address: str = "127.0.0.1"
-) -> Iterator[Service]:
+def wandb_service(points: list[dict[str, Any]] | None = None, *, address: str = "127.0.0.1") -> Iterator[Service]:
     """The service, at `service.url`, for as long as the body runs; `address`: where nodes of a sandbox see it."""
     service = Service()
     service.points = list(points or [])

@@ -117,10 +117,7 @@ class NodeMetrics:
                 read[name.strip()] = (int(numbers[0]), int(numbers[8]))
         read.pop("lo", None)
         cards = [name for name in self._cards if name in read] or list(read)
-        return {
-            "net_in": sum(read[name][0] for name in cards),
-            "net_out": sum(read[name][1] for name in cards),
-        }
+        return {"net_in": sum(read[name][0] for name in cards), "net_out": sum(read[name][1] for name in cards)}
 
     def _fabric(self) -> dict[str, float]:
         """Return bytes through InfiniBand and RoCE ports, which the interface counters do not include."""

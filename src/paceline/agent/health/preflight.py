@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.placement import Placement
+from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
@@ -144,9 +144,7 @@ def _gpu_problems(launch_spec: LaunchSpec, facts: Facts, *, expected: int, count
     if (visible := _gpu_count(facts) or 0) < expected:
         return [Problem(host, f"{visible} of the {expected} GPUs requested are visible")]
     if countable and devices < expected:
-        text = (
-            f"{devices} of the {expected} GPUs requested have a device file; check that the driver is loaded"
-        )
+        text = f"{devices} of the {expected} GPUs requested have a device file; check that the driver is loaded"
         return [Problem(host, text)]
     return []
 
@@ -238,9 +236,7 @@ def format_table(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> str:
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, *map(str, problems)])
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.agent_placement import Placement
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.placement import Placement
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder

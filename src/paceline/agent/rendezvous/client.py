@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.placement import Placement
+from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.errors import Interrupted, JoinRejected
 from paceline.agent.rendezvous.job_start import await_verdict, job_start_folder
@@ -61,12 +61,7 @@ class RendezvousClient:
     """Joins this agent to the head agent."""
 
     def __init__(
-        self,
-        placement: Placement,
-        environ: Mapping[str, str],
-        *,
-        token: str,
-        interrupted: Callable[[], bool],
+        self, placement: Placement, environ: Mapping[str, str], *, token: str, interrupted: Callable[[], bool]
     ) -> None:
         self.placement = placement
         self.environ = environ

@@ -97,12 +97,7 @@ def _is_roce_v2(port: Path, entry: Path) -> bool:
 
 
 def network_variables(
-    *,
-    nodes: int,
-    peer: str,
-    environ: Mapping[str, str],
-    runtime: Mapping[str, Any],
-    infiniband: bool | None = None,
+    *, nodes: int, peer: str, environ: Mapping[str, str], runtime: Mapping[str, Any], infiniband: bool | None = None
 ) -> dict[str, str]:
     """Return the variables to set for the ranks of this node. Variables that the user has set are left alone.
 

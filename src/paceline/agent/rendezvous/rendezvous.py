@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.placement import Placement
+from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
 from paceline.agent.rendezvous.network import LOOPBACK
 from paceline.contract import env
@@ -73,9 +73,7 @@ class Rendezvous:
             return Master(message["address"], message["port"])
         self._await("ready", attempt, set(range(1, self.placement.count)), timeout)
         master = Master(self.head_address, self._reserve_port())
-        self._transport.send(
-            {"kind": "prepared", "attempt": attempt, "address": master.address, "port": master.port}
-        )
+        self._transport.send({"kind": "prepared", "attempt": attempt, "address": master.address, "port": master.port})
         return master
 
     def send(self, message: Message, *, to: int | None = None) -> None:
@@ -158,16 +156,12 @@ class Rendezvous:
                 raise Interrupted(f"Interrupted while preparing attempt {attempt}.")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._missing(
-                    senders - set(found), f"Not ready for attempt {attempt} within {timeout:g} s"
-                )
+                raise self._missing(senders - set(found), f"Not ready for attempt {attempt} within {timeout:g} s")
             self._route(self._transport.wait(min(left, 1.0)))
 
     def _missing(self, indices: set[int], what: str) -> AgentsMissing:
         names = ", ".join(self.describe(index) for index in sorted(indices))
-        return AgentsMissing(
-            f"{what}: {names}.", hosts=sorted({self.roster[index]["host"] for index in indices})
-        )
+        return AgentsMissing(f"{what}: {names}.", hosts=sorted({self.roster[index]["host"] for index in indices}))
 
 
 def join(
@@ -207,9 +201,7 @@ def join(
         os.close(inbox_pipe[0])
         os.close(inbox_pipe[1])
         raise
-    transport = Transport(
-        placement.index, joined.sockets, silence_timeout=silence_timeout, inbox_pipe=inbox_pipe
-    )
+    transport = Transport(placement.index, joined.sockets, silence_timeout=silence_timeout, inbox_pipe=inbox_pipe)
     return Rendezvous(
         placement, joined.roster, transport=transport, head_address=joined.head_address,
         peer_address=joined.peer_address, interrupted=interrupted,

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from paceline.agent.placement import Placement, node_name
+from paceline.agent.agent_placement import Placement, node_name
 from paceline.agent.rendezvous.client import (
     HANDSHAKE_TIMEOUT,
     INTERRUPTED,
@@ -33,12 +33,7 @@ class RendezvousServer:
     """Accepts all other agents of the run."""
 
     def __init__(
-        self,
-        placement: Placement,
-        environ: Mapping[str, str],
-        *,
-        token: str,
-        interrupted: Callable[[], bool],
+        self, placement: Placement, environ: Mapping[str, str], *, token: str, interrupted: Callable[[], bool]
     ) -> None:
         self.placement = placement
         self.environ = environ
@@ -94,9 +89,7 @@ class RendezvousServer:
             listener = socket.create_server(("", port), backlog=1024)
         except OSError as error:
             if self.job_start is None:
-                raise LaunchError(
-                    f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}."
-                ) from None
+                raise LaunchError(f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}.") from None
             listener = socket.create_server(("", 0), backlog=1024)
         if self.job_start is not None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
@@ -115,9 +108,7 @@ class RendezvousServer:
                 raise PermissionError("wrong token")
             count = self.placement.count
             if not 0 < index < count or hello["count"] != count:
-                reason = (
-                    f"It has index {index} of {hello['count']}, but the head agent expects {count} agents."
-                )
+                reason = f"It has index {index} of {hello['count']}, but the head agent expects {count} agents."
                 sock.sendall(encode({"kind": "rejected", "reason": reason}))
                 raise PermissionError(reason)
             proof = make_proof(self.token, str(hello["nonce"]), 0)

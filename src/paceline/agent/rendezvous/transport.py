@@ -153,9 +153,7 @@ class Transport:
         self._closing.set()
         self._wake(self._wake_write)
         self._thread.join(flush_timeout + 5)
-        if (
-            not self._thread.is_alive()
-        ):  # otherwise it still uses them; being a daemon, it ends with the process
+        if not self._thread.is_alive():  # otherwise it still uses them; being a daemon, it ends with the process
             self._selector.close()
             for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
                 os.close(end)
@@ -174,9 +172,7 @@ class Transport:
                 peer: _Peer = key.data
                 if events & selectors.EVENT_READ:
                     self._receive(peer)
-            closing = (
-                self._closing.is_set()
-            )  # read before the outbox is emptied, so that the goodbye is in it
+            closing = self._closing.is_set()  # read before the outbox is emptied, so that the goodbye is in it
             self._dispatch_outbox()
             now = time.monotonic()
             # A late wake-up means that this side slept. Do not hold that time against the peers.

@@ -16,14 +16,7 @@ from pathlib import Path
 from paceline.agent.staging.cache import CachedItem, cached_items
 from paceline.agent.staging.collect import Collection
 from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import (
-    Owner,
-    is_own_folder,
-    pid_namespace,
-    process_start,
-    read_owner,
-    remove_tree,
-)
+from paceline.agent.staging.folders import Owner, is_own_folder, pid_namespace, process_start, read_owner, remove_tree
 
 SQUEUE_TIMEOUT = 20.0  # seconds
 UNMARKED_AGE = 86400.0  # seconds after which a folder without a marker counts as left behind
@@ -53,9 +46,7 @@ def find_leftovers(
         return []  # another user's markers must not decide what is copied where
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     folders = sorted(private.glob("run-*"))
-    owners = {
-        path: read_owner(path) for path in folders
-    }  # before asking the scheduler: a new job may start meanwhile
+    owners = {path: read_owner(path) for path in folders}  # before asking the scheduler: a new job may start meanwhile
     jobs = {owner.job for owner in owners.values() if owner is not None and owner.job}
     active = active_jobs(environ) if jobs else None
     leftovers = []
@@ -71,13 +62,7 @@ def find_leftovers(
 
 
 def reason_to_remove(
-    path: Path,
-    owner: Owner | None,
-    *,
-    host: str,
-    active: set[str] | None,
-    environ: Mapping[str, str],
-    job_start: str,
+    path: Path, owner: Owner | None, *, host: str, active: set[str] | None, environ: Mapping[str, str], job_start: str
 ) -> str:
     """Return why a folder's run is over; empty if it is not, or if that is unknown."""
     if owner is None:
@@ -105,9 +90,8 @@ def active_jobs(environ: Mapping[str, str]) -> set[str] | None:
     command = ["squeue", "--noheader", "--all", f"--user={os.geteuid()}", "--format=%A %T"]
     try:
         done = subprocess.run(
-            command, env=dict(environ), text=True, capture_output=True, timeout=SQUEUE_TIMEOUT,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            command, env=dict(environ), text=True, capture_output=True, timeout=SQUEUE_TIMEOUT, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:

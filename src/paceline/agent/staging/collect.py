@@ -28,9 +28,7 @@ class CollectResult:
 class Collection:
     """Copies what matches some patterns below `data` to the same relative paths below `destination`."""
 
-    def __init__(
-        self, data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str]
-    ) -> None:
+    def __init__(self, data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str]) -> None:
         self.data, self.destination = data, destination
         self.patterns, self.staged = patterns, staged
         self.result = CollectResult()

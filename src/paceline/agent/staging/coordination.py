@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.placement import Placement
+from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous.errors import Interrupted
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
 from paceline.agent.staging.copy.progress import Progress
-from paceline.agent.staging.packs import Packs
+from paceline.agent.staging.pack_store import Packs
 from paceline.agent.staging.request import StagingRequest
-from paceline.agent.staging.stage import ScannedItem, Stager, StagingThread
+from paceline.agent.staging.stager import ScannedItem, Stager, StagingThread
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
@@ -47,12 +47,7 @@ class StagingCoordinator:
     """One agent's part in staging on all nodes. One agent per node is its copier."""
 
     def __init__(
-        self,
-        context: StagingContext,
-        request: StagingRequest,
-        *,
-        is_copier: bool,
-        make_stager: Callable[[], Stager],
+        self, context: StagingContext, request: StagingRequest, *, is_copier: bool, make_stager: Callable[[], Stager]
     ) -> None:
         self.context, self.is_copier = context, is_copier
         self.thread: StagingThread | None = None
@@ -196,9 +191,7 @@ class StagingCoordinator:
         if not placement.is_head:
             rendezvous.send({"kind": NODE_CLEAN}, to=0)
         deadline = time.monotonic() + CLEANUP_TIMEOUT
-        while (
-            pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.hurry
-        ):
+        while pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.hurry:
             for message in rendezvous.poll():
                 if message.get("kind") in (NODE_CLEAN, ALL_CLEAN):
                     pending.discard(message["from"])

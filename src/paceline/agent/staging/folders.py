@@ -208,8 +208,7 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
         name = match[1] or match[2]
         if not environ.get(name):
             raise UsageError(
-                f"[data] folder: {text!r} uses ${name}, which is not set on this node.",
-                hint="Set another folder.",
+                f"[data] folder: {text!r} uses ${name}, which is not set on this node.", hint="Set another folder."
             )
         return environ[name]
 

@@ -119,8 +119,7 @@ def scan(source: Path) -> Manifest:
     except FileNotFoundError as error:
         what = "does not exist" if error.filename == real else f"lost {error.filename} during the scan"
         raise EnvironmentProblem(
-            f"[data] stage: {str(source)!r} {what}.",
-            hint="The path must exist under the same name on every node.",
+            f"[data] stage: {str(source)!r} {what}.", hint="The path must exist under the same name on every node."
         ) from None
     except OSError as error:
         raise EnvironmentProblem(

@@ -13,7 +13,7 @@ from paceline.agent.staging.coordination import StagingContext, StagingCoordinat
 from paceline.agent.staging.copy.transfer import Stopped, Transfer
 from paceline.agent.staging.folders import Owner, format_size
 from paceline.agent.staging.request import read_request
-from paceline.agent.staging.stage import Stager, scan_notes
+from paceline.agent.staging.stager import Stager, scan_notes
 from paceline.contract import env
 from paceline.errors import LaunchError, PacelineError
 
@@ -62,13 +62,9 @@ class NodeStaging:
     def _make_folders(self) -> PacelineError | None:
         try:
             folders.make_private_folder(self.private.parent)
-            removed = cleanup.remove_leftovers(
-                self.private, self.context.environ, job_start=self.owner.job_start
-            )
+            removed = cleanup.remove_leftovers(self.private, self.context.environ, job_start=self.owner.job_start)
             if removed:
-                self.context.say(
-                    f"removed {len(removed)} folders that earlier runs left on {self.owner.host}"
-                )
+                self.context.say(f"removed {len(removed)} folders that earlier runs left on {self.owner.host}")
             folders.make_run_folder(self.folder, self.owner)
         except PacelineError as error:
             return error
@@ -119,9 +115,7 @@ class NodeStaging:
 
     def _collect(self) -> None:
         say, host, destination = self.context.say, self.owner.host, self.owner.destination
-        collection = Collection(
-            self.data, Path(destination), patterns=self.request.collect, staged=self.owner.staged
-        )
+        collection = Collection(self.data, Path(destination), patterns=self.request.collect, staged=self.owner.staged)
         try:
             result = collection.run(Transfer())
         except (OSError, Stopped) as error:
@@ -131,9 +125,7 @@ class NodeStaging:
             say(f"warning: cannot collect a result on {host}: {problem}")
         if result.outdated:
             say(f"left {result.outdated} results on {host}: the run folder has newer ones")
-        self.context.events.write(
-            "collected", host=self.context.placement.host, files=result.files, size=result.size
-        )
+        self.context.events.write("collected", host=self.context.placement.host, files=result.files, size=result.size)
         if result.files:
             say(f"collected {result.files} files ({format_size(result.size)}) from {host}: {destination}")
         with suppress(OSError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.agent.staging.copy.transfer import ItemCopy, Stopped, Transfer
 from paceline.agent.staging.folders import check_free_space, remove_tree
 from paceline.agent.staging.manifest import Manifest
-from paceline.agent.staging.packs import Packs
+from paceline.agent.staging.pack_store import Packs
 from paceline.agent.staging.request import Item
 from paceline.errors import EnvironmentProblem
 

@@ -37,9 +37,7 @@ class StagingRequest:
 
 def read_request(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> StagingRequest:
     """Return the request of a launch spec. Paths need not exist yet; invalid or clashing names are errors."""
-    return make_request(
-        launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ
-    )
+    return make_request(launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ)
 
 
 def make_request(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]) -> StagingRequest:
@@ -88,9 +86,7 @@ def _make_item(text: str, base: Path, environ: Mapping[str, str]) -> Item:
     if path.is_relative_to(base) and path != base:
         return Item(str(path.relative_to(base)), path)
     if not path.name:
-        raise UsageError(
-            "[data] stage: Invalid path '/': expected a folder or a file.", hint="Name what you need."
-        )
+        raise UsageError("[data] stage: Invalid path '/': expected a folder or a file.", hint="Name what you need.")
     return Item(path.name, path)
 
 

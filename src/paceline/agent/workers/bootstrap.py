@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.agent.health import heartbeat
 from paceline.agent.workers import processes
-from paceline.agent.workers.environment import OUTPUT_PIPES, PARENT, REMOVED
+from paceline.agent.workers.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
@@ -133,10 +133,7 @@ def _run_program(spec: dict[str, Any]) -> None:
         return
     path = spec["program"]
     folder = str(Path(path).resolve().parent)
-    sys.path[:0] = [
-        folder,
-        *(each for each in spec["import_path"] if each != folder and each not in sys.path),
-    ]
+    sys.path[:0] = [folder, *(each for each in spec["import_path"] if each != folder and each not in sys.path)]
     sys.argv[:] = [path, *spec["args"]]
     with open(path, "rb") as file:
         source = file.read()

@@ -6,9 +6,9 @@ import os
 import subprocess
 import time
 
-from paceline.agent.workers.environment import PARENT
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_variables import PARENT
 from paceline.agent.workers.zygote.start import cannot_start, python_command
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, processes
-from paceline.agent.workers.environment import REMOVED, thread_count
+from paceline.agent.workers.rank_variables import REMOVED, thread_count
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions, cannot_start, start_zygote
 from paceline.contract import env
@@ -185,9 +185,7 @@ class ForkedWorkers:
         """Close the socket, which ends the zygote and everything below it."""
         self._zygote.close()
         if not self._ready:
-            processes.send_signal(
-                self._pid, signal.SIGKILL
-            )  # it may still be importing, and has no ranks yet
+            processes.send_signal(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
         with suppress(ChildProcessError):  # a prestarted zygote is the command's child, not ours
             os.waitpid(self._pid, 0)
 

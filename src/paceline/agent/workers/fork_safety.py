@@ -65,9 +65,7 @@ def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
             if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 inner = getattr(statement, part, [])
                 for each in inner:
-                    found += (
-                        _top_level(each.body) if isinstance(each, ast.ExceptHandler) else _top_level([each])
-                    )
+                    found += _top_level(each.body) if isinstance(each, ast.ExceptHandler) else _top_level([each])
     return found
 
 
@@ -132,9 +130,7 @@ def is_device_in_use() -> bool:
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return True
     try:
-        links = [
-            os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name.isdigit()
-        ]
+        links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name.isdigit()]
     except OSError:
         return False
     return any(link.startswith("/dev/nvidia") for link in links)

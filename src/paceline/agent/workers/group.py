@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paceline.agent.placement import Placement
+from paceline.agent.agent_placement import Placement
 from paceline.agent.workers import processes
-from paceline.agent.workers.environment import common_variables, node_variables, rank_variables
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
+from paceline.agent.workers.rank_variables import common_variables, node_variables, rank_variables
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
 
@@ -56,10 +56,7 @@ class Launch:
             heartbeat=self.heartbeat,
             extra=self.extra,
         )
-        return {
-            **common,
-            **node_variables(self.launch_spec, self.placement, address=self.address, port=self.port),
-        }
+        return {**common, **node_variables(self.launch_spec, self.placement, address=self.address, port=self.port)}
 
     def rank_environ(self, rank: int, local_rank: int) -> dict[str, str]:
         """Return the variables of one rank alone."""

@@ -96,12 +96,7 @@ class OutputCapture:
     """All pipes of one attempt. `open` returns a rank's two ends; `close` waits for the last output."""
 
     def __init__(
-        self,
-        *,
-        log_path: Callable[[int], Path],
-        shared_log: Path | None,
-        tee: str,
-        warn: Callable[[str], None],
+        self, *, log_path: Callable[[int], Path], shared_log: Path | None, tee: str, warn: Callable[[str], None]
     ) -> None:
         self._log_path = log_path
         self._tee = tee

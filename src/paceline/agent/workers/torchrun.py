@@ -11,9 +11,9 @@ import time
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
-from paceline.agent.workers.environment import OUTPUT_PIPES
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_variables import OUTPUT_PIPES
 from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH, cannot_start, python_command
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 
@@ -94,9 +94,7 @@ class TorchrunWorkers:
         if any(attempt.error(rank).exists() for rank, _ in self._launch.ranks()):
             return True
         heartbeats = [self._heartbeats.read(each) for each in self._local_ranks()]
-        return any(
-            heartbeat.state == RUNNING and not processes.is_alive(heartbeat.pid) for heartbeat in heartbeats
-        )
+        return any(heartbeat.state == RUNNING and not processes.is_alive(heartbeat.pid) for heartbeat in heartbeats)
 
     def kill_leftovers(self) -> None:
         kill_descendants()

@@ -21,9 +21,7 @@ def check_image(job: Job) -> Finding:
             "Fetch it once: paceline env build",
         )  # fmt: skip
     if not Path(image).exists():
-        return Finding(
-            "image", PROBLEM, f"There is no image {image}.", f"Check {job.source('environment.image')}."
-        )
+        return Finding("image", PROBLEM, f"There is no image {image}.", f"Check {job.source('environment.image')}.")
     return Finding("image", GOOD, image)
 
 
@@ -42,11 +40,7 @@ def explain_container(job: Job, python: str, result: ProbeResult) -> Finding:
             "If a module provides it, add that to modules in [environment].",
         )  # fmt: skip
     if re.search(rf'"{re.escape(python)}".*not found|stat {re.escape(python)}: no such file', reason):
-        return Finding(
-            "python", PROBLEM, f"{image} has no {python}.", "Name its Python: python in [environment]"
-        )
+        return Finding("python", PROBLEM, f"{image} has no {python}.", "Name its Python: python in [environment]")
     if "image format not recognized" in reason:
-        return Finding(
-            "image", PROBLEM, f"{image} is not an image.", f"Check {job.source('environment.image')}."
-        )
+        return Finding("image", PROBLEM, f"{image} is not an image.", f"Check {job.source('environment.image')}.")
     return Finding("container", WARNING, f"{python} in {image} gave no answer: {reason}")

@@ -72,8 +72,7 @@ def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[
     if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
         return []
     existing = [
-        next(path for path in (wanted, *wanted.parents) if path.exists())
-        for wanted in (python, plan.run_path.scratch)
+        next(path for path in (wanted, *wanted.parents) if path.exists()) for wanted in (python, plan.run_path.scratch)
     ]
     kinds = [file_system(path, mounts) for path in existing]
     if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:

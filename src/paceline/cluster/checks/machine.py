@@ -18,16 +18,7 @@ from paceline.cluster.slurm.partitions import Partition, query_partitions
 from paceline.errors import ClusterError
 
 # Variables in which clusters name their large, fast, shared folders.
-SCRATCH_VARIABLES = (
-    "SCRATCH",
-    "PSCRATCH",
-    "WORK",
-    "SCRATCH_DIR",
-    "GSCRATCH",
-    "CSCRATCH",
-    "WRKDIR",
-    "SCRATCHDIR",
-)
+SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "SCRATCH_DIR", "GSCRATCH", "CSCRATCH", "WRKDIR", "SCRATCHDIR")
 
 
 def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
@@ -102,9 +93,7 @@ def inspect_slurm() -> list[Finding]:
     except ClusterError as error:
         return [Finding("slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint)]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
-    return found + [
-        Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions
-    ]
+    return found + [Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions]
 
 
 def describe(partition: Partition) -> str:

@@ -80,9 +80,7 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
         if answer["own_path"]:  # only the script knows what it adds
             return [
                 *found,
-                Finding(
-                    "imports", WARNING, text, "The script changes sys.path; check that it finds them there."
-                ),
+                Finding("imports", WARNING, text, "The script changes sys.path; check that it finds them there."),
             ]
         return [*found, Finding("imports", PROBLEM, text, _INSTALL)]
     return [*found, Finding("imports", GOOD, "all found")]
@@ -139,10 +137,7 @@ def _with_source(job: Job, key: str, text: str) -> str:
 
 def _syntax(job: Job, line: int, message: str, text: str) -> Finding:
     return Finding(
-        "script",
-        PROBLEM,
-        f"{job.program.name} does not compile: line {line}: {message}.",
-        f"line {line}: {text}",
+        "script", PROBLEM, f"{job.program.name} does not compile: line {line}: {message}.", f"line {line}: {text}"
     )
 
 

@@ -159,9 +159,7 @@ def _query_gpfs(path: Path, mount: Mount) -> list[Usage]:
             used, soft, hard = (row.get(f"{prefix}{name}", "") for name in ("Usage", "Quota", "Limit"))
             if used.isdigit() and soft.isdigit() and hard.isdigit():
                 over = row.get(f"{prefix}Grace") == "expired"
-                found.append(
-                    Usage(whose, unit, int(used) << shift, int(soft) << shift, int(hard) << shift, over)
-                )
+                found.append(Usage(whose, unit, int(used) << shift, int(soft) << shift, int(hard) << shift, over))
     return found
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.sbatch import run_sbatch
 from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import ClusterError, EnvironmentProblem, UsageError
-from paceline.plan.environment.build import (
+from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
+from paceline.plan.environment.build_script import (
     SCRIPT_NAMES,
     BuildFolder,
     BuildResources,
@@ -27,7 +28,7 @@ from paceline.plan.environment.build import (
     build_directives,
     render_build,
 )
-from paceline.plan.environment.image import definition, image_steps, is_remote
+from paceline.plan.environment.container_image import definition, image_steps, is_remote
 from paceline.plan.environment.modules import module_section, module_variables
 from paceline.plan.environment.requirements import name_of
 from paceline.plan.environment.variables import PROXIES, submission_environment
@@ -62,9 +63,7 @@ class BuildPlan:
         return self.files[self.folder.script.name]
 
 
-def plan_build(
-    job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], resources: BuildResources
-) -> BuildPlan:
+def plan_build(job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], resources: BuildResources) -> BuildPlan:
     """Return the plan of a new build, without creating anything."""
     store = store_path(job, environ)
     target = StoredEnvironment(store / inputs.key)
@@ -150,9 +149,7 @@ def _environment(job: Job, environ: Mapping[str, str], named: set[str]) -> str:
     variables = {name: text for name, text in environ.items() if _FORWARDED.fullmatch(name) or name in named}
     variables |= {name: environ[name] for name in PROXIES if environ.get(name)}
     variables |= {**module_variables(job.environment, environ), **job.environment.variables}
-    return "".join(
-        f"export {name}={quote(text)}\n" for name, text in variables.items() if name not in SCRIPT_NAMES
-    )
+    return "".join(f"export {name}={quote(text)}\n" for name, text in variables.items() if name not in SCRIPT_NAMES)
 
 
 # -- building ------------------------------------------------------------------------------------------
@@ -178,20 +175,17 @@ def submit_build(plan: BuildPlan) -> str:
     """Submit the build and return the job's id. A rejected build leaves nothing behind."""
     write_build(plan)
     try:
-        done = slurm.call(
-            ["sbatch", "--parsable", str(plan.folder.script)], environ=plan.submitter, check=False
-        )
-        ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
-        if done.returncode or not ids:
+        try:
+            job = run_sbatch(["sbatch", "--parsable", str(plan.folder.script)], plan.submitter)
+        except JobRejected as rejected:
             raise ClusterError(
-                f"sbatch rejected the build: {slurm.error_text(done)}.",
+                f"sbatch rejected the build: {rejected.reason}.",
                 hint="Ask for other nodes (--partition, --account, --time), or build here with --local.",
-            )
-        write_atomically(plan.folder.job, f"{ids[-1]}\n")
+            ) from None
+        write_atomically(plan.folder.job, f"{job}\n")
     except BaseException:
         shutil.rmtree(plan.folder.path, ignore_errors=True)
         raise
-    job: str = ids[-1]
     return job
 
 
@@ -272,12 +266,7 @@ def require_buildable(job: Job) -> None:
             hint='You need not build anything; for an image of your own, use engine = "apptainer".',
         )
     image = job.environment.image
-    if (
-        job.environment.kind == "container"
-        and job.environment.base is None
-        and image
-        and not is_remote(image)
-    ):
+    if job.environment.kind == "container" and job.environment.base is None and image and not is_remote(image):
         raise UsageError(
             f"{job.source('environment.image')} is {image}, a file or folder that is used as it is.",
             hint="To build an image from it, set base instead of image.",

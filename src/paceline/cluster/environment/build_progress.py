@@ -12,7 +12,7 @@ from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.errors import ClusterError, EnvironmentProblem
-from paceline.plan.environment.build import BuildFolder
+from paceline.plan.environment.build_script import BuildFolder
 
 POLL_INTERVAL = 0.3  # seconds between reads of the log
 FILE_TIMEOUT = 30.0  # seconds that a shared file system may take to show what a node has written
@@ -84,10 +84,7 @@ class BuildProgress:
         """Return how many packages pip has collected and installed so far."""
         if self.process is None and self.state != "running":
             return f"job {self.job} is {self.state}"
-        names = {
-            path.name.partition("-")[0]
-            for path in self.target.path.glob("lib/python*/site-packages/*.dist-info")
-        }
+        names = {path.name.partition("-")[0] for path in self.target.path.glob("lib/python*/site-packages/*.dist-info")}
         if not names:
             return "building"
         installed = len(names - ({"pip", "setuptools"} - self.collected))  # every venv starts with these two

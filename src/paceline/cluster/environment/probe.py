@@ -17,14 +17,10 @@ from paceline.plan.environment.modules import ModuleSection, load_line
 from paceline.plan.quote import quote
 from paceline.plan.slurm.plan import SlurmPlan
 
-LINES = (
-    "PACELINE_PROBE"  # the lines travel in a variable: they may hold secrets, which an argument would show
-)
+LINES = "PACELINE_PROBE"  # the lines travel in a variable: they may hold secrets, which an argument would show
 REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `fail` writes to
 STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
-CHECKING = (
-    "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can ask for it
-)
+CHECKING = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can ask for it
 TIMEOUT = 120.0  # seconds: module systems on a busy file system take their time, and so does a first import
 
 MODULE_COMMAND, MODULE, ACTIVATION, COMMAND = "module command", "load ", "activation", "command"

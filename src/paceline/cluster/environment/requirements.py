@@ -40,10 +40,7 @@ class Requirements:
 
 def read_requirements(job: Job) -> Requirements:
     """Read what `[environment] requirements` and `constraints` name, or what the project's folder has."""
-    named = (
-        list(job.environment.requirements)
-        or [name for name in DEFAULT_FILES if (job.folder / name).is_file()][:1]
-    )
+    named = list(job.environment.requirements) or [name for name in DEFAULT_FILES if (job.folder / name).is_file()][:1]
     if not named:
         raise _nothing_to_build_from(job)
     found = Requirements(files=named)
@@ -95,9 +92,7 @@ def _read_one(job: Job, name: str, found: Requirements) -> None:
     if base in EXPORTS:
         raise SpecError(f"pip cannot install {where}.", hint=f"Export it first: {EXPORTS[base]}")
     if extras and path.suffix != ".toml":
-        raise SpecError(
-            f"{where} has no extras: only pyproject.toml has.", hint=f"Remove [{','.join(extras)}]."
-        )
+        raise SpecError(f"{where} has no extras: only pyproject.toml has.", hint=f"Remove [{','.join(extras)}].")
     if base == "Pipfile":
         found.lines += from_pipfile(_text(path), where=where)
     elif base == "Pipfile.lock":
@@ -117,9 +112,7 @@ def _text(path: Path) -> str:
         raise SpecError(f"Cannot read {path}: {problem}.", hint="Fix the file, or name another.") from None
 
 
-def _read_lines(
-    path: Path, found: Requirements, *, constraint: bool = False, above: tuple[Path, ...] = ()
-) -> None:
+def _read_lines(path: Path, found: Requirements, *, constraint: bool = False, above: tuple[Path, ...] = ()) -> None:
     """Read a requirements or constraints file, and the files that it refers to."""
     if path in above:
         raise SpecError(f"{path} includes itself through {above[-1]}.", hint="Remove one of the two lines.")
@@ -134,9 +127,7 @@ def _read_lines(
             # pip looks next to the file with this line, but the build reads a copy elsewhere.
             found.lines.append(f"--find-links {other.absolute() if other.exists() else name}")
         elif "://" in name or not other.is_file():
-            raise SpecError(
-                f"{path}, line {number} names {other}, which does not exist.", hint="Correct the path."
-            )
+            raise SpecError(f"{path}, line {number} names {other}, which does not exist.", hint="Correct the path.")
         else:
             _read_lines(other, found, constraint=constraint or option == "c", above=(*above, path))
 
@@ -163,9 +154,7 @@ def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, s
     for line in lines:
         editable = _EDITABLE.match(line)
         name = line[editable.end() :] if editable else line
-        name = (
-            re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", name).removeprefix("file://").removeprefix("file:")
-        )
+        name = re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", name).removeprefix("file://").removeprefix("file:")
         name = re.sub(r"(\[[\w,. -]*\])?(\s*;.*)?(\s+--.*)?$", "", name).strip()
         path = folder / name
         if "://" in name or name.startswith("-") or not (os.sep in name or name in (".", "..")):
@@ -185,9 +174,7 @@ def _digest(path: Path, *, only_metadata: bool) -> str:
         digest.update(path.read_bytes())
         return digest.hexdigest()
     for root, folders, names in os.walk(path):
-        folders[:] = sorted(
-            name for name in folders if name not in _NOT_SOURCE and not name.endswith(".egg-info")
-        )
+        folders[:] = sorted(name for name in folders if name not in _NOT_SOURCE and not name.endswith(".egg-info"))
         if only_metadata:
             folders[:] = []
         for name in sorted(names):

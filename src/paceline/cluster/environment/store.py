@@ -22,8 +22,8 @@ from paceline.cluster.environment.probe import module_lines, probe
 from paceline.cluster.environment.requirements import Requirements, read_requirements
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.plan.environment.build import IMAGE, LOCK, MARKER
-from paceline.plan.environment.image import is_remote
+from paceline.plan.environment.build_script import IMAGE, LOCK, MARKER
+from paceline.plan.environment.container_image import is_remote
 from paceline.plan.environment.modules import module_section, module_variables
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import quote
@@ -68,9 +68,7 @@ class EnvironmentInputs:
     def key(self) -> str:
         """A hash of the inputs, without the project's path and the names of files."""
         inputs = asdict(self)
-        inputs["requirements"] = {
-            name: inputs["requirements"][name] for name in ("lines", "constraints", "local")
-        }
+        inputs["requirements"] = {name: inputs["requirements"][name] for name in ("lines", "constraints", "local")}
         if self.python is not None:
             inputs["python"].pop("command")
         text = json.dumps([_FORMAT, inputs], sort_keys=True)
@@ -181,9 +179,7 @@ def find_python(job: Job, environ: Mapping[str, str]) -> Python:
     lines = [f"export {key}={quote(value)}" for key, value in variables.items()]
     lines += [*module_lines(module_section(environment)), *environment.setup]
     result = probe(
-        lines,
-        f"exec {quote(command)} -c {quote(_DESCRIBE)}",
-        environ=submission_environment(environ, ()).variables,
+        lines, f"exec {quote(command)} -c {quote(_DESCRIBE)}", environ=submission_environment(environ, ()).variables
     )
     try:
         details = json.loads(result.out.strip().splitlines()[-1])

@@ -83,9 +83,7 @@ def start_agent(
     inherited = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
     environment = {**inherited, **secrets, **shared, **starter.variables}
     if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
-        )
+        environment["PYTHONPATH"] = os.pathsep.join([starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]])
     if zygote_socket is not None:
         environment[env.ZYGOTE] = str(zygote_socket)
     try:

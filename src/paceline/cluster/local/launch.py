@@ -83,18 +83,14 @@ class ResumedRun:
         return [name for name in hidden if name not in self.plan.secrets and name not in os.environ]
 
 
-def find_resumed_run(
-    name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path
-) -> ResumedRun:
+def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path) -> ResumedRun:
     """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
     job = load(program or Program(""))
     folder = folders.find_run(name, folders.resolve_scratch(job, os.environ))
     spec = read_launch_spec(folder)
     folders.require_not_running(folder)
     if program is None:
-        return ResumedRun(
-            load(Program(spec.program, tuple(spec.args), is_module=spec.is_module)), folder, spec
-        )
+        return ResumedRun(load(Program(spec.program, tuple(spec.args), is_module=spec.is_module)), folder, spec)
     script = program.name if program.is_module else str(cwd / program.name)
     spec = replace(
         spec, program=script, args=list(program.args), is_module=program.is_module,

@@ -41,11 +41,7 @@ class ParallelRuns:
         self._active: dict[int, _ActiveRun] = {}
 
     def run(
-        self,
-        numbers: list[int],
-        *,
-        begin: Callable[[int, int], LocalPlan | None],
-        end: Callable[[int, str], None],
+        self, numbers: list[int], *, begin: Callable[[int, int], LocalPlan | None], end: Callable[[int, str], None]
     ) -> None:
         """Run all of them in order.
 

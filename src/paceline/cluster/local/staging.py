@@ -11,9 +11,9 @@ from paceline.agent.staging import cleanup
 from paceline.agent.staging.copy.progress import show_progress
 from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import choose_base, format_size, private_path
-from paceline.agent.staging.packs import Packs, make_packs
+from paceline.agent.staging.pack_store import Packs, make_packs
 from paceline.agent.staging.request import StagingRequest, make_request
-from paceline.agent.staging.stage import ScannedItem, scan_items, scan_notes
+from paceline.agent.staging.stager import ScannedItem, scan_items, scan_notes
 from paceline.errors import UsageError
 from paceline.plan.launch_spec import data_settings
 from paceline.spec import Job

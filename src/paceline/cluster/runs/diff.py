@@ -70,9 +70,7 @@ def _compare(name: str, then: tuple[str, bytes], now: tuple[str, bytes]) -> Diff
     if texts[0] is None or texts[1] is None:
         return Difference(name, CHANGED, f"binary: {len(then[1]):,} -> {len(now[1]):,} bytes")
     lines = tuple(
-        difflib.unified_diff(
-            texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm=""
-        )
+        difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm="")
     )
     return Difference(name, CHANGED, note or ("" if lines else "line endings"), lines)
 

@@ -27,9 +27,7 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
     if job.project.scratch is None:
         return job.folder.absolute() / DEFAULT_SCRATCH
     text = re.sub(
-        r"\$(?:\{(\w+)\}|(\w+))",
-        lambda match: _variable(match[1] or match[2], job, environ),
-        job.project.scratch,
+        r"\$(?:\{(\w+)\}|(\w+))", lambda match: _variable(match[1] or match[2], job, environ), job.project.scratch
     )
     return Path(os.path.abspath(job.folder / Path(text).expanduser()))
 

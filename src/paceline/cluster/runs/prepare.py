@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
-from paceline.cluster.runs.run_half import write_run_half
+from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.launch_spec import LaunchSpec
@@ -77,8 +77,7 @@ def read_launch_spec(folder: RunFolder) -> LaunchSpec:
         return LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as problem:
         raise EnvironmentProblem(
-            f"Cannot read {folder.launch_spec}: {problem}.",
-            hint="Start a new run instead of resuming this one.",
+            f"Cannot read {folder.launch_spec}: {problem}.", hint="Start a new run instead of resuming this one."
         ) from None
 
 

@@ -54,9 +54,7 @@ def take_snapshot(
     sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
     if sum(sizes.values()) > limit:
         raise _too_large(
-            folder,
-            sizes.items(),
-            f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed",
+            folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed"
         )
     digest = _digest(folder, sizes, copy_to=None)
     path = store / digest
@@ -104,8 +102,7 @@ def _excluded(name: str, patterns: Sequence[str]) -> bool:
         return False
     parts = name.split("/")
     return _matches(name, patterns) or any(
-        _matches("/".join(parts[: end + 1]), patterns) or _matches(part, patterns)
-        for end, part in enumerate(parts)
+        _matches("/".join(parts[: end + 1]), patterns) or _matches(part, patterns) for end, part in enumerate(parts)
     )
 
 
@@ -113,8 +110,7 @@ def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], amount: str) -> E
     largest = sorted(sizes, key=lambda item: -item[1])[:3]
     listed = ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for name, size in largest)
     return EnvironmentProblem(
-        f"The code in {folder} is too large to copy: {amount}."
-        + (f" The largest: {listed}." if listed else ""),
+        f"The code in {folder} is too large to copy: {amount}." + (f" The largest: {listed}." if listed else ""),
         hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot.",
     )
 

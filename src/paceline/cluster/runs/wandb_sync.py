@@ -61,9 +61,7 @@ def complete(folder: RunFolder, *, python: str) -> None:
 
 def send(path: Path, *, python: str) -> str:
     """Upload one folder and return the address of the W&B run."""
-    environ = {
-        name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_SILENT")
-    }
+    environ = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_SILENT")}
     done = subprocess.run(
         [python, "-m", "wandb", "sync", str(path)],
         env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

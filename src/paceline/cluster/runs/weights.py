@@ -46,9 +46,7 @@ def choose_object(marker: Marker, name: str | None) -> str:
     if name is not None:
         if name in marker.objects:
             return name
-        raise UsageError(
-            f"The checkpoint has no object {name!r}.", hint=f"Use one of {', '.join(marker.objects)}."
-        )
+        raise UsageError(f"The checkpoint has no object {name!r}.", hint=f"Use one of {', '.join(marker.objects)}.")
     if "model" in modules:
         return "model"
     if len(modules) == 1:
@@ -97,11 +95,7 @@ def write_weights(output: Path, tensors: dict[str, StoredTensor], *, metadata: d
     table: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name, tensor in tensors.items():
-        table[name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
+        table[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [offset, offset + tensor.nbytes]}
         offset += tensor.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

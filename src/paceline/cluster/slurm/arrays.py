@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm import sbatch
 from paceline.errors import ClusterError
 from paceline.plan.slurm.plan import SlurmPlan
 
@@ -14,8 +15,7 @@ DEFAULT_ARRAY_SIZE = 1001  # Slurm's default for MaxArraySize
 FRACTION = 10  # count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
 # How sbatch rejects a job because of a limit on the number of jobs.
 JOB_LIMIT_REACHED = re.compile(
-    r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable",
-    re.IGNORECASE,
+    r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable", re.IGNORECASE
 )
 
 
@@ -81,4 +81,4 @@ def submit_array(plan: SlurmPlan, *, array: str, listing: str, after: Sequence[s
     if after:
         extra.append(f"--dependency=afterany:{':'.join(after)}")
     *command, script = plan.sbatch
-    return slurm.run_sbatch([*command, *extra, script, listing], plan.submitter)
+    return sbatch.run_sbatch([*command, *extra, script, listing], plan.submitter)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
-from paceline.cluster.slurm.commands import error_text, test_only
+from paceline.cluster.slurm.commands import error_text
 from paceline.cluster.slurm.partitions import Partition, select_partitions
+from paceline.cluster.slurm.sbatch import test_only
 from paceline.errors import ClusterError, PacelineError
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job
@@ -122,9 +123,7 @@ def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition])
         error = explain_rejection(job, plan, partitions, error_text(done))
         return Finding("slurm", PROBLEM, error.message, error.hint)
     match = re.search(r"to start at (\S+)", done.stderr)
-    return Finding(
-        "slurm", GOOD, f"would start at {match[1].replace('T', ' ')}" if match else "accepts the job"
-    )
+    return Finding("slurm", GOOD, f"would start at {match[1].replace('T', ' ')}" if match else "accepts the job")
 
 
 Explanation = Callable[[Job, Sequence[Partition]], str]
@@ -171,14 +170,10 @@ _REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
 )  # fmt: skip
 
 
-def explain_rejection(
-    job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str
-) -> PacelineError:
+def explain_rejection(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str) -> PacelineError:
     """Return Slurm's message as an error that names the option at fault and the values that exist."""
     for pattern, key, explanation in _REJECTIONS:
         if re.search(pattern, reason, re.IGNORECASE):
             source = f" ({job.source(key)})" if job.is_set(key) else ""
-            return ClusterError(
-                f"Slurm rejected the job: {reason}{source}.", hint=explanation(job, partitions)
-            )
+            return ClusterError(f"Slurm rejected the job: {reason}{source}.", hint=explanation(job, partitions))
     return ClusterError(f"Slurm rejected the job: {reason}.", hint="Inspect the script with --dry-run.")

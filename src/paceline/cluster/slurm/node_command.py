@@ -27,9 +27,7 @@ def run_on_node(node: str, args: Sequence[str]) -> int:
     ]  # fmt: skip
     # The variables of a job around this one do not apply to the new one.
     environ = {
-        name: text
-        for name, text in os.environ.items()
-        if not name.startswith("SLURM_") or name in SLURM_VARIABLES
+        name: text for name, text in os.environ.items() if not name.startswith("SLURM_") or name in SLURM_VARIABLES
     }
     try:
         return subprocess.run(command, env=environ, timeout=TIMEOUT, stdin=subprocess.DEVNULL).returncode

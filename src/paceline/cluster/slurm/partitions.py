@@ -56,9 +56,7 @@ class Partition:
                 found[name] = max(found.get(name, 0), count)
         return found
 
-    def count_nodes(
-        self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0
-    ) -> int:
+    def count_nodes(self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0) -> int:
         """Count the nodes that have at least this much."""
         return sum(
             kind.count

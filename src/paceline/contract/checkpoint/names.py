@@ -6,9 +6,7 @@ import re
 
 CHECKPOINT_MARKER = "complete.json"  # a checkpoint folder without it is not a checkpoint
 OBJECTS_FILE = "objects.json"  # the state of all replicated objects, with references instead of tensors
-SHARDED_FOLDER = (
-    "sharded"  # tensors sharded over a device mesh, in the format of torch.distributed.checkpoint
-)
+SHARDED_FOLDER = "sharded"  # tensors sharded over a device mesh, in the format of torch.distributed.checkpoint
 SHARE_SUFFIX = ".safetensors"
 PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
 FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: abandoned, for ranks that wait for it

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.entry import Entry
+from paceline.contract.folder_entry import Entry
 from paceline.contract.run_folder import RunFolder
 
 # How a trial ended. Its job tells whether it is queued, running or lost.
@@ -85,9 +85,7 @@ class TrialFolder(RunFolder):
     def sweep(self) -> SweepFolder:
         return SweepFolder(self.path.parent.parent)
 
-    trial = Entry(
-        "trial.json"
-    )  # its number, point, seed, group, and number in Optuna's study. Written when it starts
+    trial = Entry("trial.json")  # its number, point, seed, group, and number in Optuna's study. Written when it starts
     reports = Entry("reports.jsonl")  # what the script reported, a line each: {"step", "value", "time"}
     # Written when it has ended for good: state, value, step, started, ended, error, point, seed.
     result = Entry("result.json")

@@ -63,9 +63,7 @@ def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> An
 # -- points ----------------------------------------------------------------------------------------------
 
 
-def point_of_group(
-    sweep: SweepFolder, search: Search, group: int, *, shared: bool
-) -> tuple[dict[str, Any], int]:
+def point_of_group(sweep: SweepFolder, search: Search, group: int, *, shared: bool) -> tuple[dict[str, Any], int]:
     """Return a group's point and its trial number in the study. The first trial of the group requests it.
 
     `shared`: several trials (seeds) have this point, and may start at the same time.
@@ -152,9 +150,7 @@ def suggest(trial: Any, space: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _to_choice(value: Any) -> Any:
     """Return a value as a choice for Optuna: lists and booleans as text, because True equals 1."""
-    return (
-        value if isinstance(value, (int, float, str)) and not isinstance(value, bool) else json.dumps(value)
-    )
+    return value if isinstance(value, (int, float, str)) and not isinstance(value, bool) else json.dumps(value)
 
 
 # -- trials ----------------------------------------------------------------------------------------------
@@ -196,9 +192,7 @@ class Pruner:
         study = open_study(sweep, search)
         trials = study.get_trials(deepcopy=False)
         if known >= len(trials):
-            raise RunError(
-                f"{sweep.journal} has no trial {known}.", hint="Check whether the file was replaced."
-            )
+            raise RunError(f"{sweep.journal} has no trial {known}.", hint="Check whether the file was replaced.")
         self._trial = optuna.trial.Trial(study, trials[known]._trial_id)
 
     def should_prune(self, value: float, count: int) -> bool:

@@ -84,9 +84,7 @@ def _pyxis_options(job: Job, shared: list[str]) -> list[str]:
             hint='Use another style, or engine = "apptainer".',
         )
     mounts = ",".join([*(f"{path}:{path}" for path in shared), *_binds(job)])
-    options = [
-        f"--container-image={image_path(job)}", f"--container-mounts={mounts}", *job.environment.engine_options
-    ]  # fmt: skip
+    options = [f"--container-image={image_path(job)}", f"--container-mounts={mounts}", *job.environment.engine_options]
     return [quote(option) for option in options]
 
 
@@ -127,10 +125,7 @@ def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) ->
     ]
 
 
-_GPUS = [
-    "    [ -e /dev/nvidiactl ] && options+=(--nv)",
-    "    [ -e /dev/kfd ] && options+=(--rocm)",
-]
+_GPUS = ["    [ -e /dev/nvidiactl ] && options+=(--nv)", "    [ -e /dev/kfd ] && options+=(--rocm)"]
 
 
 def _data_folder_lines(folder: str) -> list[str]:

@@ -44,14 +44,11 @@ def from_pyproject(text: str, *, where: str, extras: tuple[str, ...] = ()) -> li
     for extra in extras:
         if extra not in known:
             raise SpecError(
-                f"{where} has no extra {extra!r}.",
-                hint=f"Choose one of: {', '.join(sorted(known)) or 'none'}.",
+                f"{where} has no extra {extra!r}.", hint=f"Choose one of: {', '.join(sorted(known)) or 'none'}."
             )
         lines += known[extra]
     if not all(isinstance(line, str) for line in lines):
-        raise SpecError(
-            f"{where} has a dependency that is not a string.", hint='Write it as in "torch>=2.6".'
-        )
+        raise SpecError(f"{where} has a dependency that is not a string.", hint='Write it as in "torch>=2.6".')
     return _expand_own_extras(lines, project, where)
 
 
@@ -90,16 +87,12 @@ def from_pipfile_lock(text: str, *, where: str) -> tuple[list[str], list[str]]:
         values = json.loads(text)
         packages: dict[str, dict[str, Any]] = values["default"]
     except (ValueError, KeyError, TypeError):
-        raise SpecError(
-            f"{where} is not a lock file of pipenv.", hint="Create it again: pipenv lock"
-        ) from None
+        raise SpecError(f"{where} is not a lock file of pipenv.", hint="Create it again: pipenv lock") from None
     # pip checks either all hashes or none.
     unhashed = [name for name, entry in packages.items() if not entry.get("hashes")]
     notes = []
     if unhashed and len(unhashed) < len(packages):
-        notes.append(
-            f"{where} has no hash for {', '.join(unhashed[:3])}, so pip cannot check the other hashes either"
-        )
+        notes.append(f"{where} has no hash for {', '.join(unhashed[:3])}, so pip cannot check the other hashes either")
     lines = _sources(values.get("_meta", {}).get("sources", []))
     for name, entry in packages.items():
         line = _pipfile_line(name, entry, where)

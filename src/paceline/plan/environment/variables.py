@@ -64,9 +64,7 @@ class SubmissionEnvironment:
     defaults: dict[str, str]  # SBATCH_PARTITION -> "partition"
 
 
-def submission_environment(
-    environ: Mapping[str, str], directives: Iterable[Directive]
-) -> SubmissionEnvironment:
+def submission_environment(environ: Mapping[str, str], directives: Iterable[Directive]) -> SubmissionEnvironment:
     """Return what sbatch, and through it the job, sees of the submitter's environment.
 
     Nothing that an outer job, MPI or an agent has left in it; no default that the job overrides; no secret, since

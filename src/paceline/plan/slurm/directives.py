@@ -108,16 +108,7 @@ def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directiv
     ]
     if resources.time is not None:
         found.append(Directive("time", slurm_time(resources.time)))
-    for option in (
-        "partition",
-        "account",
-        "qos",
-        "constraint",
-        "reservation",
-        "nodelist",
-        "exclude",
-        "comment",
-    ):
+    for option in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "comment"):
         if (value := getattr(resources, option)) is not None:
             found.append(Directive(option, value))
     if resources.exclusive:

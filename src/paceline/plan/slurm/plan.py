@@ -17,9 +17,9 @@ from paceline.plan.quote import command_line
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
-from paceline.plan.slurm.array import Trials, array_script
+from paceline.plan.slurm.array_script import Trials, array_script
+from paceline.plan.slurm.batch_script import ScriptPlan, job_script, shell_library
 from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives
-from paceline.plan.slurm.script import ScriptPlan, job_script, shell_library
 from paceline.spec import Job
 
 DEFAULT_ATTEMPTS = 3
@@ -59,15 +59,9 @@ class SlurmPlan:
         notes = [f"note: {note}" for note in self.notes]
         if self.secrets:
             notes.append(f"secrets, whose values are in environment.sh alone: {self.secrets}")
-        notes.append(
-            "job.sh, which the script sources, is written to the run folder; it is the same for every run"
-        )
+        notes.append("job.sh, which the script sources, is written to the run folder; it is the same for every run")
         return "".join(
-            [
-                f"{self.script}\n",
-                *(f"# {note}\n" for note in notes),
-                f"# submitted by: {command_line(self.sbatch)}\n",
-            ]
+            [f"{self.script}\n", *(f"# {note}\n" for note in notes), f"# submitted by: {command_line(self.sbatch)}\n"]
         )
 
 
@@ -96,11 +90,7 @@ def plan_slurm(
     submission = submission_environment(environ, options)
     secrets = choose_secrets(job, environ=environ, file_secrets=file_secrets)
     launch_spec = _launch_spec(
-        job,
-        run_path=run_path,
-        counts=counts,
-        python=interpreter(job, environ, python),
-        path_in_job=path_in_job,
+        job, run_path=run_path, counts=counts, python=interpreter(job, environ, python), path_in_job=path_in_job
     )
     entry = container_entry(job, run_path, gpus=counts.gpus)
     environment = EnvironmentSection(
@@ -135,9 +125,7 @@ def plan_slurm(
         environment_file=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
         submitter=submission.variables,
-        notes=tuple(
-            f"{name} sets {option} to {environ[name]!r}" for name, option in submission.defaults.items()
-        ),
+        notes=tuple(f"{name} sets {option} to {environ[name]!r}" for name, option in submission.defaults.items()),
         secrets=secrets.describe(),
     )
 
@@ -151,9 +139,7 @@ def _launch_spec(
         shape=Shape(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
         python=python,
         path_in_job=path_in_job,
-        variables=plain_variables(
-            job
-        ),  # secrets are in environment.sh alone: the launch spec is an ordinary file
+        variables=plain_variables(job),  # secrets are in environment.sh alone: the launch spec is an ordinary file
         max_restarts=(job.resume.max_attempts or DEFAULT_ATTEMPTS) - 1,
     )
 

@@ -18,10 +18,10 @@ import torch
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint import restore, retention, rng, sharded, state_tree, writer
-from paceline.runtime.checkpoint.image import ImageCache
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.retention import RetentionPolicy
+from paceline.runtime.checkpoint.save_buffer import ImageCache
 from paceline.runtime.checkpoint.writer import SaveTask
 
 log = logging.getLogger("paceline")
@@ -76,9 +76,7 @@ class CheckpointManager:
         timeout: float = SAVE_TIMEOUT,
     ) -> None:
         if world_size > 1 and group is None:
-            raise UsageError(
-                f"Checkpoints of {world_size} ranks need a process group.", hint="Pass a gloo group."
-            )
+            raise UsageError(f"Checkpoints of {world_size} ranks need a process group.", hint="Pass a gloo group.")
         self.folder = Path(folder)
         self.rank, self.world_size, self.group = rank, world_size, group
         self.attempt, self.seed, self.timeout = attempt, seed, timeout
@@ -109,17 +107,13 @@ class CheckpointManager:
                     hint="Add both methods, or put its values into `meta`.",
                 )
             if "/" in name:
-                raise UsageError(
-                    f"The object name {name!r} contains a slash.", hint="Use a name without one."
-                )
+                raise UsageError(f"The object name {name!r} contains a slash.", hint="Use a name without one.")
             self._objects[name] = state_tree.unwrap(thing)
         state_tree.collect(self._objects).tensors.check()
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def save(
-        self, step: int, epoch: int = 0, meta: Mapping[str, Any] | None = None, wait: bool = False
-    ) -> float:
+    def save(self, step: int, epoch: int = 0, meta: Mapping[str, Any] | None = None, wait: bool = False) -> float:
         """Copy the state, write it in a thread, and return the seconds for which training was blocked.
 
         With `wait`, return once the checkpoint is committed or has failed; `poll` returns the outcome. A step that
@@ -249,9 +243,7 @@ class CheckpointManager:
         """Wait for the running save, or abandon it, and release the memory. Return the saves that have ended."""
         if wait or not self.is_saving:
             self._finish_save()
-        if (
-            wait
-        ):  # otherwise the process is about to exit, and releasing page-locked memory waits for the device
+        if wait:  # otherwise the process is about to exit, and releasing page-locked memory waits for the device
             self._images.release()
         self._task = self._thread = None
         finished, self._finished = self._finished, []

@@ -40,9 +40,7 @@ class RankGroup:
         return problems
 
 
-def find_newest(
-    folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]
-) -> tuple[Path | None, list[Path]]:
+def find_newest(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> tuple[Path | None, list[Path]]:
     """Return a run's newest intact checkpoint, or None if it has no checkpoints, and the damaged ones."""
     found = ranks.broadcast(lambda: list_checkpoints(folder))
     damaged: dict[Path, str] = {}

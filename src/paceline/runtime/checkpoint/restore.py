@@ -61,8 +61,7 @@ def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int) -
 
 def _load_rank_state(name: str, thing: Any, states: Mapping[int, Any], *, rank: int) -> None:
     decoded = {
-        number: state_tree.decode(state["objects"][name], state_tree.fetch_inline)
-        for number, state in states.items()
+        number: state_tree.decode(state["objects"][name], state_tree.fetch_inline) for number, state in states.items()
     }
     with _explain_errors(name):
         if len(decoded) > 1 and hasattr(thing, "load_rank_states"):
@@ -97,11 +96,7 @@ def _shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
 
 
 def _is_flat(state: Any) -> bool:
-    return (
-        isinstance(state, dict)
-        and bool(state)
-        and all(isinstance(value, torch.Tensor) for value in state.values())
-    )
+    return isinstance(state, dict) and bool(state) and all(isinstance(value, torch.Tensor) for value in state.values())
 
 
 def _check_keys(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -50,9 +50,7 @@ def steps_to_keep(markers: list[Marker], policy: RetentionPolicy) -> set[int]:
         keep |= {step for step in steps if step % policy.keep_every == 0}
     if policy.best:
         values = [
-            (value, marker.step)
-            for marker in markers
-            if (value := _metric(marker.meta, policy.best)) is not None
+            (value, marker.step) for marker in markers if (value := _metric(marker.meta, policy.best)) is not None
         ]
         if values:
             # Of equals the newest, which has trained longer.

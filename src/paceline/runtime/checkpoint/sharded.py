@@ -17,7 +17,7 @@ import torch
 from paceline.contract.checkpoint.marker import FileChecksum, compute_checksum
 from paceline.contract.checkpoint.names import SHARDED_FOLDER
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.image import Image
+from paceline.runtime.checkpoint.save_buffer import Image
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, dtensor_class
 
 
@@ -34,10 +34,7 @@ def stage(image: Image, sharded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sharded tensors with their local parts replaced by the copies in the image."""
     dtensor = dtensor_class()
     # from_local would move the copy to the mesh's device; the constructor leaves it on the host.
-    return {
-        name: dtensor(image.local(name), tensor._spec, requires_grad=False)
-        for name, tensor in sharded.items()
-    }
+    return {name: dtensor(image.local(name), tensor._spec, requires_grad=False) for name, tensor in sharded.items()}
 
 
 def write(folder: Path, tensors: Mapping[str, Any], *, group: Any, rank: int) -> dict[str, FileChecksum]:
@@ -59,12 +56,7 @@ def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
 
     options = _single_process_options(load, group)
     try:
-        load(
-            targets,
-            storage_reader=FileSystemReader(folder / SHARDED_FOLDER),
-            process_group=group,
-            **options,
-        )
+        load(targets, storage_reader=FileSystemReader(folder / SHARDED_FOLDER), process_group=group, **options)
     except Exception as error:
         raise CheckpointError(f"The sharded state of {folder.name} can't be loaded: {error}.") from error
 

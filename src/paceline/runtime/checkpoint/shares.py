@@ -38,9 +38,7 @@ class Share:
     local_nbytes: int
 
 
-def make_share(
-    tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], *, rank: int, world_size: int
-) -> Share:
+def make_share(tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], *, rank: int, world_size: int) -> Share:
     """Return the share of `rank`. Wider elements come first, so that every piece is aligned."""
     ordered = sorted(tensors.items(), key=_sort_key)
     total = sum(tensor.nbytes for _, tensor in ordered)

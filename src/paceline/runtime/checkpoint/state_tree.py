@@ -23,9 +23,7 @@ PLAIN = (type(None), bool, int, float, str)
 TORCH_DTYPES = {short: getattr(torch, long) for long, short in DTYPES.items() if hasattr(torch, long)}
 DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
 
-Store = Callable[
-    [str, torch.Tensor], dict[str, Any]
-]  # takes a tensor and its path, returns a reference to it
+Store = Callable[[str, torch.Tensor], dict[str, Any]]  # takes a tensor and its path, returns a reference to it
 
 
 def dtensor_class() -> Any:
@@ -178,11 +176,7 @@ def _encode_dict(value: dict[Any, Any], path: str, store: Store) -> Any:
             break
     else:
         return {key: encode(item, f"{path}/{key}", store) for key, item in value.items()}
-    return {
-        "$dict": [
-            [encode(key, path, store), encode(item, f"{path}/{key}", store)] for key, item in value.items()
-        ]
-    }
+    return {"$dict": [[encode(key, path, store), encode(item, f"{path}/{key}", store)] for key, item in value.items()]}
 
 
 def _encode_numpy(value: Any, path: str, store: Store) -> Any:

@@ -22,7 +22,7 @@ from paceline.contract.checkpoint.safetensors import BLOCK
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import retention, sharded
-from paceline.runtime.checkpoint.image import Image
+from paceline.runtime.checkpoint.save_buffer import Image
 
 ABANDONED = "rank 0 abandoned the save"
 WRITE_BYTES = 16 << 20  # per write: large enough for any file system, small enough to notice a full one early
@@ -206,9 +206,7 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
 
 
 def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
-    files = {
-        name: FileChecksum(**entry) for report in reports.values() for name, entry in report["files"].items()
-    }
+    files = {name: FileChecksum(**entry) for report in reports.values() for name, entry in report["files"].items()}
     for name, expected in files.items():
         size = os.stat(task.partial / name).st_size
         if size != expected.size:

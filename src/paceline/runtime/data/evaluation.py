@@ -13,19 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import UsageError
-from paceline.runtime.data.batches import evaluation_slices, evaluation_steps
 from paceline.runtime.data.item_source import ItemSource, Source
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors
+from paceline.runtime.data.sample_assignment import evaluation_slices, evaluation_steps
 from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.data.transfer import trim
 from paceline.runtime.distributed.identity import Identity, read_identity
@@ -57,9 +51,7 @@ class MapEvaluationLoader:
             self.source = TensorSource(tensors, device=target, resident=False)
         else:
             self.samples = len(dataset)
-            self.source = ItemSource(
-                dataset, seed=seed, device=target, num_workers=num_workers, collate_fn=collate_fn
-            )
+            self.source = ItemSource(dataset, seed=seed, device=target, num_workers=num_workers, collate_fn=collate_fn)
 
     def __len__(self) -> int:
         """Return the number of forward passes of each rank."""

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.runtime.data.batches import Slice
 from paceline.runtime.data.randomness import SeededDataset, derive_seed, preserve_host_rng
+from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.transfer import transfer_batches
 from paceline.runtime.data.workers import WorkerInit, WorkerPool
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.errors import CheckpointError
-from paceline.runtime.data.batches import EpochPlan, MicroBatch, epoch_order
 from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors, materialize
+from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, epoch_order
 from paceline.runtime.distributed.identity import Identity, read_identity
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ class MapLoader:
         for part, data in zip(slices, batches, strict=True):
             if part.last:
                 self.step = part.step + 1
-            yield MicroBatch(
-                data, part.count, part.global_count, part.index, part.last, part.step, world_size
-            )
+            yield MicroBatch(data, part.count, part.global_count, part.index, part.last, part.step, world_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, for a plain loop."""

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.errors import UsageError
-from paceline.runtime.data.batches import Slice
 from paceline.runtime.data.randomness import SeededDataset, preserve_host_rng
+from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.transfer import map_tensors, transfer_batches
 
 
@@ -44,9 +44,7 @@ def count_samples(tensors: Any) -> int:
 def materialize(dataset: Any, *, seed: int, num_workers: int) -> Any:
     """Compute all items of a data set once, as tensors. Every epoch then has the augmentation of epoch 0."""
     keys = [[(0, index)] for index in range(len(dataset))]
-    loader: DataLoader[Any] = DataLoader(
-        SeededDataset(dataset, seed), batch_sampler=keys, num_workers=num_workers
-    )
+    loader: DataLoader[Any] = DataLoader(SeededDataset(dataset, seed), batch_sampler=keys, num_workers=num_workers)
     with preserve_host_rng():
         parts = list(loader)
     return _concatenate(parts)

@@ -99,9 +99,7 @@ class RankBatches(IterableDataset[Any]):
         self.collate_fn = collate_fn
         self.first_batch = 0  # index of the rank's first batch in this pass, if slots take turns
         self.first_slot = 0  # slot of that batch
-        self.positions: dict[
-            int, StreamPosition
-        ] = {}  # to continue from, by slot; empty: read from the start
+        self.positions: dict[int, StreamPosition] = {}  # to continue from, by slot; empty: read from the start
 
     def __iter__(self) -> Iterator[tuple[int, Any, StreamPosition] | Leftover]:
         info = get_worker_info()

@@ -11,15 +11,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, default_collate
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.data.batches import MicroBatch, check_batch_size
 from paceline.runtime.data.randomness import preserve_host_rng
-from paceline.runtime.data.sharded_iterable import (
-    Leftover,
-    RankBatches,
-    ShardedIterable,
-    StreamPosition,
-    is_stateful,
-)
+from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size
+from paceline.runtime.data.sharded_iterable import Leftover, RankBatches, ShardedIterable, StreamPosition, is_stateful
 from paceline.runtime.data.transfer import transfer_batch
 from paceline.runtime.data.webdataset import SeededPipeline, check_not_mixed, is_pipeline
 from paceline.runtime.data.workers import WorkerInit, WorkerPool
@@ -114,10 +108,7 @@ class StreamLoader:
         slots = max(1, self.num_workers)
         self._positions, self._leftovers_used = {}, 0
         self._next_slot = self.step * self.accumulate % slots
-        same = state and (state["world_size"], state["num_workers"]) == (
-            self.identity.world_size,
-            self.num_workers,
-        )
+        same = state and (state["world_size"], state["num_workers"]) == (self.identity.world_size, self.num_workers)
         # A slot too short for a full batch has no position: the items it gave are counted as leftovers.
         if same and self._saves_positions and (state["positions"] or state.get("leftovers_used")):
             self._positions = {position[0]: StreamPosition(*position) for position in state["positions"]}

@@ -24,8 +24,7 @@ WORKER_SPLITTERS = ("split_by_worker",)
 
 def is_pipeline(dataset: Any) -> bool:
     return any(
-        (base.__module__, base.__name__) == ("webdataset.pipeline", "DataPipeline")
-        for base in type(dataset).__mro__
+        (base.__module__, base.__name__) == ("webdataset.pipeline", "DataPipeline") for base in type(dataset).__mro__
     )
 
 
@@ -42,9 +41,7 @@ def check_not_mixed(dataset: Any) -> None:
 class SeededPipeline(IterableDataset[Any]):
     """A pipeline read by (seed, epoch, rank, worker). The user's pipeline object isn't changed."""
 
-    def __init__(
-        self, pipeline: Any, *, identity: Identity, workers: int, notify: Callable[[str], None]
-    ) -> None:
+    def __init__(self, pipeline: Any, *, identity: Identity, workers: int, notify: Callable[[str], None]) -> None:
         self.pipeline, self.identity = pipeline, identity
         self.seed = self.epoch = 0
         self.stages: list[Any] = list(pipeline.pipeline)

@@ -70,6 +70,5 @@ def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
 
 
 SHARED_HINT = (
-    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. "
-    "To train without GPUs, use --cpu."
+    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. To train without GPUs, use --cpu."
 )

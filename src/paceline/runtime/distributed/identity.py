@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.contract.rank_env import TABLE, RankVariables
+from paceline.contract.launcher_variables import TABLE, RankVariables
 from paceline.errors import UsageError
 
 
@@ -96,8 +96,6 @@ def _per_node(name: str, environ: Mapping[str, str], node: int) -> int | None:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
-            raise UsageError(
-                f"{name}={text!r} is not a number, or a list such as 4(x2),3.", hint="Check what sets it."
-            )
+            raise UsageError(f"{name}={text!r} is not a number, or a list such as 4(x2),3.", hint="Check what sets it.")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else counts[-1]

@@ -20,16 +20,14 @@ from types import FrameType
 from typing import Any
 
 from paceline.contract import env
+from paceline.contract.launcher_variables import SPAWNED
 from paceline.contract.process import die_with_parent
-from paceline.contract.rank_env import SPAWNED
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import LaunchError, UsageError
-from paceline.runtime.boundary.heartbeat import Heartbeat
 from paceline.runtime.launch_context import LaunchContext
+from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
-SAME_TERM = (
-    1.0  # seconds: one request may arrive twice, from the scheduler and from a command that forwards it
-)
+SAME_TERM = 1.0  # seconds: one request may arrive twice, from the scheduler and from a command that forwards it
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the remaining ranks after one has failed
 
 
@@ -53,9 +51,7 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
         return
     count = nproc or _default_nproc()
     if count < 1:
-        raise UsageError(
-            f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU."
-        )
+        raise UsageError(f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU.")
     context = multiprocessing.get_context("spawn")
     environments = [rank_environment(local, count, os.environ) for local in range(count)]
     port = _free_port()
@@ -128,9 +124,7 @@ class _SigtermForwarder:
 
     def __enter__(self) -> _SigtermForwarder:
         is_main = threading.current_thread() is threading.main_thread()
-        if (
-            is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        ):  # otherwise the script has its own handler
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # otherwise the script has its own handler
             self._installed = True
             signal.signal(signal.SIGTERM, self._forward)
         return self
@@ -154,9 +148,7 @@ class _SigtermForwarder:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _supervise(
-    processes: list[SpawnProcess], ranks: list[int], world_size: int, forwarder: _SigtermForwarder
-) -> None:
+def _supervise(processes: list[SpawnProcess], ranks: list[int], world_size: int, forwarder: _SigtermForwarder) -> None:
     """Wait for all ranks. End the rest on the first failure, and on any other way out of here."""
     left = dict(zip(processes, ranks, strict=True))
     try:
@@ -194,14 +186,7 @@ def _report(attempt: AttemptFolder | None, rank: int, **found: Any) -> None:
     """Write the error of a rank, once: its own report is better than its exit code."""
     if attempt is None or attempt.error(rank).exists():
         return
-    record = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "type": "",
-        "message": "",
-        "traceback": "",
-        "step": 0,
-    }
+    record = {"rank": rank, "host": socket.gethostname(), "type": "", "message": "", "traceback": "", "step": 0}
     with suppress(OSError):
         write_atomically(attempt.error(rank), json.dumps({**record, "time": time.time(), **found}))
 
@@ -211,9 +196,7 @@ def _dump_stacks_on_request(path: Path) -> None:
     if hasattr(signal, "SIGUSR2"):
         with suppress(OSError):
             # The file stays open as long as this process lives.
-            faulthandler.register(
-                signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            )
+            faulthandler.register(signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
 
 
 def _end(processes: list[SpawnProcess]) -> None:

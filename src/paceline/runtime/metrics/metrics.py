@@ -87,9 +87,7 @@ class _Row:
                 break
         else:  # the common case, kept fast
             return self.sums
-        return {
-            name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()
-        }
+        return {name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()}
 
 
 class _Batch:
@@ -97,9 +95,7 @@ class _Batch:
 
     def __init__(self, entries: list[Entry], *, alone: bool) -> None:
         self.entries = entries
-        tensors = [
-            value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)
-        ]
+        tensors = [value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)]
         self._pending = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, _Row] = {}
         self._reduced = torch.empty(0)
@@ -139,9 +135,7 @@ class _Batch:
         self.entries = []
 
     def reduce(self, group: Any) -> None:
-        flat = [
-            number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())
-        ]
+        flat = [number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())]
         if flat:
             self._reduced = torch.tensor(flat, dtype=torch.float64)
             self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
@@ -296,6 +290,5 @@ def _scalar(name: str, value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     raise UsageError(
-        f"run.log({name}=...) got a {type(value).__name__}.",
-        hint="Log numbers, tensors of one element, or text.",
+        f"run.log({name}=...) got a {type(value).__name__}.", hint="Log numbers, tensors of one element, or text."
     )

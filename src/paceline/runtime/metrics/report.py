@@ -41,9 +41,7 @@ class TrialReporter:
     def select(self, value: Any, named: dict[str, Any]) -> Any:
         """Return the score: the only value, or the one with the name of the sweep's metric."""
         if (value is None) == (not named):
-            raise UsageError(
-                "run.report takes one number.", hint="Use run.report(loss) or run.report(loss=loss)."
-            )
+            raise UsageError("run.report takes one number.", hint="Use run.report(loss) or run.report(loss=loss).")
         if value is not None:
             return value
         if self.metric is not None and self.metric in named:

@@ -62,7 +62,7 @@ class Trackers:
 
 
 def _wandb_module() -> Any:
-    from paceline.runtime.trackers.wandb.module import WANDB_MODULE
+    from paceline.runtime.trackers.wandb.drop_in import WANDB_MODULE
 
     return WANDB_MODULE
 
@@ -106,9 +106,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def select(
-    tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None
-) -> Trackers:
+def select(tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None) -> Trackers:
     """Return this rank's trackers: all of them on rank 0, on other ranks W&B if each rank has a W&B run."""
     requested: list[Tracker | str] = [*given, *tracking.trackers]
     if tracking.wants_wandb:
@@ -146,11 +144,7 @@ def _wandb_id(info: RunInfo, store: Any) -> str:
 
 
 def _without_repeats(requested: list[Tracker | str]) -> list[Tracker | str]:
-    return [
-        each
-        for number, each in enumerate(requested)
-        if not any(each is other for other in requested[:number])
-    ]
+    return [each for number, each in enumerate(requested) if not any(each is other for other in requested[:number])]
 
 
 def _make(name: str, tracking: Tracking) -> Tracker | None:

@@ -11,10 +11,8 @@ import queue
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-from paceline.contract.jsonl import LineWriter
 from paceline.contract.verdict import FAILED, STOPPED
 from paceline.runtime.trackers.base import RunInfo, Tracker, first_line, warn
 
@@ -110,20 +108,6 @@ def finish_timeout(status: str, *, urgent: bool) -> float:
     if urgent:
         return FINISH_TIMEOUT_URGENT
     return {FAILED: FINISH_TIMEOUT_AFTER_ERROR, STOPPED: FINISH_TIMEOUT_AT_STOP}.get(status, FINISH_TIMEOUT)
-
-
-class MetricsFile(LineWriter):
-    """metrics.jsonl, whose lines also go to trackers."""
-
-    def __init__(self, path: Path | None, threads: list[TrackerThread]) -> None:
-        super().__init__(path)
-        self._threads = threads
-
-    def append(self, text: str) -> None:
-        super().append(text)
-        if text:
-            for thread in self._threads:
-                thread.append(text)
 
 
 def parse_line(line: str) -> tuple[int, dict[str, float | str]]:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.runtime.boundary.nonfinite import NonFiniteLossCheck
-from paceline.runtime.boundary.stragglers import StragglerDetector
+from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training.wrap import FSDPModel, WrappedModel, Wrapper
 
 _NO_AUTOCAST = contextlib.nullcontext()
@@ -166,9 +166,7 @@ class Gradients:
         self._stale = not info.covers_all
         return stepped
 
-    def _step(
-        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None
-    ) -> bool:
+    def _step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None) -> bool:
         scaler = self.scaler
         if scaler is not None:
             if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step

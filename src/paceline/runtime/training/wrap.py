@@ -167,13 +167,7 @@ class Wrapper:
         self._replaced: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def wrap(
-        self,
-        model: Model,
-        *,
-        mode: str,
-        compile_options: bool | dict[str, Any],
-        layers: Any,
-        options: dict[str, Any],
+        self, model: Model, *, mode: str, compile_options: bool | dict[str, Any], layers: Any, options: dict[str, Any]
     ) -> Model:
         """Wrap a model in place and return it. See `Run.wrap`."""
         if mode not in MODES:
@@ -270,9 +264,7 @@ def fsdp_blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
         kinds = tuple(layers) if isinstance(layers, Iterable) else (layers,)
         return [each for each in model.modules() if isinstance(each, kinds) and each is not model]
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-    entries = [
-        entry for each in lists for entry in each if not isinstance(entry, (nn.ModuleList, nn.ModuleDict))
-    ]
+    entries = [entry for each in lists for entry in each if not isinstance(entry, (nn.ModuleList, nn.ModuleDict))]
     return [entry for entry in entries if any(True for _ in entry.parameters())]
 
 

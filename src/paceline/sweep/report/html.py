@@ -25,10 +25,7 @@ def render(sweep: Sweep) -> str:
     ordered = best_first(sweep, rows(sweep))
     valued = [row for row in ordered if row.value is not None and (row.state == DONE or row.count > 1)]
     body = [_head(sweep), _progress(sweep), _best(sweep, valued), *_plots(sweep, valued)]
-    body += [
-        _table(sweep, ordered),
-        _failures([trial for trial in sweep.trials if trial.state in (FAILED, MISSING)]),
-    ]
+    body += [_table(sweep, ordered), _failures([trial for trial in sweep.trials if trial.state in (FAILED, MISSING)])]
     return PAGE.format(title=escape(f"sweep {sweep.name}"), style=STYLE, body="\n".join(body), script=SCRIPT)
 
 
@@ -50,8 +47,7 @@ def _progress(sweep: Sweep) -> str:
         for state, count in sweep.counts.items()
     ]
     labels = [
-        f'<span class="key"><i class="{state}"></i>{count:,} {state}</span>'
-        for state, count in sweep.counts.items()
+        f'<span class="key"><i class="{state}"></i>{count:,} {state}</span>' for state, count in sweep.counts.items()
     ]
     return f'<div class="progress">{"".join(pieces)}</div><p class="facts">{"".join(labels)}</p>'
 
@@ -92,9 +88,7 @@ def _importance(sweep: Sweep) -> str:
     except EnvironmentProblem as problem:  # the rest of the page works without Optuna
         return _section("Importance", "", f"{problem.message} {problem.hint}")
     if not shares:
-        return _section(
-            "Importance", "", f"Shown once {MIN_TRIALS} trials have ended, for parameters that vary."
-        )
+        return _section("Importance", "", f"Shown once {MIN_TRIALS} trials have ended, for parameters that vary.")
     note = "How much each parameter distinguishes the best fifth of the trials from the rest (PED-ANOVA)."
     return _section("Importance", plots.bars(shares), note)
 
@@ -125,14 +119,8 @@ def _line(row: Row, keys: Sequence[str]) -> str:
         (str(row.number), row.number),
         (f'<i class="{row.state}"></i>{row.status}', row.state),
         (escape(plots.value_text(row)), "" if row.value is None else row.value),
-        *(
-            (escape(to_label(row.point[key])), row.point[key]) if key in row.point else ("", "")
-            for key in keys
-        ),
-        (
-            "" if row.seconds is None else show_seconds(row.seconds),
-            "" if row.seconds is None else row.seconds,
-        ),
+        *((escape(to_label(row.point[key])), row.point[key]) if key in row.point else ("", "") for key in keys),
+        ("" if row.seconds is None else show_seconds(row.seconds), "" if row.seconds is None else row.seconds),
     ]
     written = [f'<td data-v="{escape(str(key))}">{text}</td>' for text, key in cells]
     return f"<tr>{''.join(written)}</tr>"
@@ -146,7 +134,5 @@ def _failures(failed: Sequence[Trial]) -> str:
         f"<td>{escape(str(trial.folder.path))}</td></tr>"
         for trial in failed[:MAX_FAILURES]
     ]
-    more = (
-        f"<p class='facts'>and {len(failed) - MAX_FAILURES:,} more</p>" if len(failed) > MAX_FAILURES else ""
-    )
+    more = f"<p class='facts'>and {len(failed) - MAX_FAILURES:,} more</p>" if len(failed) > MAX_FAILURES else ""
     return f"<section><h2>Failures</h2><div class='picture'><table>{''.join(lines)}</table></div>{more}</section>"

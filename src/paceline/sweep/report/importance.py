@@ -35,9 +35,7 @@ def importances(sweep: Sweep) -> dict[str, float]:
         quantile = max(BEST, 3 / len(trials))
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
         for group in _groups(trials, keys):
-            found |= optuna.importance.get_param_importances(
-                study, evaluator=evaluator, params=group, normalize=False
-            )
+            found |= optuna.importance.get_param_importances(study, evaluator=evaluator, params=group, normalize=False)
     total = sum(found.values())
     if not total or not math.isfinite(total):
         return {}
@@ -49,8 +47,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise EnvironmentProblem(
-            "Importances need Optuna, which is not installed here.",
-            hint='Install it: pip install "paceline[sweep]"',
+            "Importances need Optuna, which is not installed here.", hint='Install it: pip install "paceline[sweep]"'
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
@@ -81,9 +78,7 @@ def _distribution(optuna: Any, sweep: Sweep, key: str, trials: list[Trial]) -> A
         return optuna.distributions.CategoricalDistribution(sorted(distinct, key=str))
     low, high = min(numbers), max(numbers)
     log = sweep.is_log(key)
-    return optuna.distributions.FloatDistribution(
-        low, high, log=low > 0 and (wide(low, high) if log is None else log)
-    )
+    return optuna.distributions.FloatDistribution(low, high, log=low > 0 and (wide(low, high) if log is None else log))
 
 
 def _frozen(optuna: Any, trial: Trial, spread: dict[str, Any]) -> Any:

@@ -22,8 +22,7 @@ def colour(share: float) -> str:
     position = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
     index = min(int(position), len(RAMP) - 2)
     mixed = [
-        round(one + (two - one) * (position - index))
-        for one, two in zip(RAMP[index], RAMP[index + 1], strict=True)
+        round(one + (two - one) * (position - index)) for one, two in zip(RAMP[index], RAMP[index + 1], strict=True)
     ]
     return f"#{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
 
@@ -46,10 +45,7 @@ def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
     top, bottom, gap, left = 46, 330, 26, 70
     step = max(110, (900 - 2 * left) // max(1, len(keys)))
     width = left * 2 + step * len(keys)
-    scales = [
-        scale_of([row.point[key] for row in ordered if key in row.point], log=sweep.is_log(key))
-        for key in keys
-    ]
+    scales = [scale_of([row.point[key] for row in ordered if key in row.point], log=sweep.is_log(key)) for key in keys]
     scales.append(linear(*_in_view([row.value for row in ordered if row.value is not None], sweep.maximizes)))
     partial = [any(key not in row.point for row in ordered) for key in keys] + [False]
 
@@ -69,9 +65,7 @@ def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
             for (_, y0), (x, y) in itertools.pairwise(dots)
         )
         strong = rank < min(12, max(1, len(ordered) // 20))
-        style = (
-            f'stroke="{colour(rank / max(1, len(ordered) - 1))}" stroke-opacity="{0.95 if strong else faint}"'
-        )
+        style = f'stroke="{colour(rank / max(1, len(ordered) - 1))}" stroke-opacity="{0.95 if strong else faint}"'
         parts.append(
             f'<path class="line" d="{path}" {style} stroke-width="{2.2 if strong else 1.2}">'
             f"<title>{escape(tooltip(sweep, row))}</title></path>"
@@ -112,9 +106,7 @@ def history(sweep: Sweep, ended: Sequence[Row]) -> str:
 
     parts = []
     for value in round_numbers(low, high):
-        parts.append(
-            f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        )
+        parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
         parts.append(_label(left - 8, y(value) + 4, to_label(float(value)), "end", "mark"))
     for value in round_numbers(first, last, 8):
         if value == int(value):
@@ -164,9 +156,7 @@ def bars(shares: dict[str, float]) -> str:
         y = 8 + index * height
         length = max(1.0, share / longest * (width - left - 70))
         parts.append(_label(left - 10, y + 15, _short(name, 22), "end", "name"))
-        parts.append(
-            f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="{height - 10}" rx="3"/>'
-        )
+        parts.append(f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="{height - 10}" rx="3"/>')
         parts.append(_label(left + length + 8, y + 15, f"{share:.0%}", "start", "mark"))
     return _svg(width, 16 + height * len(shares), parts, "importance of each parameter")
 

@@ -41,11 +41,7 @@ class Row:
     def status(self) -> str:
         """The state; if repeats differ, how many are in each."""
         counted = Counter(trial.state for trial in self.trials)
-        return (
-            self.state
-            if len(counted) == 1
-            else ", ".join(f"{n} {state}" for state, n in counted.most_common())
-        )
+        return self.state if len(counted) == 1 else ", ".join(f"{n} {state}" for state, n in counted.most_common())
 
     @property
     def seconds(self) -> float | None:
@@ -97,11 +93,7 @@ def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
     if name in ("value", sweep.metric):
         found = best_first(sweep, listed)
         return _backwards(found) if backwards else found
-    own = {
-        "number": lambda row: row.number,
-        "state": lambda row: row.state,
-        "seconds": lambda row: row.seconds,
-    }
+    own = {"number": lambda row: row.number, "state": lambda row: row.state, "seconds": lambda row: row.seconds}
     if name in sweep.keys:
         pick: Any = lambda row: row.point.get(name)  # noqa: E731
     elif name in own:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     File: TypeAlias = tuple[str, int, int, int]
-    CopyResult: TypeAlias = tuple[
-        dict[str, int], str
-    ]  # checksums, if requested; why the pack was not written
+    CopyResult: TypeAlias = tuple[dict[str, int], str]  # checksums, if requested; why the pack was not written
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -63,9 +61,7 @@ class SmallFileCopier:
         data = b"".join(contents)
         checksums = {}
         if self.checksum:
-            checksums = {
-                path: zlib.crc32(content) for (path, *_), content in zip(files, contents, strict=True)
-            }
+            checksums = {path: zlib.crc32(content) for (path, *_), content in zip(files, contents, strict=True)}
         problem = self._write_pack(memoryview(data), offset)
         if self.target:
             self._write_files(files, data, missing)
@@ -133,10 +129,7 @@ class SmallFileCopier:
                     if parent != folder:  # resolve a folder once for all files in it
                         if descriptor >= 0:
                             os.close(descriptor)
-                        folder, descriptor = (
-                            parent,
-                            os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
-                        )
+                        folder, descriptor = (parent, os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
                     self._write_file(base, descriptor, view[begin:end], file)
                 begin = end
         finally:
@@ -173,8 +166,7 @@ def is_copied(target: str, file: File) -> bool:
 
 def source_changed(path: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"[data] stage: {path!r} changed while it was being staged.",
-        hint="Wait until nothing writes to it.",
+        f"[data] stage: {path!r} changed while it was being staged.", hint="Wait until nothing writes to it."
     )
 
 

@@ -28,15 +28,7 @@ from paceline.errors import EnvironmentProblem
 
 PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
 # Errors after which another way of copying may work.
-_UNSUPPORTED = (
-    errno.EXDEV,
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.EPERM,
-    errno.EBADF,
-    errno.EIO,
-)
+_UNSUPPORTED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.EIO)
 
 Task = Callable[[], None]
 

@@ -9,13 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.agent.workers.zygote.start import (
-    FORKING_STYLES,
-    THREADS,
-    ZygoteOptions,
-    parse_thread_count,
-    start_zygote,
-)
+from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, ZygoteOptions, parse_thread_count, start_zygote
 from paceline.contract.gpus import visible_devices
 
 # Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A test compares them
@@ -25,12 +19,7 @@ FLAGS = (
     "--system-packages", "--tensorboard", "--wandb", "--wandb-all-processes", "--with-horovod",
 )  # fmt: skip
 SHORT = {"-N": "--nodes", "-J": "--name"}  # with a value, which may be attached: -N2
-NO_PRESTART = (
-    "--dry-run",
-    "--help",
-    "-h",
-    "--resume",
-)  # nothing starts, or a program that is not in the arguments
+NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")  # nothing starts, or a program that is not in the arguments
 
 _descriptor: int | None = None
 
@@ -63,13 +52,9 @@ def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOpti
         return None
     if options.get("--style", ["fork"])[-1] not in FORKING_STYLES or options.get("--nodes", ["1"])[-1] != "1":
         return None
-    if any(
-        text.startswith(("OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_")) for text in options.get("--env", [])
-    ):
+    if any(text.startswith(("OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_")) for text in options.get("--env", [])):
         return None
-    nproc = (
-        int(options["--nproc"][-1]) if "--nproc" in options else _default_nproc("--cpu" in options, environ)
-    )
+    nproc = int(options["--nproc"][-1]) if "--nproc" in options else _default_nproc("--cpu" in options, environ)
     if nproc < 1:
         return None
     threads = parse_thread_count(environ.get(THREADS, "")) or max(1, cores // nproc)

@@ -87,9 +87,7 @@ class NoopRun:
     notes: str | None = None
     tags: tuple[str, ...] = ()
 
-    def __init__(
-        self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None) -> None:
         options = options or {}  # of `wandb.init`
         self.id = str(options.get("id") or "")
         self.name = str(options.get("name") or "")

@@ -1,0 +1,158 @@
+"""An agent's placement: its index among the agents, its node, and the ranks it starts.
+
+There is one agent per node, or one per rank (styles `srun` and `mpirun`). The environment says which one this is. What
+it says is checked against the launch spec; a contradiction is an error that names both.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.contract import env
+from paceline.contract.hostlist import expand
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.launcher_variables import MPI, TABLE, RankVariables
+from paceline.errors import LaunchError, UsageError
+
+RANK_STYLES = ("srun",)  # the scheduler starts one agent per rank
+EITHER_STYLES = ("mpirun",)  # one agent per rank, or one per node (mpirun over torchrun)
+
+_NAMES = {
+    "slurm": "Slurm", "openmpi": "OpenMPI", "mvapich": "MVAPICH", "intelmpi": "Intel MPI", "mpich": "MPICH",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an agent runs. The global rank of `local_ranks[i]` is `first_rank + i`."""
+
+    index: int  # among the agents; 0 is the head agent
+    count: int  # number of agents
+    node: int
+    nodes: int
+    local_ranks: list[int]  # those that this agent starts
+    first_rank: int
+    local_world_size: int  # ranks on this node, whichever agent starts them
+    host: str
+
+    @property
+    def is_head(self) -> bool:
+        return self.index == 0
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks that this agent starts."""
+        return [self.first_rank + position for position in range(len(self.local_ranks))]
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """How a launcher numbers this agent."""
+
+    source: str
+    index: int
+    count: int
+    host: str
+    local_rank: int | None = None
+    node: int | None = None
+
+
+def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Placement:
+    """Return this agent's placement. If the environment contradicts the launch spec, the error names both."""
+    numbers = _read_numbers(launch_spec.style, environ)
+    if not 0 <= numbers.index < numbers.count:
+        raise LaunchError(
+            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, which is impossible."
+        )
+    per_rank = launch_spec.style in RANK_STYLES or (
+        launch_spec.style in EITHER_STYLES and numbers.count != launch_spec.nodes
+    )
+    expected = launch_spec.world_size if per_rank else launch_spec.nodes
+    if numbers.count != expected:
+        shape = f"{launch_spec.nodes} nodes" + (f" x {launch_spec.nproc} ranks" if per_rank else "")
+        raise LaunchError(
+            f"The run has {shape}, so style {launch_spec.style} needs {expected} agents, but there are "
+            f"{numbers.count} according to {numbers.source} (this is index {numbers.index}, on {numbers.host}).",
+            hint=f"Start {expected} tasks." if per_rank else f"Start one task on each of {expected} nodes.",
+        )
+    return _rank_placement(launch_spec, numbers) if per_rank else _node_placement(launch_spec, numbers)
+
+
+def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    if env.AGENT in environ:
+        match = re.fullmatch(r"(\d+)/(\d+)", environ[env.AGENT])
+        if match is None:
+            raise LaunchError(f'Invalid {env.AGENT}="{environ[env.AGENT]}": expected "index/count", such as "0/2".')
+        return _Numbers(env.AGENT, int(match[1]), int(match[2]), host)
+    for row in TABLE:
+        if _numbers_agents(row, style) and row.are_set(environ):
+            return _Numbers(
+                _NAMES[row.source], _number(environ, row.rank), _number(environ, row.world_size), host,
+                local_rank=_number(environ, row.local_rank) if row.local_rank in environ else None,
+                node=_number(environ, row.node) if row.node in environ else None,
+            )  # fmt: skip
+    return _Numbers("the environment (no scheduler step)", 0, 1, host)
+
+
+def _node_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
+    """Return the placement of an agent that starts all ranks of its node."""
+    # With one task per node, Slurm's node number equals the agent's index.
+    node = numbers.index if numbers.node is None else numbers.node
+    if node != numbers.index:
+        raise LaunchError(
+            f"{numbers.source} gives this agent the index {numbers.index}, but its node the index {node}.",
+            hint=f"Start one task per node: style {launch_spec.style} needs that.",
+        )
+    nproc = launch_spec.nproc
+    return Placement(
+        numbers.index, numbers.count, node, launch_spec.nodes, list(range(nproc)), node * nproc, nproc, numbers.host
+    )  # fmt: skip
+
+
+def _rank_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
+    """Return the placement of an agent that starts a single rank."""
+    nproc, rank, host = launch_spec.nproc, numbers.index, numbers.host
+    local_rank = rank % nproc if numbers.local_rank is None else numbers.local_rank
+    node = numbers.node
+    if node is None:
+        # MPI does not number nodes. If the ranks fill node after node, the rank gives the node.
+        node, expected = divmod(rank, nproc)
+        if local_rank != expected:
+            raise LaunchError(
+                f"{numbers.source} made rank {rank} local rank {local_rank} of {host}, but with {nproc} ranks per "
+                f"node it must be local rank {expected}.",
+                hint=f"Let mpirun fill node after node: --map-by ppr:{nproc}:node.",
+            )
+    if not (0 <= local_rank < nproc and 0 <= node < launch_spec.nodes):
+        raise LaunchError(
+            f"The run has {launch_spec.nodes} nodes x {nproc} ranks, but {numbers.source} made rank {rank} local "
+            f"rank {local_rank} of node {node} ({host}).",
+            hint=f"Start {nproc} tasks on every node (--ntasks-per-node={nproc}).",
+        )
+    return Placement(rank, numbers.count, node, launch_spec.nodes, [local_rank], rank, nproc, host)
+
+
+def _numbers_agents(row: RankVariables, style: str) -> bool:
+    """Return whether a row numbers agents: MPI's do so only under mpirun, Slurm's always."""
+    return row.source == "slurm" or (row.source in MPI and style in EITHER_STYLES)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name]
+    if not text.isdigit():
+        raise LaunchError(f'Invalid {name}="{text}": expected a number.')
+    return int(text)
+
+
+def node_name(node: int, environ: Mapping[str, str]) -> str:
+    """Return the name of a node in Slurm's list; empty if there is none. For nodes that have not joined."""
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    try:
+        hosts = expand(listed)
+    except UsageError:
+        return ""
+    return hosts[node] if node < len(hosts) else ""

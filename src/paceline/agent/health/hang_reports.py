@@ -1,0 +1,82 @@
+"""The hang monitor: feeds the watchdog during an attempt, and dumps the stacks of ranks that hang."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.agent.health import hang_detection
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.workers import processes
+from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.contract.heartbeat_file import READY
+
+STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
+
+
+class HangMonitor:
+    """One agent's part: a member reports its ranks to the head agent, which looks for a hang."""
+
+    def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
+        self._launch, self._workers = launch, workers
+        self._heartbeats, self._rendezvous = heartbeats, rendezvous
+        self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
+        self._watchdog = hang_detection.Watchdog(launch.launch_spec.hang_timeout)
+        self._cluster = hang_detection.ClusterHeartbeats()
+        self._last_check = 0.0
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Take in a member's report."""
+        self._cluster.update(message)
+
+    def check(self, local_ranks: Collection[int]) -> hang_detection.Hang | None:
+        """Report these ranks to the head agent; on the head agent, return a hang and dump all stacks."""
+        now = time.monotonic()
+        if not self._watchdog.timeout or now - self._last_check < hang_detection.REPORT_INTERVAL:
+            return None
+        self._last_check = now
+        own = [self._heartbeat(local_rank) for local_rank in sorted(local_ranks)]
+        if not self._launch.placement.is_head:
+            self._rendezvous.send(hang_detection.make_report(own), to=0)
+            return None
+        hang = self._watchdog.check(self._cluster.all(own))
+        if hang is not None:
+            self._rendezvous.send({"kind": "stacks"})
+            self.dump_stacks(local_ranks)
+        return hang
+
+    def dump_stacks(self, local_ranks: Collection[int]) -> None:
+        """Ask the ranks of this node for their Python stacks, and wait until the files are written."""
+        paths = []
+        for local_rank, pid in self._pids(local_ranks).items():
+            if self._heartbeats.read(local_rank).state >= READY and processes.send_signal(pid, signal.SIGUSR2):
+                processes.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
+                paths.append(self._launch.attempt.stacks(self._rank_of[local_rank]))
+        deadline = time.monotonic() + STACKS_TIMEOUT
+        while time.monotonic() < deadline and not all(_has_text(path) for path in paths):
+            time.sleep(0.05)
+
+    def _heartbeat(self, local_rank: int) -> hang_detection.RankHeartbeat:
+        heartbeat = self._heartbeats.read(local_rank)
+        return hang_detection.RankHeartbeat(
+            self._rank_of[local_rank], heartbeat.state, heartbeat.step, max(0.0, time.time() - heartbeat.time),
+            self._launch.placement.host, hang_detection.process_state(heartbeat.pid) if heartbeat.pid else "",
+        )  # fmt: skip
+
+    def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
+        """Return the processes of the ranks themselves; a script that spawns them has another one above."""
+        if self._launch.launch_spec.style != "spawn":
+            return self._workers.pids()
+        heartbeats = [self._heartbeats.read(local_rank) for local_rank in local_ranks]
+        return {heartbeat.local_rank: heartbeat.pid for heartbeat in heartbeats if heartbeat.pid}
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False

@@ -1,0 +1,170 @@
+"""The head agent's verdicts: what came of an attempt, whether there is another, and whether the job may be requeued."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from paceline.agent import failures, restart_policy
+from paceline.agent.attempt import Outcome
+from paceline.agent.failures import Failure
+from paceline.agent.health import preflight
+from paceline.agent.workers import fork_safety
+from paceline.contract import env
+from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
+from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder, write_atomically
+from paceline.contract.verdict import FAILED, STOPPED
+
+
+class VerdictWriter:
+    """Writes the verdicts of one job start. A file that cannot be written causes a warning and does not end the run."""
+
+    def __init__(
+        self, run: RunFolder, launch_spec: LaunchSpec, *, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        self.run, self.launch_spec, self.say = run, launch_spec, say
+        self.job_start_name = environ.get(env.JOB_START) or f"pid-{os.getpid()}"
+        self.job_start: JobStartFolder = run.job_start(self.job_start_name)
+        # Whether there is a queue to go back to, and other nodes in it. A run that was started by hand inside
+        # an allocation has neither.
+        self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
+        self.started = time.monotonic()
+        self.first_checkpoint = newest_checkpoint(run)
+
+    def record_attempt(self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool) -> None:
+        """Write what came of an attempt, and set `outcome.restart_delay` if there is another.
+
+        `may_restart` is false once the user wants the whole run to end.
+        """
+        verdict = outcome.verdict
+        if outcome.verdict == FAILED:
+            failure = outcome.failure or Failure(
+                restart_policy.ERROR, "?", message="ranks ended without an error report", time=time.time()
+            )
+            outcome.failure = failure
+            self.try_write(lambda: failures.write_failure(attempt, failure))
+            self._print(failure)
+            if failure.cause != failures.INTERRUPTED and may_restart:
+                decision = self._decide(outcome, failure, attempt, saved_before)
+                outcome.restart_delay = decision.delay if decision.restart else None
+                if self.launch_spec.max_restarts:
+                    self.say(decision.reason)
+                if decision.requeue:
+                    # Only then: excluded nodes send a failed run back into the queue to get rid of them.
+                    self.try_write(lambda: preflight.exclude_nodes(self.job_start, decision.exclude))
+                    verdict = STOPPED if self.from_queue else verdict
+        self.try_write(lambda: write_atomically(attempt.verdict, outcome.verdict + "\n"))
+        if outcome.verdict == STOPPED:
+            self.write_stopped(progress=self._has_progressed(outcome))
+        elif outcome.restart_delay is None:
+            self.write_verdict(verdict)
+
+    def write_stopped(self, *, progress: bool) -> None:
+        """Write the job start's verdict after a stop: `stopped`, or `failed` after too many without progress."""
+        path = self.run.path / "stops-without-progress"
+        if progress or not self.from_queue:
+            self.try_write(lambda: path.unlink(missing_ok=True))
+            self.write_verdict(STOPPED)
+            return
+        try:
+            count = int(path.read_text(encoding="utf-8")) + 1
+        except (OSError, ValueError):
+            count = 1
+        self.try_write(lambda: write_atomically(path, f"{count}\n"))
+        if count < restart_policy.MAX_STOPS_WITHOUT_PROGRESS:
+            self.write_verdict(STOPPED)
+            return
+        self.say(
+            f"not requeued: the run was stopped {count} times in a row before it saved anything; "
+            "ask for more time, or save more often"
+        )
+        self.write_verdict(FAILED)
+
+    def write_verdict(self, verdict: str) -> None:
+        """Write the job start's verdict, and before it whether the batch script may requeue the job."""
+
+        def write() -> None:
+            self.job_start.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.job_start.verdict, verdict + "\n")
+
+        self.try_write(lambda: self._write_requeue(verdict))
+        self.try_write(write)
+
+    def try_write(self, action: Callable[[], object]) -> None:
+        """Change something in the run folder. A full disk or a missing folder causes a warning."""
+        try:
+            action()
+        except OSError as problem:
+            self.say(f"warning: cannot write {problem.filename or self.run.path}: {problem.strerror}")
+
+    def _write_requeue(self, verdict: str) -> None:
+        lists = [job_start.excluded_nodes for job_start in self.run.job_starts()]
+        lists = [] if self.launch_spec.fixed_nodes else [path for path in lists if path.exists()]
+        allowed = restart_policy.may_requeue(
+            verdict, can_exclude=self.job_start.excluded_nodes in lists, exclusions=len(lists)
+        )
+        if not self.from_queue or not allowed:
+            self.job_start.requeue.unlink(missing_ok=True)
+            return
+        self.job_start.path.mkdir(parents=True, exist_ok=True)
+        exclude = sorted({host for path in lists for host in path.read_text(encoding="utf-8").split()})
+        write_atomically(self.job_start.requeue, ",".join(exclude) + "\n")
+
+    def _has_progressed(self, outcome: Outcome) -> bool:
+        if newest_checkpoint(self.run) > self.first_checkpoint:
+            return True
+        if not outcome.stop_requested:  # the script stopped on its own
+            return time.monotonic() - self.started >= restart_policy.SHORT_JOB_START
+        # Only the runtime stops with code 0; torchrun's ranks look alike, whoever stopped them.
+        return self.launch_spec.style in ("torchrun", "mpirun") or not all(
+            rank_exit.code == 0 and rank_exit.state == SAVED_AND_STOPPED and rank_exit.step == 0
+            for rank_exit in outcome.exits
+        )
+
+    def _print(self, failure: Failure) -> None:
+        if failure.cause == failures.INTERRUPTED:
+            self.say(failure.message)
+            return
+        on_console = self.launch_spec.tee == "all" or (self.launch_spec.tee == "0" and failure.rank == 0)
+        self.say(failure.format(self.launch_spec.world_size, with_traceback=not on_console))
+
+    def _decide(
+        self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int
+    ) -> restart_policy.Decision:
+        source = fork_safety.read_source(
+            self.launch_spec.program, is_module=self.launch_spec.is_module, import_path=self.launch_spec.import_path
+        )
+        stepped = any(rank_exit.state >= RUNNING for rank_exit in outcome.exits)
+        summary = restart_policy.AttemptSummary(
+            number=attempt.number, cause=failure.cause, error=failure.error, step=last_step(outcome),
+            resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
+            uses_runtime=stepped or "paceline" in source, job_start=self.job_start_name,
+        )  # fmt: skip
+        self.try_write(lambda: restart_policy.write_summary(attempt, summary))
+        earlier = [each for each in restart_policy.read_history(self.run) if each.number != attempt.number]
+        return restart_policy.decide([*earlier, summary], self.launch_spec.max_restarts, other_nodes=self.from_queue)
+
+
+def last_step(outcome: Outcome) -> int | None:
+    """Return the last completed step of the failed rank; without one, of the rank that got furthest."""
+    if outcome.failure is not None and outcome.failure.step is not None:
+        return outcome.failure.step
+    steps = (rank_exit.step for rank_exit in outcome.exits if rank_exit.state >= RUNNING)
+    return max(steps, default=None)
+
+
+def newest_checkpoint(run: RunFolder) -> int:
+    """Return the step of the newest complete checkpoint, or -1 if there is none."""
+    steps = [-1]
+    try:
+        for entry in os.scandir(run.checkpoints):
+            step = checkpoint_step(entry.name)
+            if step is not None and Path(entry.path, CHECKPOINT_MARKER).exists():
+                steps.append(step)
+    except OSError:
+        pass
+    return max(steps)

@@ -1,0 +1,110 @@
+"""The environment variables of the ranks: those that torchrun sets, and ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
+from paceline.contract import env
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from paceline.agent.agent_placement import Placement
+
+OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"  # torchrun's ranks: the pipes that the agent reads, by local rank
+PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outlive
+
+# Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank. wandb's is the
+# address of a service that belongs to the process around the agent, on this node alone.
+REMOVED = (env.TOKEN, env.ZYGOTE, env.RENDEZVOUS, env.AGENT, OUTPUT_PIPES, PARENT, "WANDB_SERVICE")
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the thread counts to export before torch is imported. OpenBLAS starts its threads at import: one."""
+    return {THREADS: str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+
+
+def thread_count(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+    """Return the threads of a rank: what the user set, in the spec or the environment, else its share of the cores."""
+    counts = (parse_thread_count(each.get(THREADS, "")) for each in (launch_spec.variables, environ))
+    return next((count for count in counts if count), launch_spec.threads)
+
+
+def common_variables(
+    launch_spec: LaunchSpec, *, environ: Mapping[str, str], attempt: int, heartbeat: str, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that all ranks of a node share. The user's own values win over computed ones."""
+    inherited = {name: value for name, value in environ.items() if name not in REMOVED}
+    # An exported count stays, but an invalid one would break the start of OpenMP.
+    exported = {THREADS: environ[THREADS]} if parse_thread_count(environ.get(THREADS, "")) else {}
+    run = RunFolder(Path(environ[env.RUN]))
+    return {
+        **tracker_variables(launch_spec, run, environ),
+        **inherited,
+        **thread_variables(thread_count(launch_spec, environ)),
+        **exported,
+        **folder_variables(launch_spec, run, attempt=attempt),
+        **extra,
+        **launch_spec.variables,
+        env.RUN: environ[env.RUN],
+        env.ATTEMPT: str(attempt),
+        env.HEARTBEAT: heartbeat,
+    }
+
+
+def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:
+    """Return the run's names and folders, for scripts that do not use the runtime."""
+    return {
+        env.SOURCE_DIR: launch_spec.source,
+        env.PROJECT: launch_spec.project,
+        env.SCRATCH_DIR: launch_spec.scratch,
+        env.EXPERIMENT: launch_spec.experiment,
+        env.CHECKPOINTS: str(run.checkpoints),
+        env.LOGS: str(run.attempt(attempt).path),
+    }
+
+
+def tracker_variables(launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep wandb's files out of the home folder, for scripts that call wandb themselves too."""
+    cache = Path(launch_spec.scratch or run.path) / ".cache"
+    variables = {
+        "WANDB_DIR": str(run.trackers),
+        "WANDB_CACHE_DIR": str(cache / "wandb"),
+        "WANDB_DATA_DIR": str(cache / "wandb-data"),
+    }
+    home = environ.get("HOME", "")
+    if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):  # an existing one is only read
+        variables["WANDB_CONFIG_DIR"] = str(cache / "wandb-config")
+    return variables
+
+
+def node_variables(launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int) -> dict[str, str]:
+    """Return what every rank needs, and a process that spawns the ranks of a node itself (style spawn)."""
+    return {
+        env.MASTER_ADDR: address,
+        env.MASTER_PORT: str(port),
+        env.GROUP_RANK: str(placement.node),
+        env.GROUP_WORLD_SIZE: str(placement.nodes),
+        env.LOCAL_WORLD_SIZE: str(placement.local_world_size),
+        env.RUN_ID: launch_spec.run_id,
+    }
+
+
+def rank_variables(launch_spec: LaunchSpec, *, rank: int, local_rank: int, attempt: int) -> dict[str, str]:
+    """Return one rank's own variables, with the rest of torchrun's for programs that read them."""
+    return {
+        env.RANK: str(rank),
+        env.LOCAL_RANK: str(local_rank),
+        env.WORLD_SIZE: str(launch_spec.world_size),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(launch_spec.world_size),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch_spec.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store itself
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }

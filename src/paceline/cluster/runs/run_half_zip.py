@@ -1,0 +1,94 @@
+"""The run half of this package as one zip: all that a job needs besides torch, in the version that submitted it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import marshal
+import os
+import secrets
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import paceline
+
+FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
+PACKAGES = ("contract", "agent", "runtime")
+# `python paceline.zip` starts an agent; with `trial` it begins or ends a trial of a sweep. We don't use `-m`, which
+# would put the current folder ahead of the standard library. Any Python can parse this, so an old one can report
+# that it is too old.
+MAIN = b"""\
+import sys
+
+if sys.version_info < (3, 10):
+    error = "paceline: error: %s is Python %d.%d, but a run needs 3.10 or newer."
+    hint = "\\n  Set python in [environment] of paceline.toml."
+    sys.exit((error + hint) % ((sys.executable,) + tuple(sys.version_info[:2])))
+
+if sys.argv[1:2] == ["trial"]:
+    from paceline.agent.trial import main
+
+    sys.exit(main(sys.argv[2:]))
+
+from paceline.agent.main import main
+
+sys.exit(main())
+"""
+FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
+UNCHECKED = (1).to_bytes(4, "little")  # .pyc files are not checked against their source's time
+
+
+def write_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
+    """Write the zip to `destination`, as a hard link to the one in `store` where possible."""
+    stored = stored_run_half(store, compiled=compiled)
+    try:
+        os.link(stored, destination)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(stored, destination)
+
+
+def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
+    """Return the path of the zip in the store, and create it if it is missing.
+
+    `compiled` adds byte code for this Python; nodes with another Python fall back to the source.
+    """
+    sources = _sources()
+    digest = hashlib.sha256(sys.implementation.cache_tag.encode() if compiled else b"")
+    for name, content in sources.items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    path = store / f"paceline-{digest.hexdigest()[:20]}.zip"
+    if not path.is_file():
+        store.mkdir(parents=True, exist_ok=True)
+        _write(path, sources, compiled=compiled)
+    return path
+
+
+def _sources() -> dict[str, bytes]:
+    package = Path(paceline.__file__).parent
+    paths = [package / name for name in FILES]
+    for name in PACKAGES:
+        paths += sorted((package / name).rglob("*.py"))
+    found = {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+    return {"__main__.py": MAIN, **found}
+
+
+def _write(path: Path, sources: dict[str, bytes], *, compiled: bool) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        # Not compressed: each node reads it only once, possibly with a Python that lacks zlib.
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+            for name, content in sources.items():
+                archive.writestr(zipfile.ZipInfo(name, FIXED_DATE), content)
+                if compiled and name.endswith(".py"):
+                    archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), _byte_code(name, content))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _byte_code(name: str, source: bytes) -> bytes:
+    code = compile(source, name, "exec", dont_inherit=True)
+    header = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)
+    return header + marshal.dumps(code)

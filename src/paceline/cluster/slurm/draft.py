@@ -1,0 +1,132 @@
+"""One submission: what the cluster has, the plan for it, its checks, and the call of sbatch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
+from paceline.cluster.checks.job import check_job
+from paceline.cluster.environment.store import resolve_environment
+from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.prepare import path_in_snapshot, prepare
+from paceline.cluster.secrets.secrets import read_secrets
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm import sbatch
+from paceline.cluster.slurm.limits import explain_rejection
+from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.errors import ClusterError, JobRejected, UsageError
+from paceline.plan.run_path import RunPath
+from paceline.plan.slurm.array_script import Trials
+from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
+from paceline.spec import Job
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run that is prepared and, unless only its script was wanted, in the queue."""
+
+    plan: SlurmPlan
+    job_id: str | None  # None when nothing was submitted
+    notes: tuple[str, ...]
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.plan.run_path.folder
+
+
+class Draft:
+    """A job on its way to the queue. With `trials` it is the array of a sweep."""
+
+    def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
+        self.trials = trials
+        self.job = job = resolve_environment(job, os.environ)
+        self.run_path = folders.new_run_path(job, os.environ)
+        self.secrets = read_secrets(job, os.environ)
+        self.partitions: list[Partition] = find_partitions()
+        self.after = [self._job_id(name) for name in after]
+
+    def plan(self, run_path: RunPath) -> SlurmPlan:
+        job = self.job
+        gpus = job.resources.gpus_per_node or 0
+        names = job.resources.partition or os.environ.get("SBATCH_PARTITION")
+        fair = fair_cpus(
+            select_partitions(self.partitions, names), gpus=gpus, gpu_type=job.resources.gpu_type,
+            nproc=job.launch.nproc or 1,
+        )  # fmt: skip
+
+        def path_in_job(path: Path) -> Path:
+            return path_in_snapshot(path, job=job, run_path=run_path) if job.project.snapshot else path
+
+        return plan_slurm(
+            job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
+            after=self.after, file_secrets=self.secrets, path_in_job=path_in_job, trials=self.trials,
+        )  # fmt: skip
+
+    def findings(self) -> list[Finding]:
+        return check_job(self.job, self.plan(self.run_path), self.partitions)
+
+    def check(self) -> list[Finding]:
+        """Raise an error for every problem found, unless checks are off; return the warnings."""
+        if not slurm.available():
+            raise ClusterError(
+                "sbatch was not found.",
+                hint="Run this on a login node of the cluster, or start a small one here: paceline sandbox up",
+            )
+        found = self.findings() if self.job.launch.check else []
+        problems = [UsageError(each.text, hint=each.hint) for each in found if each.level == PROBLEM]
+        if problems:
+            last = problems[-1]
+            hint = last.hint or "To submit anyway, add --no-check."
+            raise UsageError(last.message, hint=hint, earlier=problems[:-1])
+        return [each for each in found if each.level == WARNING]
+
+    def submit(self, command: Sequence[str], *, script_only: Path | None = None) -> Submitted:
+        """Create the run folder and submit it; if Slurm rejects the job, nothing stays behind.
+
+        `command` is recorded as what the user typed. With `script_only`, write the script there instead of submitting.
+        """
+        job, job_id = self.job, None
+        with folders.create_run_folder(self.run_path) as run_path:
+            plan = self.plan(run_path)
+            prepared = prepare(
+                job,
+                run_path=run_path,
+                shape=plan.shape,
+                launch_spec=plan.launch_spec,
+                command=list(command),
+                backend="slurm",
+                snapshot_required=True,
+                compiled=job.environment.kind == "current",
+            )
+            sbatch.write_files(plan)
+            if script_only is not None:
+                write_atomically(script_only.absolute(), plan.script)
+            else:
+                job_id = self._sbatch(plan)
+        return Submitted(plan, job_id, (*plan.notes, *prepared.notes))
+
+    def _sbatch(self, plan: SlurmPlan) -> str:
+        try:
+            return sbatch.submit(plan)
+        except JobRejected as rejected:
+            raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
+
+    def _job_id(self, name: str) -> str:
+        """The job of `--after`: a run, or a job id."""
+        try:
+            found = slurm.read_job_id(folders.find_run(name, self.run_path.scratch))
+        except UsageError:
+            if name.replace("_", "").isdigit():
+                return name
+            raise
+        if found is None:
+            raise UsageError(
+                f"Invalid --after {name}: that run is not a Slurm job.",
+                hint="Name a run that was started by `paceline submit`, or a job id.",
+            )
+        return found

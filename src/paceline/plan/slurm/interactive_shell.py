@@ -1,0 +1,83 @@
+"""A shell inside an allocation, with exactly the environment of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.plan.environment.activation import python_path
+from paceline.plan.environment.container import FUNCTION
+from paceline.plan.quote import quote
+from paceline.plan.slurm.plan import SlurmPlan
+
+SETUP = "PACELINE_SHELL_SETUP"  # the lines travel in a variable: there may be no file that all nodes see
+
+# A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It skips the user's
+# start-up files, which no job reads: they might undo what the lines did (`conda activate`).
+_EVALUATE = f'eval "${SETUP}"; unset {SETUP}'
+_PROMPT = r"PS1='(paceline) \h:\w\$ '"
+INTERACTIVE = f"exec bash --rcfile <(printf '%s\\n' {quote(_EVALUATE)} {quote(_PROMPT)}) -i"
+PIPED = f"{_EVALUATE}; exec bash"
+_ANY_SHELL = "sh -c 'if command -v bash >/dev/null; then exec bash; else exec sh; fi'"
+
+# Options of a batch job that mean nothing to an interactive one, or would harm it.
+_BATCH_ONLY = {"output", "open-mode", "requeue", "no-requeue", "signal", "chdir", "export", "mail-user", "mail-type"}
+
+# What a batch script calls besides setting up its environment, and the names that it takes.
+_STAND_INS = "start_job open_rendezvous forward_variables launch finish_job start_task run_trials finish_task"
+_FUNCTIONS = f"{_STAND_INS} fail run_half launch_trial"
+_VARIABLES = "run python sweep submission forward PACELINE_SHELL"
+
+
+def setup_from_script(script: Path, launch_spec: LaunchSpec) -> str:
+    """Return what a shell in a run's environment evaluates first: the run's own script, without launching anything."""
+    return _setup([f"PACELINE_SHELL=1; source {quote(str(script))}"], launch_spec)
+
+
+def setup_from_plan(plan: SlurmPlan, run_half: str) -> str:
+    """Return the same for a job without a run folder: the lines of its script, and the variables themselves."""
+    section = plan.environment.after_variables()
+    return _setup([plan.environment_file, *section, python_path(f'{quote(run_half)}"')], plan.launch_spec)
+
+
+def _setup(environment: Sequence[str], launch_spec: LaunchSpec) -> str:
+    """A failure in the environment's lines is shown, and leaves the shell usable."""
+    folder = quote(str(PurePath(launch_spec.python).parent))
+    return "\n".join(
+        [
+            f'for name in {_STAND_INS}; do eval "$name() {{ :; }}"; done; unset name',
+            'fail() { echo "paceline: error: $*" >&2; }',
+            *environment,
+            f"cd {quote(launch_spec.cwd)} 2>/dev/null",
+            f"unset {_VARIABLES}; unset -f {_FUNCTIONS}",
+            # An agent's variables win over what modules and the venv have made of them, so they do here.
+            *(f"export {name}={quote(text)}" for name, text in launch_spec.variables.items()),
+            # The job calls its Python by its path; a person types `python`.
+            f'if [ -x {quote(launch_spec.python)} ] && [ "$(command -v python)" != {folder}/python ]; then',
+            f"    PATH={folder}:$PATH",
+            "fi",
+            # If the job's Python is in a container, so is the shell.
+            f"if declare -F {FUNCTION} >/dev/null; then",
+            f"    unset {SETUP}",
+            f"    {FUNCTION} {_ANY_SHELL}",
+            "fi",
+        ]
+    )
+
+
+def join_argv(job: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
+    """Return the command that enters a running job, beside what it does."""
+    where = [f"--nodelist={node}"] if node else []
+    return ["srun", f"--jobid={job}", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1", *where, *_shell(terminal)]
+
+
+def allocate_argv(plan: SlurmPlan, *, terminal: bool = True) -> list[str]:
+    """Return the command that enters an allocation of its own, of the job's size, on its first node."""
+    options = [str(each) for each in plan.directives if each.option not in _BATCH_ONLY]
+    step = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--cpus-per-task={plan.counts.cpus_per_task}"]
+    return ["salloc", *options, *step, *_shell(terminal)]
+
+
+def _shell(terminal: bool) -> list[str]:
+    return ["--pty", "bash", "-c", INTERACTIVE] if terminal else ["bash", "-c", PIPED]

@@ -1,0 +1,71 @@
+"""Export the weights of a sharded checkpoint: `paceline export` continues here if the state is sharded.
+
+    python -m paceline.runtime.checkpoint.export_sharded FOLDER OBJECT OUTPUT NAMES
+
+NAMES is a JSON object: state key -> name in the output file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from paceline.contract.checkpoint.names import OBJECTS_FILE
+from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
+from paceline.errors import PacelineError
+from paceline.runtime.checkpoint import sharded
+from paceline.runtime.checkpoint.reader import CheckpointReader
+from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
+
+
+def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Return an object's full tensors under their plain names."""
+    with CheckpointReader(folder) as reader:
+        objects = reader.json(OBJECTS_FILE)
+        references = {key: reference for key, reference in objects[name].items() if key in names}
+        full = {
+            reference["$sharded"]: sharded.make_target(reference, None)
+            for reference in references.values()
+            if "$sharded" in reference
+        }
+        sharded.read(folder, full, group=None)
+        return {
+            names[key]: full[reference["$sharded"]] if "$sharded" in reference else reader.tensor(reference["$tensor"])
+            for key, reference in references.items()
+        }
+
+
+def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
+    pieces, offset = [], 0
+    for name, tensor in tensors.items():
+        pieces.append(
+            Piece(
+                name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), start=0, stop=tensor.numel(),
+                offset=offset, nbytes=tensor.nbytes, is_whole=True,
+            )
+        )  # fmt: skip
+        offset += tensor.nbytes
+    chunks = (ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes) for tensor in tensors.values())
+    write_file(output, make_header(pieces), chunks)
+
+
+def main(argv: list[str]) -> int:
+    folder, name, output, names = argv
+    try:
+        tensors = gather(Path(folder), name, json.loads(names))
+    except PacelineError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return error.exit_code
+    write_tensors(Path(output), tensors)
+    size = os.stat(output).st_size
+    print(f"paceline: {output}: {len(tensors)} tensors, {size / 1e6:.1f} MB", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""The in-memory image of a share's file: header and tensors, block by block. Saving copies tensors into it.
+
+The memory is mapped once and reused, because touched pages cost nothing at the next save. It isn't inherited by forked
+processes: with data-loader workers, every page would be copied on write at the next save. On CUDA it is page-locked,
+and small tensors are packed on the device first, so that thousands of them take few copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.contract.checkpoint.safetensors import BLOCK, Piece
+from paceline.runtime.checkpoint.shares import SMALL, Share, make_share, signature
+from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, StateTensors
+
+# PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of times.
+_copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+PACK_BYTES = 64 << 20  # device memory in which small tensors are packed
+
+
+@dataclass
+class PackedRun:
+    """Small neighbouring pieces: packed on the device, then copied to the host at once."""
+
+    names: list[str]
+    views: list[torch.Tensor]
+    device: torch.Tensor
+    host: torch.Tensor
+
+
+class Image:
+    """The buffer of one share and the views of its pieces, created once and filled at every save."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.file_size = len(share.header) + share.nbytes
+        self.padded = -(-self.file_size // BLOCK) * BLOCK
+        self.map = _map_memory(self.padded + share.local_nbytes + BLOCK)
+        self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+        self.pinned = False
+        self._views: dict[str, torch.Tensor] | None = None
+        self._locals: dict[str, torch.Tensor] = {}
+        self._packed: list[PackedRun] | None = None
+
+    def touch(self) -> None:
+        """Allocate the pages before a save needs them, and write the header, which never changes."""
+        self.bytes.zero_()
+        begin = len(self.share.header)
+        self.map[:begin] = self.share.header
+        data = self.bytes[begin : self.file_size]
+        self._views = {
+            piece.name: _view(data[piece.offset : piece.offset + piece.nbytes], piece) for piece in self.share.pieces
+        }
+
+    def pin(self) -> None:
+        """Page-lock the memory, so that copies from a GPU run asynchronously."""
+        if not self.pinned:
+            status = _cudart().cudaHostRegister(self.bytes.data_ptr(), len(self.map), 0)
+            self.pinned = int(status) == 0
+
+    def memory(self) -> memoryview:
+        """Return the file's content, padded to whole blocks."""
+        return memoryview(self.map)[: self.padded]
+
+    def fill(self, state: StateTensors) -> torch.cuda.Event | None:
+        """Copy the tensors in. On CUDA the copies are only queued: wait for the event before reading."""
+        if self._views is None:
+            self.touch()
+        assert self._views is not None
+        sources = {piece.name: _part(state.tensors[piece.name], piece) for piece in self.share.pieces}
+        on_cuda = next((tensor.device for tensor in sources.values() if tensor.is_cuda), None)
+        devices = {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
+        with torch.no_grad():
+            if on_cuda is not None:
+                self.pin()
+                self._fill_packed(sources, on_cuda)
+            self._fill_small(sources)
+            if sources:
+                names = list(sources)
+                targets = [self._views[name] for name in names]
+                torch._foreach_copy_(targets, [sources[name] for name in names], non_blocking=self.pinned)
+            on_cuda = self._fill_local(state) or on_cuda
+        if on_cuda is None:
+            return None
+        stream = torch.cuda.current_stream(on_cuda)
+        for device in devices - {-1, on_cuda.index}:  # a model on several GPUs
+            stream.wait_stream(torch.cuda.current_stream(device))
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    def _fill_small(self, sources: dict[str, torch.Tensor]) -> None:
+        """Copy small CPU tensors: torch would wake all its threads for each of thousands of them."""
+        begin = self.bytes.data_ptr() + len(self.share.header)
+        for piece in self.share.pieces:
+            source = sources.get(piece.name) if 0 < piece.nbytes < SMALL else None
+            if source is not None and source.is_cpu and source.is_contiguous() and not source.is_complex():
+                _copy(begin + piece.offset, source.data_ptr(), piece.nbytes)
+                del sources[piece.name]
+
+    def _fill_packed(self, sources: dict[str, torch.Tensor], device: torch.device) -> None:
+        if self._packed is None:
+            self._packed = self._plan_packing(sources, device)
+        for run in self._packed:
+            torch._foreach_copy_(run.views, [sources.pop(name) for name in run.names])
+            run.host.copy_(run.device, non_blocking=True)
+
+    def _plan_packing(self, sources: dict[str, torch.Tensor], device: torch.device) -> list[PackedRun]:
+        small = [
+            piece for piece in self.share.pieces if 0 < piece.nbytes < SMALL and sources[piece.name].device == device
+        ]
+        runs: list[list[Piece]] = []
+        for piece in small:
+            last = runs[-1] if runs else None
+            follows = last is not None and last[-1].offset + last[-1].nbytes == piece.offset
+            if last is not None and follows and piece.offset + piece.nbytes - last[0].offset <= PACK_BYTES:
+                last.append(piece)
+            else:
+                runs.append([piece])
+        if not runs:
+            return []
+        longest = max(run[-1].offset + run[-1].nbytes - run[0].offset for run in runs)
+        buffer = torch.empty(longest, dtype=torch.uint8, device=device)
+        return [self._packed_run(run, buffer) for run in runs]
+
+    def _packed_run(self, run: list[Piece], buffer: torch.Tensor) -> PackedRun:
+        first, last = run[0].offset, run[-1].offset + run[-1].nbytes
+        views = [_view(buffer[piece.offset - first : piece.offset - first + piece.nbytes], piece) for piece in run]
+        begin = len(self.share.header)
+        host = self.bytes[begin + first : begin + last]
+        return PackedRun([piece.name for piece in run], views, buffer[: last - first], host)
+
+    def _fill_local(self, state: StateTensors) -> torch.device | None:
+        """Copy the local parts of sharded tensors after the file; `sharded` writes them."""
+        targets, sources = [], []
+        for name, offset, nbytes in self.share.local:
+            source = state.sharded[name].to_local()
+            begin = self.padded + offset
+            target = self.bytes[begin : begin + nbytes].view(source.dtype).view(source.shape)
+            self._locals[name] = target
+            targets.append(target)
+            sources.append(source)
+        device = next((source.device for source in sources if source.is_cuda), None)
+        if device is not None:
+            self.pin()
+        if sources:
+            torch._foreach_copy_(targets, sources, non_blocking=self.pinned)
+        return device
+
+    def local(self, name: str) -> torch.Tensor:
+        return self._locals[name]
+
+    def close(self) -> None:
+        if self.pinned:
+            _cudart().cudaHostUnregister(self.bytes.data_ptr())
+            self.pinned = False
+
+
+class ImageCache:
+    """Holds the image for the next save until the state's layout changes."""
+
+    def __init__(self, *, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._image: Image | None = None
+        self._layout: Any = None
+        self._preparation: threading.Thread | None = None
+
+    @property
+    def is_preparing(self) -> bool:
+        return self._preparation is not None and self._preparation.is_alive()
+
+    def prepare(self, state: StateTensors) -> None:
+        """Map, touch and page-lock the image for this state in a thread, so that the first save is fast too."""
+        self._join()
+        layout = _layout(state)
+        if self._image is not None and self._layout == layout:
+            return
+        self.release()
+        device = next((tensor.device for tensor in state.tensors.values() if tensor.is_cuda), None)
+
+        def make() -> None:
+            image = self._make(state)
+            image.touch()
+            if device is not None:
+                torch.cuda.set_device(device)  # otherwise this thread opens a context on the first GPU
+                image.pin()
+            self._image, self._layout = image, layout
+
+        self._preparation = threading.Thread(target=make, name="paceline-checkpoint-memory", daemon=True)
+        self._preparation.start()
+
+    def get(self, state: StateTensors) -> Image:
+        """Return an image that fits this state."""
+        self._join()
+        layout = _layout(state)
+        if self._image is None or self._layout != layout:
+            self.release()
+            state.check()
+            self._image, self._layout = self._make(state), layout
+        return self._image
+
+    def release(self) -> None:
+        self._join()
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+
+    def _make(self, state: StateTensors) -> Image:
+        return Image(make_share(state.tensors, state.sharded, rank=self.rank, world_size=self.world_size))
+
+    def _join(self) -> None:
+        if self._preparation is not None:
+            self._preparation.join()
+            self._preparation = None
+
+
+def _layout(state: StateTensors) -> Any:
+    """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's shards."""
+    local = [(name, tensor.to_local().shape) for name, tensor in state.sharded.items()]
+    return signature(state.tensors), signature(state.sharded), local
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _map_memory(size: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, advice):
+            try:
+                memory.madvise(getattr(mmap, advice))
+            except OSError:
+                pass  # a kernel without it: slower, but correct
+    return memory
+
+
+def _view(data: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return a piece's bytes as a tensor of its dtype and shape."""
+    flat: Any = data
+    shape = piece.shape if piece.is_whole else (piece.stop - piece.start,)
+    view: torch.Tensor = flat.view(TORCH_DTYPES[piece.dtype]).view(shape)
+    return view
+
+
+def _part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return tensor if piece.is_whole else tensor.reshape(-1)[piece.start : piece.stop]

@@ -1,0 +1,152 @@
+"""Decide which samples each rank takes at each step. Global batches are the same at every world size.
+
+A global batch is split by micro-step, and each micro-step by rank, into contiguous slices. The samples of step 17
+therefore don't depend on the number of ranks, micro-steps or workers, and a position (epoch, step) is all that an
+exact resume needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UsageError
+from paceline.runtime.distributed.identity import Identity
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """Positions [start, stop) of the epoch's order that one rank takes in one micro-step."""
+
+    start: int
+    stop: int
+    count: int  # real samples; 0 if [start, stop) is a filler that keeps this rank in step with the others
+    global_count: int  # real samples of the whole step: all ranks, all micro-steps
+    index: int  # index of the micro-step within its step
+    last: bool  # whether the optimizer steps after this micro-step
+    step: int  # index of the step within the epoch
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatch:
+    """One rank's data for one micro-step, on the device."""
+
+    data: Any
+    count: int  # real samples in `data`; 0 if it is a filler that keeps this rank in step with the others
+    global_count: int  # real samples of the whole step: all ranks, all micro-steps
+    index: int  # index of the micro-step within its step
+    last: bool  # whether the optimizer steps after this micro-step
+    step: int  # index of the step within the epoch
+    world_size: int
+
+    @property
+    def mean_scale(self) -> float:
+        """The factor for a mean over this slice that makes gradients averaged over ranks the true mean.
+
+        In a full batch it is 1 / accumulate; in a partial last batch each slice weighs what it holds.
+        """
+        return self.count * self.world_size / self.global_count
+
+    @property
+    def sum_scale(self) -> float:
+        """The same factor for a sum over this slice."""
+        return self.world_size / self.global_count if self.count else 0.0
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How an epoch is split into steps, micro-steps and ranks."""
+
+    samples: int
+    batch_size: int
+    identity: Identity
+    accumulate: int = 1
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size, world_size=self.identity.world_size, accumulate=self.accumulate)
+        if self.steps == 0:
+            raise UsageError(
+                f"An epoch of {self.samples} samples has no full step of batch_size={self.batch_size}.",
+                hint="Lower batch_size, or keep the partial last batch with drop_last=False.",
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps per epoch."""
+        if self.drop_last:
+            return self.samples // self.batch_size
+        return -(-self.samples // self.batch_size)
+
+    def slices(self, first_step: int = 0) -> Iterator[Slice]:
+        """Yield this rank's slices of an epoch, starting at a step. Every rank gets the same number of slices."""
+        for step in range(first_step, self.steps):
+            start = step * self.batch_size
+            total = min(self.batch_size, self.samples - start)
+            for micro in range(self.accumulate):
+                left, right = split_range(total, micro, self.accumulate)
+                low, high = split_range(right - left, self.identity.rank, self.identity.world_size)
+                last = micro == self.accumulate - 1
+                begin, end = start + left + low, start + left + high
+                if begin == end:
+                    yield Slice(start, start + 1, 0, total, micro, last, step)
+                else:
+                    yield Slice(begin, end, end - begin, total, micro, last, step)
+
+
+def split_range(total: int, index: int, parts: int) -> tuple[int, int]:
+    """Return the bounds of one of `parts` contiguous parts, whose sizes differ by at most one."""
+    return total * index // parts, total * (index + 1) // parts
+
+
+def check_batch_size(batch_size: int, *, world_size: int, accumulate: int) -> None:
+    """Check that a global batch splits into equal slices: otherwise the mean of means isn't the mean."""
+    if accumulate < 1:
+        raise UsageError(
+            f"accumulate={accumulate}, but a step has at least one micro-step.", hint="Set accumulate to 1 or more."
+        )
+    unit = world_size * accumulate
+    if batch_size < 1 or batch_size % unit:
+        below = batch_size // unit * unit
+        fits = f"{below} or {below + unit}" if below > 0 else f"{unit}"
+        raise UsageError(
+            f"batch_size={batch_size} can't be split evenly over {world_size} ranks x {accumulate} micro-steps.",
+            hint=f"batch_size counts all ranks and micro-steps. Use a multiple of {unit}: {fits}.",
+        )
+
+
+def evaluation_slices(samples: int, batch_size: int, identity: Identity) -> Iterator[Slice]:
+    """Yield slices that cover every sample once, the same number on every rank; some may be empty (count 0)."""
+    for step in range(evaluation_steps(samples, batch_size)):
+        start = step * batch_size
+        total = min(batch_size, samples - start)
+        low, high = split_range(total, identity.rank, identity.world_size)
+        if low == high:
+            yield Slice(start, start + 1, 0, total, 0, True, step)
+        else:
+            yield Slice(start + low, start + high, high - low, total, 0, True, step)
+
+
+def evaluation_steps(samples: int, batch_size: int) -> int:
+    if batch_size < 1:
+        raise UsageError(
+            f"batch_size={batch_size}, but a batch has at least one sample.",
+            hint="Set batch_size to the number of samples per forward pass, over all ranks.",
+        )
+    return -(-samples // batch_size)
+
+
+def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> torch.Tensor:
+    """Return an epoch's sample order. It depends on (seed, epoch) alone, so every rank gets the same one."""
+    import torch
+
+    from paceline.runtime.data.randomness import derive_seed
+
+    if not shuffle:
+        return torch.arange(samples)
+    generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
+    return torch.randperm(samples, generator=generator)

@@ -1,0 +1,95 @@
+"""Which rank runs where: collected before the process group is created, checked, and printed by rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from paceline.errors import DeviceError, RunError
+from paceline.runtime.distributed.cpu_binding import allowed_cpus, format_cpu_list
+from paceline.runtime.distributed.device import SHARED_HINT, find_shared_gpu, hardware_id
+from paceline.runtime.distributed.identity import Identity
+
+MAX_PRINTED = 64  # ranks; larger worlds are summarized
+
+
+@dataclass(frozen=True)
+class RankPlacement:
+    """The host, device and CPUs of one rank."""
+
+    rank: int
+    world_size: int
+    host: str
+    local_rank: int
+    device: str
+    hardware: str
+    pid: int
+    cpus: str
+
+    def describe(self) -> str:
+        device = f"{self.device} ({self.hardware})" if self.hardware else self.device
+        parts = (
+            f"rank {self.rank} of {self.world_size}", f"node {self.host}", f"local rank {self.local_rank}",
+            device, f"pid {self.pid}", f"cpus {self.cpus}",
+        )  # fmt: skip
+        return " · ".join(parts)
+
+
+def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
+    """Return the placement of this rank."""
+    return RankPlacement(
+        rank=identity.rank, world_size=identity.world_size, host=socket.gethostname(),
+        local_rank=identity.local_rank, device=str(device), hardware=hardware_id(device), pid=os.getpid(),
+        cpus=format_cpu_list(allowed_cpus()),
+    )  # fmt: skip
+
+
+def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacement]:
+    """Send this rank's placement to rank 0, which checks all of them. Returns them on rank 0, and [] elsewhere.
+
+    This uses the store, because two ranks on one GPU must be found before NCCL hangs on them. Raises DeviceError on all
+    ranks if there are two.
+    """
+    if store is None:
+        return [placement]
+    store.set(f"placement/{placement.rank}", json.dumps(asdict(placement)))
+    if placement.rank:
+        problem = store.get("placement_check").decode()
+        if problem != "ok":
+            raise DeviceError(problem, hint=SHARED_HINT)
+        return []
+    keys = [f"placement/{rank}" for rank in range(placement.world_size)]
+    store.wait(keys)
+    placements = [RankPlacement(**json.loads(text)) for text in store.multi_get(keys)]
+    shared = find_shared_gpu([(each.rank, each.host, each.hardware) for each in placements])
+    store.set("placement_check", shared or "ok")
+    if shared:
+        raise DeviceError(shared, hint=SHARED_HINT)
+    return placements
+
+
+def check_world_size(identity: Identity, expected: int | None) -> None:
+    """Raise RunError if the world size is not the one that the job asked for."""
+    if expected is not None and identity.world_size != expected:
+        raise RunError(
+            f"The job has {expected} ranks, but this process found a world size of {identity.world_size} "
+            f"({identity.source}).",
+            hint="Check whether your script changes RANK or WORLD_SIZE before it opens the session.",
+        )
+
+
+def print_placements(placements: list[RankPlacement]) -> None:
+    """Print one aligned line per rank to standard error, which is not the script's own output."""
+    rows = [placement.describe().split(" · ") for placement in placements[:MAX_PRINTED]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    lines = [" · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(placements) > MAX_PRINTED:
+        hosts = len({placement.host for placement in placements})
+        lines.append(f"… and {len(placements) - MAX_PRINTED} more ranks, on {hosts} nodes in total")
+    print("\n".join(lines), file=sys.stderr, flush=True)

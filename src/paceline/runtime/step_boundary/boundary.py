@@ -1,0 +1,251 @@
+"""The step boundary: heartbeats, consensus, saves and stops happen between iterations, and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.contract.heartbeat_file import RUNNING
+from paceline.contract.jsonl import EventWriter
+from paceline.runtime.console import note
+from paceline.runtime.metrics.metrics import Metrics
+from paceline.runtime.metrics.progress_bar import ProgressBar
+from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
+from paceline.runtime.step_boundary.heartbeat import Heartbeat
+from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.step_boundary.profiler import ProfilerWindow
+from paceline.runtime.step_boundary.stop import (
+    MINUS_BAD_STEP,
+    MINUS_SCHEMA,
+    SAVE,
+    SCHEMA,
+    SIZE,
+    STOP,
+    StopConsensus,
+    Stopped,
+    StopSignals,
+)
+from paceline.runtime.step_boundary.stragglers import StragglerDetector
+
+
+class Boundary:
+    """Runs what happens between steps, in order. Its parts do not know each other."""
+
+    def __init__(
+        self,
+        *,
+        group: Any,
+        heartbeat: Heartbeat,
+        events: EventWriter,
+        metrics: Metrics,
+        loss_check: NonFiniteLossCheck,
+        checkpoint_schedule: CheckpointSchedule,
+        progress: ProgressBar,
+        stragglers: StragglerDetector,
+        profiler: ProfilerWindow,
+        sync_buffers: Callable[[], None],
+    ) -> None:
+        self.consensus = StopConsensus(group)
+        self.signals = StopSignals(heartbeat, self.consensus.expedite)
+        self.heartbeat = heartbeat
+        self.events = events
+        self.metrics = metrics
+        self.loss_check = loss_check
+        self.checkpoint_schedule = checkpoint_schedule
+        self.progress = progress
+        self.stragglers = stragglers
+        self.profiler = profiler
+        self.stopping = False  # all ranks have agreed to stop
+        self.epoch = 0
+        self.epoch_step = 0  # steps done in this epoch
+        self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
+        self.plain_batches = 0  # batches per step of an iterable that does not save its position
+        self._sync_buffers = sync_buffers
+        self._save_requested = False  # agreed; waits for a training boundary
+        self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
+        self._heartbeat_on = heartbeat.is_on
+        self._has_extra_work = True
+
+    def _needs_extra_work(self) -> bool:
+        """Return whether boundaries have more to do than heartbeat and consensus."""
+        return (
+            self._save_requested
+            or self.checkpoint_schedule.counts_steps
+            or self.profiler.is_on
+            or self.progress.is_shown
+        )
+
+    def begin_loop(self, *, epoch: int, done: int, total: int | None, plain_batches: int) -> None:
+        """Begin a loop of `total` steps, of which `done` are already done."""
+        self.epoch, self.epoch_step, self.plain_batches = epoch, done, plain_batches
+        self.checkpoint_schedule.drop_snapshot()
+        self.progress.begin(epoch=epoch, done=done, total=total)
+        self.consensus.begin_loop()
+        self.stragglers.discard()
+        self._has_extra_work = self._needs_extra_work()
+
+    def begin_evaluation(self) -> None:
+        self._sync_buffers()
+        self.consensus.begin_loop()
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Set the epoch for a save outside of loops; it may be one in which no step is done."""
+        if epoch != self.epoch:
+            self.epoch, self.epoch_step = epoch, 0
+
+    # -- called by the loop ----------------------------------------------------------------------------
+
+    def before_first(self, step: int) -> None:
+        """Run the boundary before the first step. A stop requested during set-up ends here; nothing is saved."""
+        self.heartbeat.state = RUNNING
+        self.heartbeat.write(step)
+        self.events.write("training", step=step)
+        if self.profiler.is_on:
+            self.profiler.after_step(step)
+        self._run_consensus()
+        if self.stopping:
+            self._stop(step)
+
+    def after_step(self, step: int) -> None:
+        """Run the boundary after a training step. Raises Stopped if the ranks have agreed to stop."""
+        if self._heartbeat_on:
+            self.heartbeat.write(step)
+        consensus = self.consensus
+        consensus.tick = tick = consensus.tick + 1
+        if tick >= consensus.due:
+            self._run_consensus()
+            if self.stopping:
+                self._save(step, wait=True)
+                self._stop(step)
+            if self.stragglers.on:
+                self.stragglers.mark_start()
+        if self._has_extra_work:
+            self._do_extra_work(step)
+
+    def _do_extra_work(self, step: int) -> None:
+        if self._save_requested or self.checkpoint_schedule.due_by_step(step):
+            self._save(step)
+            if self.stopping:  # the save ran a consensus, in which a rank requested a stop
+                self._save(step, wait=True)
+                self._stop(step)
+        if self.profiler.is_on:
+            self.profiler.after_step(step)
+        if time.perf_counter() >= self.progress.due:
+            self.progress.update(self.epoch_step, self.metrics.latest)
+        self._has_extra_work = self._needs_extra_work()
+
+    def after_forward(self, step: int, *, in_a_step: bool) -> None:
+        """Run the boundary after a batch of evaluation. A stop saves the state of the last training boundary.
+
+        The stop waits for the next training boundary if that state is not available: inside the body of a step, or
+        while the script has put other weights into its model, such as averaged ones.
+        """
+        self.heartbeat.write(step)
+        consensus = self.consensus
+        consensus.tick += 1
+        if consensus.tick < consensus.due or self._stop_deferred:
+            return
+        self._run_consensus()
+        if not self.stopping:
+            return
+        if in_a_step or consensus.any_rank(self.checkpoint_schedule.weights_changed()):
+            self._stop_deferred = True
+            consensus.due = 0
+            return
+        if step > 0 and step != self.checkpoint_schedule.last_step:
+            self.checkpoint_schedule.restore_snapshot()
+            self._save(step, wait=True)
+        self._stop(step)
+
+    def poll(self, step: int) -> bool:
+        """Run the boundary of a hand-written loop. Returns whether to stop."""
+        self.heartbeat.state = max(self.heartbeat.state, RUNNING)
+        self.heartbeat.write(step)
+        self.consensus.tick += 1
+        if not self.stopping and self.consensus.tick >= self.consensus.due:
+            self._run_consensus()
+        return self.stopping
+
+    def save(self, step: int, *, wait: bool = False) -> None:
+        """Save at the script's request, or at the end. Called on all ranks."""
+        self._save(step, wait=wait)
+
+    def finish(self) -> None:
+        """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks."""
+        self._flush_metrics()
+
+    def _flush_metrics(self) -> None:
+        if self.consensus.in_flight:
+            self._apply(self.consensus.collect())
+        self._launch_consensus()
+        self._apply(self.consensus.collect())
+        self.metrics.advance(True)
+        self.consensus.schedule()
+
+    # -- consensus -------------------------------------------------------------------------------------
+
+    def _run_consensus(self) -> None:
+        if self.consensus.in_flight:
+            self._apply(self.consensus.collect())
+            if self.stopping:
+                return
+        self._launch_consensus()
+        if self.consensus.is_synchronous:
+            self._apply(self.consensus.collect())
+        self.consensus.schedule()
+
+    def _launch_consensus(self) -> None:
+        schema = self.metrics.offer()
+        values = [0.0] * (SIZE + self.stragglers.slots)
+        if self.stragglers.on:
+            values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
+        values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
+        values[SAVE] = float(self.checkpoint_schedule.due_by_time())
+        values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema
+        values[MINUS_BAD_STEP] = self.loss_check.advance()
+        self.heartbeat.seconds_per_step = self.consensus.launch(values)
+
+    def _apply(self, reduced: list[float]) -> None:
+        """Act on what the ranks agreed on."""
+        self.loss_check.check_consensus(reduced[MINUS_BAD_STEP])
+        self.metrics.advance(reduced[SCHEMA] == -reduced[MINUS_SCHEMA])
+        if reduced[SAVE]:
+            self._save_requested = self._has_extra_work = True
+        self.stopping |= bool(reduced[STOP])
+        if self.stragglers.on:
+            seconds = self.consensus.seconds
+            self.stragglers.report(reduced[SIZE:], step=self.heartbeat.step, epoch=self.epoch, seconds_per_step=seconds)
+        self.checkpoint_schedule.collect_finished()
+
+    # -- save and stop ---------------------------------------------------------------------------------
+
+    def _save(self, step: int, *, wait: bool = False) -> None:
+        if self.checkpoint_schedule.checkpoints is None:
+            self._save_requested = False
+            return
+        if self.loss_check.on:
+            self.loss_check.check_now()
+        # Write the numbers that led to a checkpoint before it: no later attempt would log them again.
+        self._flush_metrics()
+        self._save_requested = False
+        self._sync_buffers()
+        meta = {
+            "epoch_step": self.epoch_step,
+            "plain_batches": self.plain_batches * self.epoch_step,
+            "metrics": dict(self.metrics.latest),
+            "trackers": self.tracker_ids,
+        }
+        self.checkpoint_schedule.save(step, epoch=self.epoch, meta=meta, wait=wait)
+        if self.stragglers.on:
+            self.stragglers.mark_start()  # the save was not part of the step
+
+    def _stop(self, step: int) -> None:
+        saved = self.checkpoint_schedule.last_step == step
+        if self.checkpoint_schedule.rank == 0:
+            outcome = "saved" if saved else "nothing to save"
+            if saved and self.checkpoint_schedule.failed_step == step:
+                outcome = "but could not save"
+            self.progress.close()
+            note(f"stopped at step {step}, {outcome}")
+        raise Stopped

@@ -1,0 +1,83 @@
+"""What was typed, as flags: each with the key that it sets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.spec.option_table import NAME_OR_PATH, NUMBER, VARIABLES, Option
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A value from the command line: the flag, the key it sets ("job.nodes"), and the value."""
+
+    name: str
+    key: str
+    value: Any
+    path: str = ""  # PATH or NAME_OR_PATH
+
+
+def read_flags(typed: Iterable[tuple[Option, Any]], environ: Mapping[str, str]) -> list[Flag]:
+    """Return what was typed as flags, with the values that they imply; None and [] were not typed."""
+    flags: dict[str, Flag] = {}
+    implied: list[Flag] = []
+    for option, value in typed:
+        if value is None or value == []:
+            continue
+        flag = Flag(_flag_name(option, value), option.key, _value(option, value, environ), option.path)
+        if option.key in flags:
+            raise _contradiction(flags[option.key], flag)
+        flags[option.key] = flag
+        if option.implies is not None and value is not False:
+            implied.append(Flag(flag.name, *option.implies))
+    for flag in implied:
+        known = flags.setdefault(flag.key, flag)
+        if known.value != flag.value:
+            raise _contradiction(known, flag)
+    return list(flags.values())
+
+
+def _flag_name(option: Option, value: object) -> str:
+    return option.negative if value is False else option.name
+
+
+def _contradiction(first: Flag, second: Flag) -> UsageError:
+    return UsageError(f"{first.name} and {second.name} contradict each other.", hint="Use only one of them.")
+
+
+def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
+    if option.kind == NUMBER and re.fullmatch(r"[+-]?\d+", value):
+        return int(value)
+    return _variables(value, environ) if option.kind == VARIABLES else value
+
+
+def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Parse `K=V`; a `K` alone takes the value that it has here."""
+    variables = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and name not in environ:
+            raise UsageError(f"Invalid --env {name}: the variable is not set here.", hint=f"Use --env {name}=VALUE.")
+        variables[name] = value if equals else environ[name]
+    return variables
+
+
+def from_folder(flag: Flag, folder: str) -> Any:
+    """Return a flag's value with paths relative to the project's folder, as in the file."""
+    if not flag.path:
+        return flag.value
+    cwd = os.getcwd()
+
+    def move(name: str) -> str:
+        if os.path.isabs(name) or name.startswith(("~", "$")) or os.path.realpath(cwd) == os.path.realpath(folder):
+            return name
+        if flag.path == NAME_OR_PATH and not os.path.exists(os.path.join(cwd, name)):
+            return name
+        return os.path.relpath(os.path.join(os.path.realpath(cwd), name), os.path.realpath(folder))
+
+    return move(flag.value) if isinstance(flag.value, str) else [move(name) for name in flag.value]

@@ -1,0 +1,139 @@
+"""A sweep's trials on this machine, several at a time; opened and closed as jobs do it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.agent.trial import close_trial, open_trial
+from paceline.cluster.local.machine import detect_machine, interpreter
+from paceline.cluster.local.parallel_runs import ParallelRuns
+from paceline.cluster.secrets.secrets import read_secrets
+from paceline.contract.gpus import VISIBLE_DEVICES
+from paceline.contract.sweep.folder import DONE, NoPoint, Point
+from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
+from paceline.errors import PacelineError
+from paceline.plan.local import LocalPlan, plan_local
+from paceline.plan.shape import Machine
+from paceline.spec import Job
+from paceline.sweep.folder import mark_starter
+from paceline.sweep.points import describe_point
+from paceline.sweep.settings import SweepSettings
+from paceline.sweep.start import Reporter, SweepStart, count_trials
+
+
+class LocalSweep(SweepStart):
+    """A sweep whose trials run on this machine."""
+
+    def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
+        super().__init__(settings, reporter)
+        self.job = with_ranks(settings.job)
+        self.slots = slots(self.job, detect_machine(os.environ), self.search.parallel)[: self.parallel]
+        self.pool = ParallelRuns(len(self.slots))
+        self.results: dict[int, Mapping[str, Any]] = {}
+
+    def describe_trials(self, numbers: Sequence[int]) -> str:
+        return f"on this machine, {len(self.slots)} at a time"
+
+    def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
+        self.python, self.secrets = interpreter(self.job), read_secrets(self.job, os.environ)
+        with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
+            plan = plan_local(
+                self.job, run_path=run_path, machine=self.slots[0], python=self.python, environ=os.environ,
+                file_secrets=self.secrets,
+            )  # fmt: skip
+            notes = self.prepare(run_path, plan.launch_spec, job=self.job, backend="local", snapshot_required=False)
+        for note in (*plan.notes, *notes):
+            self.reporter.note(note)
+        name = self.search.name
+        self.report_start(f"{count_trials(len(numbers))} of {name}, {len(self.slots)} at a time")
+        self.submission: Path = run_path.folder.path
+        with mark_starter(self.submission):
+            self.pool.run(list(numbers), begin=self._begin, end=self._end)
+        self._report_best()
+        if self.pool.stopping:
+            self.reporter.note(f"to continue: paceline sweep --local --resubmit missing {name}")
+            return INTERRUPTED_EXIT if self.pool.interrupted else STOPPED_EXIT
+        return int(any(result["state"] == FAILED for result in self.results.values()))
+
+    def _begin(self, number: int, slot: int) -> LocalPlan | None:
+        folder = self.writer.folder
+        if folder.cancelled.exists():  # from another terminal
+            return None
+        try:
+            variables = {**self.job.environment.variables, **self.secrets.values}
+            open_trial(folder, self.submission, number, variables=variables)
+        except NoPoint:
+            return None
+        except PacelineError as problem:
+            self._report(number, {"state": FAILED, "error": problem.message})
+            self.results[number] = close_trial(folder, number, FAILED, error=problem.message)
+            return None
+        plan = plan_local(
+            self.job, run_path=self.writer.trial_path(number), machine=self.slots[slot], python=self.python,
+            environ=os.environ, file_secrets=self.secrets,
+        )  # fmt: skip
+        if not plan.launch_spec.gpus or len(plan.agents) > 1:
+            return plan
+        devices = {VISIBLE_DEVICES: ",".join(self.slots[slot].devices)}
+        agents = tuple(replace(agent, variables={**agent.variables, **devices}) for agent in plan.agents)
+        return replace(plan, agents=agents)
+
+    def _end(self, number: int, verdict: str) -> None:
+        if verdict == STOPPED or (verdict == FAILED and self.pool.stopping):
+            self._report(number, {"state": STOPPED})
+            return
+        self.results[number] = close_trial(self.writer.folder, number, verdict)
+        self._report(number, self.results[number])
+
+    def _report(self, number: int, result: Mapping[str, Any]) -> None:
+        parts = [f"trial {number}: {result['state']}"]
+        if result.get("value") is not None:
+            parts.append(f"{self.search.metric or 'value'} {result['value']:.6g}")
+        if result.get("point"):
+            parts.append(describe_point(result["point"]))
+        if result.get("error"):
+            parts.append(result["error"])
+        self.reporter.trial(", ".join(parts), result["state"])
+
+    def _report_best(self) -> None:
+        """Print the best single trial. `sweep show` has the means over seeds."""
+        values = {
+            number: result["value"] for number, result in self.results.items()
+            if result["state"] == DONE and result["value"] is not None
+        }  # fmt: skip
+        if not values or self.search.metric is None:
+            return
+        choose = max if self.search.direction == "maximize" else min
+        best = choose(values, key=lambda number: values[number])
+        point = describe_point(self.results[best]["point"])
+        self.reporter.trial(
+            f"best of {len(values)}: trial {best}, {self.search.metric} {values[best]:.6g}, {point}", DONE
+        )
+        self.reporter.note(f"its folder: {self.writer.folder.trial(best).path}")
+
+
+def with_ranks(job: Job) -> Job:
+    """Set the number of ranks if it is open: one per GPU that each trial asks for, or one."""
+    if job.launch.nproc is not None:
+        return job
+    ranks = max(1, job.resources.gpus_per_node or 1)
+    launch = job.launch.model_copy(update={"nproc": ranks})
+    return replace(job, tables=job.tables.model_copy(update={"launch": launch}))
+
+
+def slots(job: Job, machine: Machine, parallel: int | None) -> list[Machine]:
+    """Return each concurrent trial's share of this machine."""
+    ranks = (job.launch.nproc or 1) * (job.resources.nodes if job.is_typed("job.nodes") else 1)
+    if job.runtime.cpu or not machine.gpus:
+        count = parallel or max(1, machine.cores // ranks)
+        return [replace(machine, cores=max(1, machine.cores // count))] * count
+    count = max(1, min(machine.gpus // ranks, parallel or machine.gpus))
+    cores, names = max(1, machine.cores // count), machine.device_names()
+    return [
+        replace(machine, cores=cores, gpus=ranks, devices=names[slot * ranks : (slot + 1) * ranks])
+        for slot in range(count)
+    ]

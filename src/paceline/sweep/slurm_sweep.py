@@ -1,0 +1,135 @@
+"""A sweep's trials as job arrays: one call of sbatch per array, as few arrays as the cluster allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm import sbatch
+from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
+from paceline.cluster.slurm.draft import Draft
+from paceline.contract.run_folder import write_atomically
+from paceline.contract.sweep.folder import Point
+from paceline.errors import ClusterError, JobRejected
+from paceline.plan.quote import command_line
+from paceline.plan.slurm.array_script import Trials
+from paceline.plan.slurm.plan import SlurmPlan
+from paceline.sweep.array_tasks import Chunk, cut, group
+from paceline.sweep.folder import SweepWriter, mark_starter
+from paceline.sweep.start import SweepStart, count_trials
+
+SHOWN_JOBS = 5
+
+
+class SlurmSweep(SweepStart):
+    """A sweep whose trials are tasks of job arrays."""
+
+    @cached_property
+    def draft(self) -> Draft:
+        draft = Draft(self.settings.job, trials=Trials(self.writer.folder.path, self.settings.pack))
+        draft.run_path = self.writer.submission_path()
+        return draft
+
+    def describe_trials(self, numbers: Sequence[int]) -> str:
+        plan = self.draft.plan(self.draft.run_path)
+        pack, known = self.settings.pack, slurm.available()
+        allowed = max_new_jobs(self.draft.job.resources.account, wanted=len(numbers)) if known else None
+        chunks = plan_chunks(
+            numbers, pack=pack, max_array=array_size_limit() if known else 1001,
+            max_tasks=smallest(allowed, self.settings.tasks),
+        )  # fmt: skip
+        throttle = Submission(self.writer, plan, pack=pack, parallel=self.parallel).throttle
+        calls = [
+            command_line([*plan.sbatch[:-1], f"--array={chunk.array(throttle)}", plan.sbatch[-1], f"tasks-{number}"])
+            for number, chunk in enumerate(chunks, 1)
+        ]
+        return "\n".join(["", plan.script, *(f"# submitted by: {call}" for call in calls)])
+
+    def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
+        for warning in self.draft.check():
+            self.reporter.note(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
+        job, settings = self.draft.job, self.settings
+        refusal: ClusterError | None = None
+        with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
+            self.draft.run_path = run_path
+            plan = self.draft.plan(run_path)
+            notes = self.prepare(run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True)
+            sbatch.write_files(plan)
+            (run_path.folder.path / "logs").mkdir()
+            submission = Submission(self.writer, plan, pack=settings.pack, parallel=self.parallel, tasks=settings.tasks)
+            try:
+                submission.submit(numbers, account=job.resources.account)
+            except ClusterError as problem:
+                if not submission.jobs:
+                    raise
+                refusal = problem  # arrays that are queued stay
+        for note in (*plan.notes, *notes):
+            self.reporter.note(note)
+        self._report(submission)
+        if refusal is not None:
+            raise ClusterError(
+                f"{count_trials(len(numbers) - submission.submitted)} could not be submitted: {refusal.message}",
+                hint=f"Submit them later: paceline sweep --resubmit missing {self.search.name}",
+            )
+        return 0
+
+    def _report(self, submission: Submission) -> None:
+        jobs, name = submission.jobs, self.search.name
+        listed = ", ".join(jobs[:SHOWN_JOBS]) + (", ..." if len(jobs) > SHOWN_JOBS else "")
+        parallel = f", {self.parallel} at a time" if self.parallel else ""
+        trials = count_trials(submission.submitted)
+        self.report_start(f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}")
+        self.reporter.line(f"  cancel  paceline sweep cancel {name}")
+
+
+def plan_chunks(numbers: Sequence[int], *, pack: int, max_array: int, max_tasks: int | None) -> list[Chunk]:
+    """Return the arrays for these trials. If too few jobs are allowed, a task runs several trials in turn."""
+    return cut(group(numbers, pack=pack, max_tasks=max_tasks), max_array=max_array)
+
+
+def smallest(*limits: int | None) -> int | None:
+    """Return the smallest limit; None if there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+class Submission:
+    """One submission of trials, array by array."""
+
+    def __init__(
+        self, writer: SweepWriter, plan: SlurmPlan, *, pack: int, parallel: int | None, tasks: int | None = None
+    ) -> None:
+        self.writer, self.plan, self.pack, self.tasks = writer, plan, pack, tasks
+        # Slurm limits tasks; the user's limit counts trials.
+        self.throttle = None if parallel is None else max(1, math.ceil(parallel / pack))
+        self.jobs: list[str] = []
+        self.submitted = 0  # trials
+
+    def submit(self, numbers: Sequence[int], *, account: str | None) -> None:
+        """Submit all trials. If Slurm rejects the number of jobs, try fewer and longer tasks."""
+        max_array = array_size_limit()
+        max_tasks = smallest(max_new_jobs(account, wanted=len(numbers)), self.tasks)
+        left = list(numbers)
+        while left:
+            for chunk in plan_chunks(left, pack=self.pack, max_array=max_array, max_tasks=max_tasks):
+                try:
+                    self._submit(chunk)
+                except JobRejected as rejected:
+                    tasks = math.ceil(len(left) / max(1, len(chunk.trials) // len(chunk.tasks)))
+                    if not JOB_LIMIT_REACHED.search(rejected.reason) or tasks < 2:
+                        raise
+                    max_tasks = tasks // 2
+                    break
+                left = left[len(chunk.trials) :]
+
+    def _submit(self, chunk: Chunk) -> None:
+        folder = self.plan.run_path.folder.path
+        listing = f"tasks-{len(self.jobs) + 1}"
+        write_atomically(folder / listing, chunk.listing())
+        # Slurm throttles each array by itself, so arrays run one after the other to keep to the limit together.
+        after = self.jobs[-1:] if self.throttle is not None else []
+        job = submit_array(self.plan, array=chunk.array(self.throttle), listing=listing, after=after)
+        self.jobs.append(job)
+        self.submitted += len(chunk.trials)
+        self.writer.record_job(job, submission=folder.name, tasks=chunk.tasks)

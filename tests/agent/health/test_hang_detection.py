@@ -1,0 +1,70 @@
+"""Which ranks the watchdog finds, as tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from paceline.agent.health.hang_detection import ClusterHeartbeats, RankHeartbeat, Watchdog, make_report, process_state
+from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
+
+# each rank's (state, step, age) with a timeout of 10 s -> the stuck ranks, or None
+TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
+    "all send heartbeats": ([(RUNNING, 5, 0.1), (RUNNING, 5, 9.9)], None),
+    "a long compilation": ([(READY, 0, 900.0), (READY, 0, 900.0), (ABSENT, 0, 9e9)], None),
+    "one rank compiles, the other waits for it": ([(RUNNING, 1, 3.0), (READY, 0, 50.0)], None),
+    "one behind, the rest wait": ([(RUNNING, 8, 12.0), (RUNNING, 7, 12.0), (RUNNING, 8, 12.0)], [1]),
+    "all at one step: the oldest heartbeat": ([(RUNNING, 8, 11.0), (RUNNING, 8, 11.0), (RUNNING, 8, 14.0)], [2]),
+    "no difference between them": ([(RUNNING, 8, 12.0), (RUNNING, 8, 12.1)], [1, 0]),
+    "finished ranks send nothing more": ([(FINISHED, 9, 500.0), (RUNNING, 9, 2.0)], None),
+    "saved and stopping": ([(SAVED_AND_STOPPED, 9, 500.0), (SAVED_AND_STOPPED, 9, 500.0)], None),
+    "one rank has not finished": ([(FINISHED, 9, 500.0), (RUNNING, 8, 20.0)], [1]),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_watchdog(case: str) -> None:
+    slots, stuck = TABLE[case]
+    heartbeats = [RankHeartbeat(rank, *slot, host=f"node{rank // 2}") for rank, slot in enumerate(slots)]
+    hang = Watchdog(10).check(heartbeats)
+    assert (None if hang is None else [each.rank for each in hang.stuck]) == stuck
+    assert Watchdog(0).check(heartbeats) is None  # turned off
+
+
+def test_a_rank_that_the_kernel_holds_is_stuck() -> None:
+    heartbeats = [RankHeartbeat(0, RUNNING, 3, 12, "a"), RankHeartbeat(1, RUNNING, 4, 12, "b", process="T")]
+    hang = Watchdog(10).check(heartbeats)
+    assert hang is not None
+    assert [(each.rank, each.host) for each in hang.stuck] == [(1, "b")]
+    assert "rank 1 on b" in str(hang)
+    assert "stopped by a signal" in str(hang)
+
+
+def test_the_head_agent_sees_all_nodes() -> None:
+    cluster = ClusterHeartbeats()
+    own = [RankHeartbeat(0, RUNNING, 7, 30, "a"), RankHeartbeat(1, RUNNING, 7, 30, "a")]
+    assert cluster.all(own) == own
+    report = make_report([RankHeartbeat(2, RUNNING, 6, 30, "b", "S"), RankHeartbeat(3, RUNNING, 7, 30, "b", "S")])
+    cluster.update({**json.loads(json.dumps(report)), "from": 1})
+    hang = Watchdog(10).check(cluster.all(own))
+    assert hang is not None
+    assert [(each.rank, each.host) for each in hang.stuck] == [(2, "b")]
+
+
+def test_the_state_of_a_process() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            sleeper.send_signal(signal.SIGSTOP)
+            deadline = time.monotonic() + 30
+            while process_state(sleeper.pid) != "T" and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert process_state(sleeper.pid) == "T"
+        finally:
+            sleeper.kill()
+    assert process_state(sleeper.pid) == ""
+    assert process_state(os.getpid()) == "R"
