@@ -1,4 +1,4 @@
-"""Fixtures that every room uses, and the guard: no test may leave a process behind or change the environment."""
+"""Fixtures for all tests, and the guard: no test may leave a process behind or change the environment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def marked(token: str) -> list[psutil.Process]:
-    """All living processes that carry a test's token in their environment."""
+    """Return all live processes with a test's token in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -73,7 +73,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """`ranks(function, 2, *args)`: run a module-level function on real ranks; the list of what they returned."""
+    """`ranks(function, 2, *args)`: run a module-level function on real ranks and return their results."""
     harness = Ranks()
     yield harness
     harness.close()
@@ -84,13 +84,13 @@ Completed = subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """Where a test's runs go."""
+    """The scratch folder of a test's runs."""
     return tmp_path / "scratch"
 
 
 @pytest.fixture
 def paceline(tmp_path: Path, scratch: Path) -> Callable[..., Completed]:
-    """Type a `paceline` command in a terminal-less shell: `paceline("run", "train.py", cwd=...)`."""
+    """Run a `paceline` command without a terminal: `paceline("run", "train.py", cwd=...)`."""
 
     def run_paceline(
         *args: str, cwd: Path = tmp_path, timeout: float = 120, check: bool = False, **variables: str

@@ -40,12 +40,12 @@ def _be_a_rank(
 
 
 class Ranks:
-    """`ranks(function, world, *args, timeout=60, local=..., env=...)` returns one result per rank, in rank order."""
+    """`ranks(function, world_size, *args, timeout=90, env=...)` returns one result per rank, in rank order."""
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
-        # Now, while no test is running: whatever a test starts is held to be its own.
+        # Now, while no test is running: the guard attributes later processes to tests.
         forkserver.ensure_running()
 
     def __call__(
@@ -87,19 +87,19 @@ class Ranks:
         deadline = time.monotonic() + timeout
         while open_pipes:
             ready = wait(list(open_pipes.values()), deadline - time.monotonic())
-            assert ready, f"ranks {sorted(open_pipes)} said nothing for {timeout} s"
+            assert ready, f"ranks {sorted(open_pipes)} sent nothing for {timeout} s"
             for rank, pipe in list(open_pipes.items()):
                 if pipe not in ready:
                     continue
                 try:
                     fine, value = pipe.recv()
                 except EOFError:
-                    raise AssertionError(f"rank {rank} died without a word") from None
+                    raise AssertionError(f"rank {rank} died without a result") from None
                 assert fine, f"rank {rank} failed:\n{value}"
                 results[rank] = value
                 del open_pipes[rank]
         return [results[rank] for rank in sorted(results)]
 
     def close(self) -> None:
-        """The server ends with its last pipe; tell it now, so that it ends before the session does."""
+        """Stop the server now, so that it ends before the session does."""
         forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Secrets of every kind for a run, and the search for places where one of them has come to light."""
+"""Plant secrets of every kind for a run, and search output, files and processes for leaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Each rank tells that it has the secrets, by their digests; waits to be looked at; and then rank 1 fails.
+# Each rank reports digests of its secrets and waits; then rank 1 fails.
 SCRIPT = """\
 import hashlib, json, os, pathlib, time
 names = json.loads(pathlib.Path("names.json").read_text())
@@ -22,7 +22,7 @@ pathlib.Path(f"report-{os.environ['RANK']}.json").write_text(json.dumps(digests)
 while not pathlib.Path("go").exists():
     time.sleep(0.05)
 if os.environ["RANK"] == "1":
-    raise RuntimeError("rank 1 fails, so that all that is told of failures is looked at too")
+    raise RuntimeError("rank 1 fails, so that failure reports are searched too")
 time.sleep(60)
 """
 CONFIG = '[environment]\nsecrets = ["NAMED_SECRET"]\n'
@@ -30,7 +30,7 @@ CONFIG = '[environment]\nsecrets = ["NAMED_SECRET"]\n'
 
 @dataclass(frozen=True)
 class PlantedSecrets:
-    """A project and a home with a secret of every kind."""
+    """A project and a home folder with a secret of every kind."""
 
     project: Path
     home: Path
@@ -38,12 +38,12 @@ class PlantedSecrets:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment to type a command in."""
+        """The environment of the command."""
         return {"HOME": str(self.home), "NAMED_SECRET": self.values["NAMED_SECRET"]}
 
     @property
     def args(self) -> list[str]:
-        """What is typed: a secret among it."""
+        """Arguments, including a secret."""
         return ["--env", f"TYPED_TOKEN={self.values['TYPED_TOKEN']}", "train.py"]
 
     def digests(self) -> dict[str, str]:
@@ -73,12 +73,12 @@ def _write(path: Path, text: str) -> None:
 
 
 def in_text(text: str, values: Mapping[str, str]) -> list[str]:
-    """Names of those secrets that a text shows, whole or by a line of theirs."""
+    """Return the names of secrets in a text, complete or by one of their lines."""
     return [name for name, value in values.items() if value.splitlines()[0][:21] in text]
 
 
 def in_files(folder: Path, values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Files below a folder that show a secret, archives unpacked; `environment.sh` is where they belong."""
+    """Return files below a folder (also in archives) that contain a secret; `environment.sh` may."""
     found = {}
     for path in folder.rglob("*"):
         if not path.is_file() or path.name == "environment.sh":
@@ -89,7 +89,7 @@ def in_files(folder: Path, values: Mapping[str, str]) -> dict[str, list[str]]:
                 with zipfile.ZipFile(path) as archive:
                     texts += [archive.read(name) for name in archive.namelist()]
         except OSError:
-            continue  # gone meanwhile
+            continue  # removed meanwhile
         shown = {name for text in texts for name in in_text(text.decode(errors="replace"), values)}
         if shown:
             found[str(path)] = sorted(shown)
@@ -98,7 +98,7 @@ def in_files(folder: Path, values: Mapping[str, str]) -> dict[str, list[str]]:
 
 @dataclass
 class CommandLines:
-    """Every command line that any process of this machine has shown while it was looked at."""
+    """Every command line of any process on this machine, as sampled."""
 
     seen: set[str] = field(default_factory=set)
 

@@ -16,7 +16,7 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 FOUNDATION = {"contract", "errors"}
 
-# Each room, and the rooms that it may import besides itself and the foundation.
+# Each package, and the packages that it may import besides itself and the foundation.
 MAY_IMPORT = {
     "contract": set(),
     "errors": set(),

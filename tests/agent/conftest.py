@@ -98,7 +98,7 @@ Launch = Callable[..., Launched]
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """`launch(script text, nproc=2, ...)`: start an agent; other keywords are fields of the launch spec."""
-    fake_torch = tmp_path / "stand-in" / "torch"
+    fake_torch = tmp_path / "fake" / "torch"
     (fake_torch / "distributed").mkdir(parents=True)
     (fake_torch / "__init__.py").write_text(FAKE_TORCH)
     (fake_torch / "distributed" / "__init__.py").write_text("")

@@ -177,7 +177,7 @@ def test_ctrl_c(launch: Launch) -> None:
 
 def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
     """Before any rank starts."""
-    (tmp_path / "stand-in" / "slow_to_import.py").write_text(
+    (tmp_path / "fake" / "slow_to_import.py").write_text(
         "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(3600)\n"
     )
     started = launch("", preload=["slow_to_import"])

@@ -83,7 +83,7 @@ def test_commands_fit_on_a_screen(module: Any) -> None:
             assert node.end_lineno - node.lineno < 60, node.name
 
 
-def test_what_was_not_typed_sets_nothing() -> None:
+def test_missing_flags_set_nothing() -> None:
     assert read_flags(typed("submit", nodes=None, exclusive=None, data=[], env=None), {}) == []
 
 
@@ -118,7 +118,7 @@ def test_contradictions_name_both_flags(values: dict[str, Any]) -> None:
     assert read_flags(typed("submit", wandb=False, wandb_all_processes=False), {})
 
 
-def test_a_number_that_is_none_is_left_to_the_validation() -> None:
+def test_invalid_numbers_are_left_to_validation() -> None:
     nodes = next(option for option in ALL if option.kind == NUMBER and option.name == "--nodes")
     assert [flag.value for flag in read_flags([(nodes, "two")], {})] == ["two"]
 
@@ -171,7 +171,7 @@ def test_help_shows_groups_and_examples(paceline: Paceline) -> None:
     assert text.index("Examples:") > positions[-1]
 
 
-def test_scratch_that_is_typed_wins(paceline: Paceline, tmp_path: Path) -> None:
+def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     text = paceline("run", "--dry-run", "--scratch", "elsewhere", "train.py", check=True).stdout
     assert str(tmp_path / "elsewhere") in text

@@ -1,4 +1,4 @@
-"""`paceline run`, typed for real: arguments, run folders, errors, signals."""
+"""`paceline run` as a command: arguments, run folders, errors, signals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_arguments_arrive_byte_for_byte_and_the_folder_tells_all(
+def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     paceline: Paceline, project: Path, scratch: Path
 ) -> None:
     script = project / "my script.py"
@@ -101,7 +101,7 @@ def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
         )  # fmt: skip
 
 
-def test_a_run_goes_on_in_its_folder(paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("import sys, os; sys.exit(int(not os.path.exists('ready')))\n")
     failed = paceline("run", "--nproc", "1", "train.py", "arg", cwd=project)
     assert failed.returncode == 1
@@ -116,7 +116,7 @@ def test_a_run_goes_on_in_its_folder(paceline: Paceline, project: Path, scratch:
     assert (launch_spec.nproc, launch_spec.args, launch_spec.params) == (1, ["arg"], {"x": 1})
 
 
-def test_a_dry_run_tells_and_makes_nothing(paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_a_dry_run_creates_nothing(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("raise SystemExit('it ran')")
     done = paceline(
         "run", "--dry-run", "--nodes", "2", "--nproc", "3", "--env", "TOKEN=hush", "train.py", "a b", cwd=project
@@ -218,7 +218,7 @@ def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_p
     assert "Cannot create the run folder" in done.stderr
 
 
-def test_code_that_is_too_large_is_said_and_the_run_goes_on(paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_too_much_code_is_a_warning(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").touch()
     (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')
     (project / "weights.bin").write_bytes(b"0" * 2**21)

@@ -25,7 +25,7 @@ def planted(tmp_path: Path) -> PlantedSecrets:
 
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_ranks_have_them_and_nothing_shows_them(style: str, planted: PlantedSecrets, scratch: Path) -> None:
+def test_only_ranks_get_secrets(style: str, planted: PlantedSecrets, scratch: Path) -> None:
     args = [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "--style", style, *planted.args]
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), **planted.variables}
     with watch_command_lines() as lines:
@@ -57,7 +57,7 @@ def test_ranks_have_them_and_nothing_shows_them(style: str, planted: PlantedSecr
     assert stat.S_IMODE(launch_spec.stat().st_mode) == 0o600
 
 
-def test_what_is_shown_names_them_and_no_more(paceline: Paceline, planted: PlantedSecrets, scratch: Path) -> None:
+def test_output_names_secrets_without_values(paceline: Paceline, planted: PlantedSecrets, scratch: Path) -> None:
     done = paceline("run", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables)
     assert "FROM_DOTENV (.env)" in done.stdout
     assert "WANDB_API_KEY (~/.netrc)" in done.stdout
@@ -68,7 +68,7 @@ def test_what_is_shown_names_them_and_no_more(paceline: Paceline, planted: Plant
     assert not in_text(doctor.stdout + doctor.stderr, planted.values)
 
 
-def test_a_file_that_others_can_read_ends_it_before_it_begins(
+def test_a_secret_file_readable_by_others_is_rejected(
     paceline: Paceline, planted: PlantedSecrets, scratch: Path
 ) -> None:
     (planted.project / ".env").chmod(0o644)
@@ -83,8 +83,8 @@ def test_a_file_that_others_can_read_ends_it_before_it_begins(
     assert "chmod 600" in doctor.stdout
 
 
-def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Paceline, tmp_path: Path) -> None:
-    """The zygote that was started ahead knows nothing of the file."""
+def test_variables_are_set_before_torch_is_imported(paceline: Paceline, tmp_path: Path) -> None:
+    """The prestarted zygote does not know the file."""
     (tmp_path / ".env").write_text("CUDA_MODULE_LOADING=EAGER\n")
     (tmp_path / ".env").chmod(0o600)
     (tmp_path / "train.py").write_text(
@@ -96,7 +96,7 @@ def test_variables_that_torch_reads_at_import_are_there_in_time(paceline: Paceli
     assert "early True EAGER" in done.stdout
 
 
-def test_a_run_that_goes_on_reads_them_anew(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
+def test_a_resumed_run_reads_secrets_again(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "paceline.toml").write_text('[environment]\nsecret_files = ["conf/keys.txt"]\n')
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint('has', os.environ.get('FILED'), os.environ.get('A_KEY'), os.environ.get('PLAIN'))\n"
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_reads_them_anew(paceline: Paceline, tmp_path: Path, 
     completed = paceline("run", "--resume", "last", "--env", "A_KEY=hush-5")
     assert "has hush-4 hush-5 3" in completed.stdout
     assert "variables again" not in completed.stderr
-    # What the script printed is its own; the copy of the code has no such file, and the order no such value.
+    # What the script printed is its own; the copy of the code has no such file, and the launch spec no such value.
     assert {Path(name).name for name in in_files(scratch, {"any": "hush-"})} == {"rank-0.log"}
     assert (next(scratch.glob("*/*/*/code")) / "train.py").is_file()
 

@@ -1,4 +1,4 @@
-"""What has changed in a project since a run was started: `paceline show --diff`."""
+"""`paceline show --diff`: changes in a project since a run was started."""
 
 from __future__ import annotations
 

@@ -24,6 +24,6 @@ def test_expand(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]"])
-def test_what_is_no_host_list_is_refused(text: str) -> None:
+def test_invalid_host_lists_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="not a host list"):
         expand(text)

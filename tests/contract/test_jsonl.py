@@ -9,9 +9,7 @@ import pytest
 from paceline.contract.jsonl import EventWriter
 
 
-def test_a_folder_that_cannot_be_written_costs_the_events_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_folder_loses_only_the_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = EventWriter(tmp_path / "events" / "agent-0.jsonl")
     events.write("started", host="é", path=tmp_path)
     events.write("done")

@@ -1,4 +1,4 @@
-"""Another machine in a folder: Debian 13 with Slurm 24.11, OpenMPI 5, Apptainer and Python 3.13, made once and kept.
+"""Another machine in a folder: Debian 13 with Slurm 24.11, OpenMPI 5, Apptainer and Python 3.13, created once.
 
 `python -m tests.debian13.root` makes it, and says where it is; `rm -r` of that folder is all that removing it takes.
 Beside it is a container's image, as a folder: the same Debian with torch, and with nothing of Slurm or Paceline.
@@ -29,7 +29,7 @@ NEEDED = ["debootstrap", "apt-get", "unshare", "pivot_root", "mount"]
 
 
 class CannotMake(Exception):
-    """Why there is no such root here."""
+    """The root cannot be created here; the message says why."""
 
 
 class Root:
@@ -46,7 +46,7 @@ class Root:
 
 
 def find_or_make() -> Root:
-    """The root, made now unless it is there. What is half made is never taken for one: it is renamed when whole."""
+    """Return the root, created if missing. It is renamed into place once complete."""
     if os.geteuid() != 0:
         raise CannotMake("only root can make and enter another root")
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -84,7 +84,7 @@ def _make(made: Root) -> None:
     _let_torchrun_work(made.image)
     _call("cp", "-a", "--reflink=auto", str(made.image), str(made.system))
     _install(made.system, IN_THE_ROOT)
-    # One package from elsewhere, and nothing else: what it depends on is of this release.
+    # Only this package is from elsewhere; its dependencies are from this release.
     apt = made.system / "etc/apt"
     (apt / "sources.list.d/other.list").write_text(f"deb [check-valid-until=no] {mirror} {CONTAINERS_SUITE} main\n")
     (apt / "preferences.d/other").write_text(f"Package: *\nPin: release n={CONTAINERS_SUITE}\nPin-Priority: 50\n")
@@ -100,7 +100,7 @@ def _make(made: Root) -> None:
 
 
 def _let_torchrun_work(image: Path) -> None:
-    """Debian's torch is built without libuv, and its torchrun asks for it all the same."""
+    """Debian's torch is built without libuv, but its torchrun requires it."""
     distributed = image / "usr/lib/python3/dist-packages/torch/distributed"
     for name, args in {
         "elastic/rendezvous/static_tcp_rendezvous.py": "multi_tenant=True,",

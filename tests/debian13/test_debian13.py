@@ -38,7 +38,7 @@ def root() -> Iterator[Root]:
 def passes_inside(root: Root, *args: str) -> None:
     """Run pytest in the root; every test that is chosen must have been run, and have passed."""
     done = subprocess.run(
-        # Not below /tmp, which engines of containers show without being asked.
+        # Not below /tmp, which container engines mount by default.
         root.command("python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp=/mnt/work", *args),
         text=True, capture_output=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip

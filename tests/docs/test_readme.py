@@ -1,4 +1,4 @@
-"""Every command of the README is typed, in its order, in a copy of the project."""
+"""Run every command of the README, in order, in a copy of the project."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_the_commands_do_what_they_say(copy: Path, tmp_path: Path) -> None:
+def test_the_commands_work(copy: Path, tmp_path: Path) -> None:
     completed = [command for block in COMMANDS for command in block if command not in MADE]
     assert any(command.startswith("paceline submit") for command in completed)
     if any("sandbox" in command for command in completed) and (missing := packages.missing_packages(Settings())):
@@ -78,7 +78,7 @@ def test_the_commands_do_what_they_say(copy: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_make_demo_reads_the_digits(tmp_path: Path) -> None:
-    """The demo as it is typed; the clone's own virtual environment is set up already, since tests run in it."""
+    """Run the demo as documented; the virtual environment exists already, because the tests run in it."""
     made = {"PACELINE_SCRATCH": str(tmp_path), "COLUMNS": "110"}
     done = subprocess.run(
         ["make", "demo"],
@@ -96,13 +96,13 @@ def test_make_demo_reads_the_digits(tmp_path: Path) -> None:
     assert str(tmp_path) in done.stdout + done.stderr, "the run folder's path is printed"
 
 
-def test_the_two_commands_stand_first() -> None:
+def test_the_two_commands_come_first() -> None:
     assert COMMANDS[0] == list(MADE)
     planned = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "pytest" in planned.stdout
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):

@@ -51,7 +51,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def completed(*args: str, cwd: Path) -> Completed:
+def run_command(*args: str, cwd: Path) -> Completed:
     done = subprocess.run(
         args, cwd=cwd, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=150,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -60,20 +60,20 @@ def completed(*args: str, cwd: Path) -> Completed:
     return done
 
 
-def check_whole_test_set(said: str, images: int) -> None:
-    found = re.findall(r"final test accuracy: (\d+\.\d+)% of (\d+) images", said)
-    assert len(found) == 1, f"one line, by rank 0 alone:\n{said}"
+def check_whole_test_set(output: str, images: int) -> None:
+    found = re.findall(r"final test accuracy: (\d+\.\d+)% of (\d+) images", output)
+    assert len(found) == 1, f"one line, by rank 0 alone:\n{output}"
     assert int(found[0][1]) == images
 
 
-def test_alone_and_again_from_its_checkpoint(tmp_path: Path, tiny: Path) -> None:
+def test_one_process_trains_and_resumes(tmp_path: Path, tiny: Path) -> None:
     args = [
         sys.executable, str(TRAIN), "--cpu", "--batch-size", "32", "--data-dir", str(tiny),
         "--checkpoint-dir", str(tmp_path / "saved"),
     ]  # fmt: skip
-    first = completed(*args, "--epochs", "1", cwd=tmp_path)
+    first = run_command(*args, "--epochs", "1", cwd=tmp_path)
     check_whole_test_set(first.stdout, 37)
-    again = completed(*args, "--epochs", "2", cwd=tmp_path)
+    again = run_command(*args, "--epochs", "2", cwd=tmp_path)
     check_whole_test_set(again.stdout, 37)
     assert "resumed at step 4" in again.stderr
     assert "epoch 2:" in again.stdout
@@ -81,7 +81,7 @@ def test_alone_and_again_from_its_checkpoint(tmp_path: Path, tiny: Path) -> None
 
 
 def test_under_torchrun(tmp_path: Path, tiny: Path) -> None:
-    done = completed(
+    done = run_command(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
         *SHORT, "--backend", "gloo", "--data-dir", str(tiny), cwd=tmp_path,
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_the_demo_reads_its_digits(paceline: Callable[..., Completed]) -> None:
     assert float(accuracy[1]) > 95
 
 
-def test_the_network_is_the_usual_one(digits: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_is_the_standard_one(digits: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "digits", digits)
     spec = importlib.util.spec_from_file_location("mnist_train", TRAIN)
     assert spec is not None
@@ -123,7 +123,7 @@ def test_the_bundled_digits(digits: ModuleType) -> None:
     assert sum(each.stat().st_size for each in digits.SUBSET.iterdir()) < 3_000_000
 
 
-def test_the_subset_is_what_its_script_makes(digits: ModuleType, tmp_path: Path) -> None:
+def test_the_subset_matches_its_script(digits: ModuleType, tmp_path: Path) -> None:
     """Strides and packing, on a small full set."""
     full, copy = tmp_path / "full", tmp_path / "copy"
     full.mkdir()
@@ -133,7 +133,7 @@ def test_the_subset_is_what_its_script_makes(digits: ModuleType, tmp_path: Path)
     for part in ("train", "t10k"):
         (full / f"{part}-images-idx3-ubyte").write_bytes(idx(*range(30)))
         (full / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(*range(30))))
-    completed(sys.executable, "make_subset.py", str(full), cwd=copy)
+    run_command(sys.executable, "make_subset.py", str(full), cwd=copy)
     made = {path.name: digits.read_idx(path).tolist() for path in (copy / "data").iterdir()}
     by_six, by_five = list(range(0, 30, 6)), list(range(0, 30, 5))
     assert made == {
@@ -142,7 +142,7 @@ def test_the_subset_is_what_its_script_makes(digits: ModuleType, tmp_path: Path)
     }  # fmt: skip
 
 
-def test_a_download_tries_mirrors_and_believes_checksums_only(digits: ModuleType, tmp_path: Path) -> None:
+def test_a_download_tries_mirrors_and_verifies_checksums(digits: ModuleType, tmp_path: Path) -> None:
     content = idx(1, 2, 3)
     bad, cut, good, target = (tmp_path / name for name in ("bad", "cut", "good", "target"))
     for folder, packed in (

@@ -13,7 +13,7 @@ from paceline.runtime.step_boundary.stragglers import find_stragglers
         ([1.0, 1.1, 0.9, 1.0], []),
         ([1.0, 1.7, 1.0, 4.0], [3, 1]),  # the slowest first
         ([1.0, 1.6], [1]),  # of two ranks, the faster is the reference
-        ([0.0, 5.0], []),  # a rank without a measurement is no reference
+        ([0.0, 5.0], []),  # a rank without a measurement is not a reference
         ([0.001, 0.004, 0.001], []),  # four times as slow, but negligible in a long step
     ],
 )

@@ -1,4 +1,4 @@
-"""The golden scripts: every style x environment. `python -m tests.golden.cases` writes them anew."""
+"""The golden scripts: every style x environment. `python -m tests.golden.cases` rewrites them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ BASE: dict[str, Any] = {"job.nodes": 2, "job.gpus_per_node": 4, "job.cpus_per_gp
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """Name -> what is asked. All styles in the current environment, all environments under the default style."""
+    """Return the settings by name. All styles in the current environment, all environments under the default style."""
     found = dict(STYLES)
     for name, keys in ENVIRONMENTS.items():
         for style in ("fork", "srun", "mpirun"):

@@ -25,11 +25,11 @@ def group() -> Iterator[ProcessGroups]:
     dist.destroy_process_group()
 
 
-def test_it_answers(group: ProcessGroups) -> None:
+def test_the_check_passes(group: ProcessGroups) -> None:
     communication_check.check_communication(group, read_identity(), DEVICE, timeout=60)
 
 
-def test_a_device_that_does_not_come_to_it_is_named(group: ProcessGroups) -> None:
+def test_an_unresponsive_device_is_named(group: ProcessGroups) -> None:
     torch.cuda._sleep(20_000_000_000)  # cycles: about ten seconds before the sum
     with pytest.raises(RunError, match=r"1 ranks over nccl failed: no answer within 0.5 s") as caught:
         communication_check.check_communication(group, read_identity(), DEVICE, timeout=0.5)

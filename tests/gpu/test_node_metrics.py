@@ -14,7 +14,7 @@ from paceline.agent.health.nvml import Gpus
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
-def test_a_gpu_at_work_is_seen_to_work() -> None:
+def test_a_busy_gpu_is_measured() -> None:
     gpus = Gpus.open(os.environ)
     assert gpus is not None
     assert len(gpus.names) == torch.cuda.device_count()
@@ -42,7 +42,7 @@ def test_a_gpu_at_work_is_seen_to_work() -> None:
     metrics.close()
 
 
-def test_gpus_that_are_hidden_are_not_told_of() -> None:
+def test_hidden_gpus_are_not_reported() -> None:
     assert Gpus.open({"CUDA_VISIBLE_DEVICES": ""}) is None
     one = Gpus.open({"CUDA_VISIBLE_DEVICES": "0"})
     assert one is not None

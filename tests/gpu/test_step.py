@@ -1,4 +1,4 @@
-"""The step path on a GPU: no wait for the device, right numbers, and errors that say what to do."""
+"""Steps on a GPU: no synchronization, correct numbers, and helpful errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_scaler_and_a_checkpoint(tmp_path: Path) -> None:
     assert loss < 1.5
 
 
-def test_outputs_of_cuda_graphs_are_logged_as_they_were(tmp_path: Path) -> None:
+def test_outputs_of_cuda_graphs_are_logged_unchanged(tmp_path: Path) -> None:
     model, dataset = problem()
     seen = []
     with paceline.session(seed=0, folder=tmp_path, report=False) as run:
@@ -107,7 +107,7 @@ def test_outputs_of_cuda_graphs_are_logged_as_they_were(tmp_path: Path) -> None:
     assert not any("_orig_mod" in key for key in model.state_dict())
 
 
-def test_a_bad_loss_is_named_though_nobody_waited_for_it() -> None:
+def test_a_bad_loss_is_reported_without_a_sync() -> None:
     def train() -> None:
         model, dataset = problem()
         with paceline.session(report=False) as run:
@@ -121,7 +121,7 @@ def test_a_bad_loss_is_named_though_nobody_waited_for_it() -> None:
         train()
 
 
-def test_running_out_of_memory_tells_sizes_and_ways_out() -> None:
+def test_out_of_memory_errors_list_sizes_and_remedies() -> None:
     def train() -> None:
         with paceline.session(report=False) as run:
             for _ in run.steps(range(2)):

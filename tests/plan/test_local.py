@@ -68,7 +68,7 @@ def test_more_ranks_than_gpus_is_an_error_that_names_the_flag(tmp_path: Path) ->
     assert "--cpu" in caught.value.hint
 
 
-def test_nodes_in_the_file_are_the_clusters(tmp_path: Path) -> None:
+def test_nodes_in_the_file_apply_to_the_cluster_only(tmp_path: Path) -> None:
     assert plan(tmp_path, LAPTOP, text="[job]\nnodes = 16").launch_spec.nodes == 1
 
 
@@ -85,7 +85,7 @@ def test_styles(tmp_path: Path) -> None:
     assert plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).launch_spec.style == "torchrun"
 
 
-def test_the_order_says_it_all(tmp_path: Path) -> None:
+def test_the_launch_spec_is_complete(tmp_path: Path) -> None:
     text = """
 [environment.variables]
 A = "x,y"
@@ -110,7 +110,7 @@ lr = 0.1
     assert LaunchSpec.from_json(launch_spec_text(launch_spec)) == launch_spec
 
 
-def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
+def test_each_node_has_an_agent_with_its_index(tmp_path: Path) -> None:
     agents = plan(tmp_path, LAPTOP, (*NODES, 3)).agents
     assert [starter.variables["PACELINE_AGENT"] for starter in agents] == ["0/3", "1/3", "2/3"]
     assert {starter.argv for starter in agents} == {("/usr/bin/python3", agents[0].variables["PYTHONPATH"])}, (
@@ -118,7 +118,7 @@ def test_each_node_has_a_launcher_with_its_place(tmp_path: Path) -> None:
     )
 
 
-def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:
+def test_nodes_on_one_machine_share_its_gpus(tmp_path: Path) -> None:
     named = replace(SERVER, devices=("7", "5", "3", "1"))
     for machine, expected in ((SERVER, ["0,1", "2,3"]), (named, ["7,5", "3,1"])):
         agents = plan(tmp_path, machine, (*NODES, 2)).agents
@@ -127,7 +127,7 @@ def test_nodes_on_one_machine_share_its_gpus_out(tmp_path: Path) -> None:
     assert plan(tmp_path, SERVER, CPU).launch_spec.variables == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_a_run_that_goes_on_keeps_what_nobody_typed_again(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
     old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).launch_spec
     new = plan(tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old).launch_spec
     assert new == replace(old, runtime={"cpu": True, "max_steps": 9}, params={"lr": 2, "width": 8})
@@ -149,14 +149,14 @@ def test_secrets_on_the_command_line_are_hidden() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
-def test_bash_reads_quoted_words_back(args: list[str]) -> None:
+def test_bash_reads_quoted_arguments_back(args: list[str]) -> None:
     line = command_line(["printf", "%s\\0", *args])
     assert "\n" not in line
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
     assert done.stdout == b"".join(os.fsencode(word) + b"\0" for word in args or [""])
 
 
-def test_bytes_that_are_no_text_are_quoted_and_ordered_too(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_quoted_and_stored_too(tmp_path: Path) -> None:
     word = os.fsdecode(b"a\xff\n'b")
     done = subprocess.run(["bash", "-c", f"printf %s {quote(word)}"], capture_output=True, check=True)
     assert done.stdout == b"a\xff\n'b"

@@ -37,7 +37,7 @@ def data(samples: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def weights(*models: nn.Module) -> list[float]:
-    """All parameters as plain numbers, which travel between processes; whole also where they are sharded."""
+    """Return all parameters, gathered if sharded, as plain numbers that can be sent between processes."""
     parameters = [parameter for model in models for parameter in model.parameters()]
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in parameters]
     numbers: list[float] = torch.cat([each.detach().reshape(-1) for each in whole]).tolist()

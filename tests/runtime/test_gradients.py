@@ -134,7 +134,7 @@ def test_parameters_that_join_an_optimizer_later_are_clipped_too() -> None:
         assert 0 < moved <= 1.1e-3
 
 
-def test_weights_that_do_not_count_samples_are_refused() -> None:
+def test_weights_that_do_not_count_samples_are_rejected() -> None:
     x, y = data()
     with quiet() as run:
         model = run.wrap(net())

@@ -41,11 +41,11 @@ ROWS = {
 
 
 @pytest.mark.parametrize("source", ROWS)
-def test_each_row_tells_the_same_place(source: str) -> None:
+def test_all_variables_give_the_same_placement(source: str) -> None:
     assert read_identity(ROWS[source]) == Identity(5, 8, 1, 4, 1, 2, source)
 
 
-def test_nothing_set_is_a_world_of_one() -> None:
+def test_without_variables_the_world_size_is_one() -> None:
     assert read_identity({"PATH": "/bin"}) == Identity()
     assert not read_identity({}).is_distributed
 
@@ -69,7 +69,7 @@ def test_an_older_slurm_without_the_steps_own_numbers() -> None:
     assert read_identity(environ) == Identity(5, 8, 1, 4, 1, 2, "slurm")
 
 
-def test_torchrun_and_mpi_go_before_the_slurm_variables_they_inherit() -> None:
+def test_torchrun_and_mpi_win_over_inherited_slurm_variables() -> None:
     node = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
     assert read_identity({**node, **TORCHRUN}).source == "torchrun"
     assert read_identity({**node, **mpi("OMPI")}).rank == 5
@@ -86,12 +86,12 @@ def test_uneven_nodes() -> None:
     assert read_identity(environ) == Identity(6, 7, 0, 1, 2, 3, "slurm")
 
 
-def test_rank_and_world_by_hand() -> None:
+def test_rank_and_world_size_set_manually() -> None:
     assert read_identity({"RANK": "1", "WORLD_SIZE": "2"}) == Identity(1, 2, 1, 2, 0, 1, "torchrun")
 
 
 @pytest.mark.parametrize("rank", ["two", "8", "-1"])
-def test_a_rank_that_cannot_be_is_an_error_that_names_the_variable(rank: str) -> None:
+def test_an_invalid_rank_is_an_error_that_names_the_variable(rank: str) -> None:
     with pytest.raises(UsageError, match="RANK="):
         read_identity({**TORCHRUN, "RANK": rank})
 

@@ -1,4 +1,4 @@
-"""What is logged is written once per step, reduced over ranks, and a line that a program can read."""
+"""Logged values are reduced over ranks and written once per step, as valid JSON lines."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_log_on_rank_zero_alone_neither_hangs_nor_is_lost(ranks: Ranks, tmp_pa
     assert sorted({line["step"] for line in lines if line.get("mine") == 7.0}) == list(range(1, 41))
 
 
-def test_values_are_kept_as_they_were_and_nan_is_no_broken_json(tmp_path: Path) -> None:
+def test_values_are_unchanged_and_nan_is_valid_json(tmp_path: Path) -> None:
     with quiet(folder=tmp_path, on_nonfinite="ignore") as run:
         running = torch.zeros(())
         for step in run.steps(range(5)):
@@ -92,7 +92,7 @@ def test_values_are_kept_as_they_were_and_nan_is_no_broken_json(tmp_path: Path) 
     assert all(line['a "name"/b'] == 1 for line in lines)
 
 
-def test_half_a_line_of_a_killed_attempt_costs_only_itself(tmp_path: Path) -> None:
+def test_a_truncated_line_loses_only_itself(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
     with quiet(folder=tmp_path) as run:
         for _ in run.steps(range(2)):
@@ -103,7 +103,7 @@ def test_half_a_line_of_a_killed_attempt_costs_only_itself(tmp_path: Path) -> No
     assert [json.loads(line)["step"] for line in rest] == [1, 2]
 
 
-def test_an_error_leaves_what_rank_zero_had_logged(tmp_path: Path) -> None:
+def test_logged_values_are_written_after_an_error(tmp_path: Path) -> None:
     def training() -> None:
         with quiet(folder=tmp_path) as run:
             for step in run.steps(range(10)):

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 """
 
 
-def test_without_a_agent(tmp_path: Path) -> None:
+def test_without_an_agent(tmp_path: Path) -> None:
     (tmp_path / "my project").mkdir()
     script = tmp_path / "my project" / "train.py"
     script.write_text(TELL)
@@ -52,7 +52,7 @@ def test_without_a_agent(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_known_without_a_agent(tmp_path: Path) -> None:
+def test_paths_from_variables_without_an_agent(tmp_path: Path) -> None:
     found = Paths.read({"PACELINE_SCRATCH": "/s", "PACELINE_DATA": "/d"}, RunFolder(tmp_path))
     assert (found.scratch_dir, found.data_dir) == (Path("/s"), Path("/d"))
     assert (found.checkpoints_dir, found.logs_dir) == (tmp_path / "checkpoints", None)
@@ -62,7 +62,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)])
-def test_with_a_launcher_they_are_what_the_variables_say(
+def test_with_an_agent_paths_come_from_the_variables(
     style: str, paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
     (tmp_path / "data.txt").write_text("x")

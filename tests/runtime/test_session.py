@@ -87,7 +87,7 @@ def test_join_lets_ranks_have_unequally_many_inputs(ranks: Ranks) -> None:
 
 
 def exits(folder: str, code: object) -> tuple[object, list[str]]:
-    """All ranks leave by `sys.exit` in the middle of the loop; rank 0 comes there last, and by the body's end."""
+    """Ranks exit by `sys.exit` within the loop; rank 0 is last, and reaches the end of the body."""
     left: object = "by the end"
     try:
         with quiet(folder=folder) as run:
@@ -108,7 +108,7 @@ def exits(folder: str, code: object) -> tuple[object, list[str]]:
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_exiting_with_nothing_wrong_is_the_end_of_the_body(ranks: Ranks, tmp_path: Path, code: object) -> None:
+def test_a_clean_exit_ends_the_session(ranks: Ranks, tmp_path: Path, code: object) -> None:
     saved = ["step-00000005"]
     assert ranks(exits, 3, str(tmp_path), code) == [("by the end", saved), (code, saved), (code, saved)]
 
@@ -163,7 +163,9 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("action", ["raise ValueError('boom')", "sys.exit(3)"])
-def test_a_rank_that_fails_hangs_nobody(running: list[subprocess.Popen[str]], tmp_path: Path, action: str) -> None:
+def test_a_failing_rank_does_not_hang_the_others(
+    running: list[subprocess.Popen[str]], tmp_path: Path, action: str
+) -> None:
     """No agent here: the rank itself must get out though its peers wait for it, and they notice by themselves."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2]), step=30, action=action))
@@ -211,7 +213,7 @@ def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.Monke
     assert dict(Params({"a": 1})) == {"a": 1}
 
 
-def test_wrong_settings_are_named() -> None:
+def test_invalid_settings_are_named() -> None:
     for wrong in ({"precision": "fp8"}, {"on_nonfinite": "pray"}, {"max_steps": 0}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             Settings(**wrong).validate()  # type: ignore[arg-type]
@@ -226,7 +228,7 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
     assert find_shared_gpu([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
 
 
-def test_the_report_says_who_runs_where(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_report_lists_the_placement(capfd: pytest.CaptureFixture[str]) -> None:
     placement = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
     assert placement.describe() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
     with paceline.session(cpu=True) as run:
@@ -248,7 +250,7 @@ def write_rank(folder: str, fail: bool) -> None:
             time.sleep(0.05)
 
 
-def test_evaluations_of_ever_new_data_do_not_pile_up() -> None:
+def test_evaluation_loaders_are_limited() -> None:
     made = []
     with quiet() as run:
         for _ in range(30):

@@ -38,7 +38,7 @@ def request_stop(*numbers: signal.Signals) -> None:
 
 
 def evaluate_others(run: Any, model: torch.nn.Module, held_out: Any, moment: Any) -> None:
-    """As with averaged weights: they take the place of the model's own, and give it back."""
+    """Swap in averaged weights, and restore the model's own."""
     own = [parameter.detach().clone() for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
@@ -52,7 +52,7 @@ def evaluate_others(run: Any, model: torch.nn.Module, held_out: Any, moment: Any
 def training(
     folder: str, when: str = "", numbers: tuple[signal.Signals, ...] = (), mode: str = "auto"
 ) -> dict[str, Any]:
-    """Train to the end, or until rank 1 has been asked to stop at the named moment."""
+    """Train to the end, or until rank 1 gets a stop request at the named moment."""
     x, y = data()
     found: dict[str, Any] = {"after": False}
 
@@ -93,7 +93,7 @@ def training(
                         total += ((model(a) - b) ** 2).sum().item()
                         moment(f"evaluation {epoch} {number}")
                         if when.startswith(f"evaluation {epoch}"):
-                            torch.rand(3)  # what is drawn within the evaluation is put back, too
+                            torch.rand(3)  # the evaluation's generator state is restored, too
                             time.sleep(0.03)
                 run.log(error=run.sum(total))
             found |= {"after": True, "weights": weights(model)}
@@ -133,7 +133,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("when", "numbers"), MOMENTS)
-def test_a_stopped_and_resumed_run_is_the_run_that_was_not_stopped(
+def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(
     ranks: Ranks,
     whole: tuple[list[float], dict[int, float]],
     tmp_path: Path,
@@ -187,7 +187,7 @@ def saving_often(folder: str, every: dict[str, Any]) -> list[str]:
     return []
 
 
-def test_saves_come_every_so_many_steps_or_seconds(ranks: Ranks, tmp_path: Path) -> None:
+def test_checkpoints_are_saved_every_n_steps_or_seconds(ranks: Ranks, tmp_path: Path) -> None:
     ranks(saving_often, 2, str(tmp_path / "steps"), {"save_every_steps": 6, "save_every_seconds": None})
     assert checkpoints(tmp_path / "steps") == [6, 12, 18, 20]
     ranks(saving_often, 2, str(tmp_path / "seconds"), {"save_every_seconds": 0.3})
@@ -199,7 +199,7 @@ def test_saves_come_every_so_many_steps_or_seconds(ranks: Ranks, tmp_path: Path)
     assert all("blocked" in event for event in events if event["event"] == "saving")
 
 
-def test_a_save_that_ends_with_the_session_is_told(tmp_path: Path) -> None:
+def test_a_save_that_ends_with_the_session_is_reported(tmp_path: Path) -> None:
     saving_often(str(tmp_path), {"save_every_steps": 20, "save_every_seconds": None})
     lines = (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
@@ -207,7 +207,7 @@ def test_a_save_that_ends_with_the_session_is_told(tmp_path: Path) -> None:
 
 
 def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bool = False) -> tuple[int, float]:
-    """Save in every epoch after its loop; leave by an error after epoch `until`. Steps done here, learning rate."""
+    """Save after each epoch; fail after epoch `until`. Return the steps done here and the learning rate."""
     x, y = data()
     began = 0
     try:
@@ -234,7 +234,7 @@ def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bo
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_what_follows_the_loop_is_done_once_though_the_script_saved_after_it(tmp_path: Path, plain: bool) -> None:
+def test_code_after_the_loop_runs_once_even_if_the_script_saves_after_it(tmp_path: Path, plain: bool) -> None:
     assert saving_after_the_loop(str(tmp_path), until=1, plain=plain) == (8, 0.25)
     assert saving_after_the_loop(str(tmp_path), until=9, plain=plain) == (8, 0.5**4)
     # A run that came to its end, and is given more epochs: each of them is trained.
@@ -273,20 +273,20 @@ def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
     return [*seen, slot(Path(path), run.local_rank)]
 
 
-def test_a_rank_beats_its_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
+def test_heartbeats_have_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
     for seen in ranks(beating, 2, str(make_heartbeat_file(tmp_path)), False):
         assert [each[:2] for each in seen] == [(READY, 0), (RUNNING, 2), (FINISHED, 3)]
         assert len({pid for _, _, pid in seen}) == 1
 
 
-def test_a_rank_that_stopped_says_so_in_its_beat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_stopped_rank_marks_its_heartbeat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(beating, 2, str(make_heartbeat_file(tmp_path)), True)
     assert [state for state, _, _ in first] == [READY, RUNNING, -1, SAVED_AND_STOPPED]
     assert first[2][1] == second[2][1] == 0, "the exit code"
     assert first[3][1] == second[3][1] > 5
 
 
-def test_a_request_that_came_before_the_session_is_seen(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_request_before_the_session_is_seen(ranks: Ranks, tmp_path: Path) -> None:
     path = make_heartbeat_file(tmp_path, stop=1)
     for seen in ranks(beating, 2, str(path), True):
         assert seen[-1][:2] == (SAVED_AND_STOPPED, 0)
@@ -300,9 +300,9 @@ def ends_on_sigterm(path: str) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_term_while_the_launcher_ends_its_ranks_is_no_request(ranks: Ranks, tmp_path: Path) -> None:
+def test_sigterm_while_the_agent_ends_its_ranks_is_not_a_request(ranks: Ranks, tmp_path: Path) -> None:
     path = make_heartbeat_file(tmp_path, terminating=1)
-    with pytest.raises(AssertionError, match="died without a word"):
+    with pytest.raises(AssertionError, match="died without a result"):
         ranks(ends_on_sigterm, 1, str(path))
 
 
@@ -316,7 +316,7 @@ def by_hand(_: str) -> tuple[int, bool]:
         return step, run.should_stop
 
 
-def test_a_hand_written_loop_asks_and_all_ranks_hear_the_same(ranks: Ranks) -> None:
+def test_a_custom_loop_gets_the_same_answer_on_all_ranks(ranks: Ranks) -> None:
     first, second = ranks(by_hand, 2, "")
     assert first == second
     assert first[0] >= 20

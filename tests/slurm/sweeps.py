@@ -1,4 +1,4 @@
-"""Sweeps that tests submit, and what became of their trials."""
+"""Sweeps that tests submit, and the results of their trials."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tasks_of(sweep: SweepFolder) -> list[str]:
 
 
 def wait(cluster: Cluster, sweep: SweepFolder, *, timeout: float = 240) -> int:
-    """Until every task has ended; how many ran at the same time, at the most."""
+    """Wait until every task has ended; return the maximum number that ran at once."""
     tasks = tasks_of(sweep)
     deadline, maximum = time.monotonic() + timeout, 0
     while True:
@@ -76,7 +76,7 @@ def wait(cluster: Cluster, sweep: SweepFolder, *, timeout: float = 240) -> int:
 
 
 def explain(sweep: SweepFolder) -> str:
-    """All that could tell why trials failed."""
+    """Return everything that may explain why trials failed."""
     logs = [*sweep.path.glob("submissions/*/logs/*"), *sweep.path.glob("trials/*/slurm.log")]
     texts = [f"--- {path}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(logs)]
     return "\n".join([f"results: {results(sweep)}", *texts])

@@ -59,7 +59,7 @@ def test_built_by_a_job_and_used_by_the_next(
     assert "Build it: paceline env build" in early.stderr
     assert cluster.queue() == []
 
-    # Two ask for the same at once: one job builds, and both are told where it is.
+    # Two build the same at once: one job builds, and both commands print its path.
     builds: list[Completed] = []
     both = [
         threading.Thread(target=lambda: builds.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT)))
@@ -87,7 +87,7 @@ def test_built_by_a_job_and_used_by_the_next(
     assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name])
 
 
-def test_a_build_that_fails_and_a_module_that_is_gone(
+def test_a_failing_build_and_a_missing_module(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     lmod()
@@ -119,8 +119,8 @@ def test_a_build_that_fails_and_a_module_that_is_gone(
     assert cluster.queue() == []
 
 
-def test_conda_and_what_its_packages_set_up(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
-    """A folder laid out as conda lays one out: an interpreter, and lines that packages want run."""
+def test_conda_runs_activation_scripts_of_packages(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+    """A folder with the layout of a conda environment: an interpreter and activation scripts."""
     prefix = tmp_path / "conda env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, env=bare())
     hooks = prefix / "etc" / "conda" / "activate.d"

@@ -1,6 +1,6 @@
-"""The batch script on a real Slurm: what goes back into the queue, what does not, and never twice.
+"""The batch script on a real Slurm: what is requeued, what is not, and never twice.
 
-The scripts are those that `paceline submit` writes; a small stand-in for the agent says what happens in the job.
+The scripts are those that `paceline submit` writes; a small fake agent decides what happens in the job.
 All scenarios run at once, since a requeue waits for Slurm's clocks and hardly computes.
 """
 
@@ -61,7 +61,7 @@ while True:
 
 
 class Trial:
-    """One run folder with a generated script in it, and the job that carries it out."""
+    """One run folder with a generated script, and its job."""
 
     def __init__(self, cluster: Cluster, scratch: Path, name: str, *, abandoned: threading.Event) -> None:
         self.cluster = cluster
@@ -86,12 +86,12 @@ class Trial:
         self.job = self.cluster.run(args).stdout.strip()
 
     def command_agent(self, command: str, text: str = "") -> None:
-        """`done`, `crash` or `unfit`: the agent does it. Whole or absent: it looks often."""
+        """Make the agent do it: `done`, `crash` or `unfit`. Renamed into place, because the agent polls."""
         (self.folder / "partial").write_text(text)
         (self.folder / "partial").rename(self.folder / command)
 
     def started(self, job_start: int, *, job: str = "") -> str:
-        """Wait until the agent of a job start runs; the node it runs on."""
+        """Wait until the agent of a job start runs, and return its node."""
         host = self.folder / "job-starts" / f"{job or self.job}-{job_start}" / "host"
         self.until(lambda: host.exists() and bool(host.read_text()), f"job start {job_start} does not start")
         return host.read_text()
@@ -109,18 +109,18 @@ class Trial:
             time.sleep(0.2)
 
     def ends(self, state: str, *, restarts: int, job: str = "") -> None:
-        """A final state is final: a script that requeues does so before it ends."""
+        """Check the final state: a script that requeues does so before it ends."""
         job = job or self.job
         self.until(lambda: self.cluster.state(job) in ENDED, f"job {job} does not end")
         log = self.run_path.folder.slurm_log.read_text()
         assert (self.cluster.state(job), self.cluster.restarts(job)) == (state, restarts), log
 
     def interrupt(self, job: str = "") -> None:
-        """USR1 to the batch shell alone, as Slurm sends it ahead of the time limit."""
+        """Send USR1 to the batch shell only, as Slurm does before the time limit."""
         self.cluster.run(["scancel", "--batch", "--signal=USR1", job or self.job])
 
 
-def stopped_goes_on(trial: Trial) -> None:
+def stopped_run_resumes(trial: Trial) -> None:
     trial.submit()
     trial.started(0)
     trial.interrupt()
@@ -189,7 +189,7 @@ def no_requeue_allowed(trial: Trial) -> None:
     trial.ends("COMPLETED", restarts=0, job=following)
 
 
-def unfit_node_is_left_out(trial: Trial) -> None:
+def unfit_node_is_excluded(trial: Trial) -> None:
     trial.submit()
     unfit = trial.started(0)
     trial.command_agent("unfit", f"{unfit}\n")
@@ -199,7 +199,7 @@ def unfit_node_is_left_out(trial: Trial) -> None:
     trial.ends("COMPLETED", restarts=1)
 
 
-def last_task_of_an_array_goes_alone(trial: Trial) -> None:
+def last_task_of_an_array_is_requeued_alone(trial: Trial) -> None:
     # Each task of an array has a run folder of its own, below the array's.
     for task in "01":
         (trial.folder / task).mkdir()
@@ -240,7 +240,7 @@ def preempted_at_once(trial: Trial) -> None:
 
 
 def preempted_after_a_grace(trial: Trial) -> None:
-    """Slurm 22.05 lets a job be done; 24.11 requeues one that it once meant to preempt, and there is nothing to do."""
+    """Slurm 22.05 lets the job complete; 24.11 requeues a job it meant to preempt, and it has nothing to do."""
     _preempted(trial, "grace", "node4")
     trial.until(lambda: trial.cluster.state(trial.job) in ENDED, f"job {trial.job} does not end")
     assert trial.cluster.state(trial.job) == "COMPLETED"
@@ -248,7 +248,7 @@ def preempted_after_a_grace(trial: Trial) -> None:
     assert not (trial.folder / "job-starts" / f"{trial.job}-2").exists(), "it ran once more"
 
 
-# The controller does not answer twice, when the job is to go back into the queue.
+# The controller fails to respond twice when the job is to be requeued.
 AWAY = """\
 scontrol() {
     if [ "$1" = requeue ] && [ ! -e "$run/refused-twice" ]; then
@@ -262,7 +262,7 @@ scontrol() {
 start_job"""
 
 
-def a_controller_that_is_away_is_asked_again(trial: Trial) -> None:
+def an_unreachable_controller_is_retried(trial: Trial) -> None:
     trial.submit(edit=lambda script: script.replace("start_job", AWAY, 1))
     trial.started(0)
     trial.interrupt()
@@ -274,16 +274,16 @@ def a_controller_that_is_away_is_asked_again(trial: Trial) -> None:
 
 
 SCENARIOS = [
-    time_limit, stopped_goes_on, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
-    no_requeue_allowed, unfit_node_is_left_out, last_task_of_an_array_goes_alone, preempted_at_once,
-    preempted_after_a_grace, a_controller_that_is_away_is_asked_again,
+    time_limit, stopped_run_resumes, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
+    no_requeue_allowed, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone, preempted_at_once,
+    preempted_after_a_grace, an_unreachable_controller_is_retried,
 ]  # fmt: skip
 Scenario = Callable[[Trial], None]
 
 
 @pytest.fixture(scope="module")
 def carry_out(sandbox: Cluster) -> Iterator[Callable[[Scenario], None]]:
-    """Wait for a scenario's end; all have been run by then. One that failed and is tried again runs alone."""
+    """Wait for a scenario to end; all run at once. One that is retried after a failure runs alone."""
     with tempfile.TemporaryDirectory(prefix="paceline-trials-", ignore_cleanup_errors=True) as scratch:
         count = iter(range(1000))
         abandoned = threading.Event()

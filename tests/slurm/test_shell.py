@@ -1,4 +1,4 @@
-"""`paceline shell`: what a person finds inside an allocation is what the ranks have. And the end: `cancel --save`."""
+"""`paceline shell`: a shell in an allocation has the environment of the ranks. Also `cancel --save`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports
 WITHIN = 120.0
 SMALL = ("--gpus", "1", "--cpus-per-gpu", "1", "--time", "10m")
 
-# A stand-in for Lmod: what it has loaded is in a variable, and in PATH.
+# A fake Lmod: what it has loaded is in a variable, and in PATH.
 MODULES = """\
 module() {
     case $1 in
@@ -42,7 +42,7 @@ GREETING = "it's \\"me\\", $HOME"
 run = "a name that the script has, too"
 """
 
-# What a rank has of its own: its number, its attempt, its agent's words (where its run keeps what), and Slurm's, to
+# Variables that only a rank has: its rank, its attempt, its agent's (paths of the run), and Slurm's, for
 # a step and to a batch script.
 OF_A_RANK = re.compile(
     r"(PACELINE|SLURM|SLURMD|SRUN|TORCH|TORCHELASTIC|ROLE|GROUP|MASTER|OMP|MKL|OPENBLAS|NCCL|GLOO)_\w+"
@@ -55,7 +55,7 @@ def shared(environ: dict[str, str]) -> dict[str, str]:
 
 
 def shell(cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Type `paceline shell` with commands coming through a pipe."""
+    """Run `paceline shell` with commands from a pipe."""
     return subprocess.run(
         [sys.executable, "-m", "paceline", "shell", *args],
         input=commands, cwd=cwd, env={**os.environ, **cluster.environment, **variables}, timeout=WITHIN, text=True,
@@ -63,7 +63,7 @@ def shell(cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: s
     )  # fmt: skip
 
 
-def test_inside_a_run_everything_is_as_its_ranks_have_it(
+def test_a_shell_in_a_run_has_the_environment_of_its_ranks(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
     (tmp_path / "modules" / "init").mkdir(parents=True)
@@ -86,7 +86,7 @@ exit 7
     assert done.returncode == 7, done.stderr
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     found = shared(json.loads(lines["report"]))
-    # By name `python` is the job's own: its folder is ahead of what the ranks have as PATH.
+    # `python` is the job's own: its folder comes before the PATH of the ranks.
     found["PATH"] = found["PATH"].removeprefix(f"{Path(sys.executable).parent}:")
     assert found == shared(rank["environ"])
     assert lines["python"] == sys.executable
@@ -96,7 +96,7 @@ exit 7
     assert lines["host"] == f"{rank['host']}, in {rank['cwd']}"
 
 
-def test_inside_a_trial_of_a_sweep(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_shell_in_a_trial(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     config = '[environment]\nsecrets = ["API_TOKEN"]\nvariables = { GREETING = "hello" }\n'
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=config)
     (home / "sweep.toml").write_text('[sweep]\nscript = "train.py"\narguments = "none"\n[space]\nx = [1]\n')
@@ -119,7 +119,7 @@ python -c 'import paceline; print(paceline.__file__)'
     assert half.startswith(str(folder.run_half.resolve()))
 
 
-def test_an_allocation_of_its_own_has_the_run_half(tmp_path: Path, scratch: Path, cluster: Cluster) -> None:
+def test_a_new_allocation_has_the_run_half(tmp_path: Path, scratch: Path, cluster: Cluster) -> None:
     home = project(tmp_path / "project", config='[environment.variables]\nGREETING = "hello"\n')
     commands = """\
 echo "$GREETING from $SLURM_JOB_NUM_NODES nodes"
@@ -135,8 +135,8 @@ python -c 'import paceline; print(paceline.__file__)'
     assert half.startswith(str(scratch))
 
 
-def test_a_person_gets_a_shell_that_has_read_nothing_else(tmp_path: Path) -> None:
-    """On a terminal, without Slurm: start-up files would undo what the job's lines have made."""
+def test_an_interactive_shell_reads_no_startup_files(tmp_path: Path) -> None:
+    """On a terminal, without Slurm: startup files would undo what the job's setup lines did."""
     (tmp_path / ".bashrc").write_text("export GREETING=changed\n")
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -172,7 +172,7 @@ with paceline.session(cpu=True) as run:
 
 
 @pytest.mark.timeout(400)
-def test_cancel_with_a_checkpoint_first(
+def test_cancel_saves_a_checkpoint_first(
     tmp_path: Path, cluster: Cluster, slurm_paceline: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     home = project(tmp_path / "project", TRAINING)

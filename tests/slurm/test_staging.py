@@ -199,7 +199,7 @@ def test_the_next_job_cleans_up_after_killed_jobs_and_spares_running_ones(
     assert f"far {home.parent}\n" in log
     killed.kill()
     killed.ended()
-    assert killed.left(), diagnostics(killed.run)  # nobody was there to clean up
+    assert killed.left(), diagnostics(killed.run)  # nothing cleaned up
     assert not results(killed.run)
     # The next job's script is killed too: its result must not be lost either.
     after = Job(home, cluster, slurm_paceline, *same_node, "train.py", "die")

@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: arrays, failures and their repetition, small limits, pruning across nodes, TPE."""
+"""Sweeps on a real Slurm: arrays, resubmitted failures, small limits, pruning across nodes, TPE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.slurm.runs import Paceline, project
 from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, states, sweep_of, tasks_of, wait
 
 
-def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
+def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT, config=QUICK)
@@ -38,7 +38,7 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
     assert sorted(sweep.read_jobs()[-1]["tasks"]) == sorted(map(str, failed))  # task ids are the trials' numbers
     wait(cluster, sweep)
     assert states(sweep) == ["done"] * 12, explain(sweep)
-    for number in found:  # those that failed went on as themselves, the others were left alone
+    for number in found:  # failed trials resumed, the others did not run again
         more = 1 if number in failed else 0
         assert len(sweep.trial(number).attempts()) == attempts[number] + more
 
@@ -46,13 +46,13 @@ def test_a_grid_runs_four_at_a_time_and_what_failed_is_submitted_again(
     assert nothing.returncode == 2
     assert "No trial of 'sweep' is failed" in nothing.stderr
     (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2]", "[0, 1, 2, 7]"), encoding="utf-8")
-    more_typed = slurm_paceline("sweep", "--count", "8", "sweep.toml", cwd=folder, check=True)
-    assert "submitted 2 trials" in more_typed.stdout  # of the first eight of the larger grid, two are new
+    extended = slurm_paceline("sweep", "--count", "8", "sweep.toml", cwd=folder, check=True)
+    assert "submitted 2 trials" in extended.stdout  # of the first eight of the larger grid, two are new
     wait(cluster, sweep)
     assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
 
 
-def test_arrays_are_cut_to_what_the_cluster_allows(sandbox: Cluster, paceline: Paceline, tmp_path: Path) -> None:
+def test_arrays_are_split_to_the_limits_of_the_cluster(sandbox: Cluster, paceline: Paceline, tmp_path: Path) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     with another(max_array_size=5) as made:
@@ -101,7 +101,7 @@ def test_a_trial_of_two_nodes_is_pruned_on_all_ranks_at_once(
     assert len(bad.reports.read_text().splitlines()) == 1
     assert bad.pruned.exists()
     assert results(sweep)[1]["value"] == pytest.approx(6.0)
-    # All ranks left by themselves: the run is done, in one attempt, and no job went back into the queue.
+    # All ranks stopped on their own: the run is done in one attempt, and no job was requeued.
     assert [path.read_text().strip() for path in bad.path.glob("job-starts/*/verdict")] == ["done"]
     assert len(bad.attempts()) == 1
     for task in tasks_of(sweep):

@@ -1,4 +1,4 @@
-"""Tasks of a sweep: those that are stopped, packed, cut short by limits, cancelled, and in other styles."""
+"""Tasks of a sweep: stopped, packed, limited, cancelled, and in other styles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, s
 
 pytestmark = pytest.mark.slow
 
-# Waits in its first attempt until it is asked to stop, as before a time limit; then it is done at once.
+# Waits in its first attempt for a stop request, as before a time limit; then it completes at once.
 STOPPED = """\
 import argparse, os, pathlib, signal, sys, time
 import paceline
@@ -38,7 +38,7 @@ x = [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("pack", [1, 2])
-def test_a_trial_whose_time_is_up_goes_on_as_itself(
+def test_a_trial_resumes_after_its_time_limit(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, pack: int
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
@@ -59,13 +59,13 @@ def test_a_trial_whose_time_is_up_goes_on_as_itself(
     assert states(sweep) == ["done"] * 4, explain(sweep)
     assert [result["step"] for result in results(sweep).values()] == [1, 2, 2, 2]
     attempts = [len(sweep.trial(number).attempts()) for number in range(4)]
-    assert attempts == [1, 2, 2, 2]  # what was done is not done again, also where it shares a job
+    assert attempts == [1, 2, 2, 2]  # finished trials do not run again, even if they share a job
     restarts = [cluster.restarts(task) for task in tasks_of(sweep)]
     assert restarts == ([0, 1, 1, 1] if pack == 1 else [1, 1])
 
 
 def _gpus(sweep: SweepFolder, number: int) -> str:
-    """Which GPUs a trial that runs has, by its agent's environment."""
+    """Return the GPUs of a running trial, from its agent's environment."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = path.read_bytes().split(b"\0")
@@ -79,7 +79,7 @@ def _gpus(sweep: SweepFolder, number: int) -> str:
 
 
 def allowed_few(sweep: SweepFolder, maximum: int) -> list[list[int]]:
-    """What each task runs, which is all trials, in as few tasks as were allowed."""
+    """Return the trials of each task; together they are all trials, in as few tasks as allowed."""
     trials = [numbers for line in sweep.read_jobs() for numbers in line["tasks"].values()]
     assert [number for numbers in trials for number in numbers] == list(range(12))
     assert len(trials) <= maximum
@@ -125,7 +125,7 @@ def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
     assert states(second) == ["done"] * 12, explain(second)
 
 
-def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
+def test_a_cancelled_sweep_stays_cancelled_until_resubmitted(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
@@ -138,14 +138,14 @@ def test_a_cancelled_sweep_stays_cancelled_until_it_is_wanted_again(
     completed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
     assert "submitted 3 trials" in completed.stdout
     queued = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder)
-    assert "No trial of 'sweep' is missing" in queued.stderr  # they are on their way
+    assert "No trial of 'sweep' is missing" in queued.stderr  # they are queued
     until(lambda: len(list(sweep.path.glob("trials/[23]/began"))) >= 1, sweep)
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)
-    assert results(sweep)[1]["step"] == 2  # it went on with its second attempt
+    assert results(sweep)[1]["step"] == 2  # it continued in its second attempt
 
 
-def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
+def test_without_requeueing_a_new_job_continues_the_task(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
@@ -154,7 +154,7 @@ def test_where_jobs_are_not_requeued_a_new_one_goes_on_with_the_task(
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)
     sweep.cancelled.unlink()
-    # By hand, as its head says.
+    # Manually, as its header says.
     script = sweep.submission(1) / "job.sbatch"
     args = ["sbatch", "--parsable", "--no-requeue", "--array=3", str(script), "tasks-1"]
     job = cluster.run(args).stdout.strip()

@@ -1,4 +1,4 @@
-"""A run that a real cluster stops, requeues and relaunches is one run in W&B, with every line of metrics.jsonl."""
+"""A run that a real cluster stops, requeues and restarts is one run in W&B, with every line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.slurm.test_faults import Submitted
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_a_requeued_and_relaunched_run_keeps_its_id(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_requeued_and_restarted_run_keeps_its_id(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17", faults="27:3:kill")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
     ours.at("step-17", ranks=4)
@@ -34,10 +34,10 @@ def test_a_requeued_and_relaunched_run_keeps_its_id(tmp_path: Path, cluster: Clu
     assert [row for wandb_run in runs for row in wandb_run.lines()] == lines_of(ours.folder.path)
 
 
-def test_a_cancelled_run_ends_in_time_and_is_completed_by_sync(
+def test_a_cancelled_run_ends_in_time_and_sync_completes_it(
     tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
-    """Slurm's SIGTERM reaches every process of the job, also the service that W&B writes by; SIGKILL is near."""
+    """Slurm's SIGTERM reaches every process of the job, including W&B's service; SIGKILL follows soon."""
     ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
     ours.at("step-17", ranks=4)

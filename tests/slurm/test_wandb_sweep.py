@@ -1,4 +1,4 @@
-"""A W&B sweep on a real Slurm: agents are tasks of an array, and whole runs of two nodes get their points."""
+"""A W&B sweep on a real Slurm: agents are tasks of an array, and each two-node run gets one point."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_agents_as_tasks(
         wait(cluster, folder)
     output = "\n".join(diagnostics(folder.trial(number)) for number in range(4))
     sweep = read_sweep(folder)
-    assert [trial.state for trial in sweep.trials] == ["done"] * 3, output  # and for the fourth there was no point
+    assert [trial.state for trial in sweep.trials] == ["done"] * 3, output  # there was no point for the fourth
     assert sorted(trial.point["x"] for trial in sweep.trials) == [1, 2, 3]
     for trial in sweep.trials:
         reports = rank_reports(trial.folder)

@@ -152,12 +152,12 @@ A = "profile"
     assert job.folder == tmp_path
 
 
-def test_a_grace_that_nobody_set_fits_a_short_job(tmp_path: Path) -> None:
+def test_the_default_grace_fits_a_short_job(tmp_path: Path) -> None:
     assert load(tmp_path, '[job]\ntime = "3m"').grace == 60
     assert load(tmp_path, '[job]\ntime = "3h"').grace == 120
 
 
-def test_what_lies_in_the_home_folder_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_relative_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[environment]\nkind = "container"\nimage = "~/torch.sif"\nbinds = ["~/data:/data", "/opt"]'
     with monkeypatch.context() as patch:
         patch.setenv("HOME", "/home/ann")
@@ -201,7 +201,7 @@ def test_without_a_repository_only_this_folder_counts(tmp_path: Path) -> None:
     assert load_job(SCRIPT, cwd=inner).file is None
 
 
-def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_config(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="There is no file"):
         load_job(SCRIPT, cwd=tmp_path, config=tmp_path / "other.toml")
 
@@ -220,12 +220,12 @@ def test_params_are_typed_by_toml(text: str, path: list[str], value: Any) -> Non
 
 
 @pytest.mark.parametrize("text", ["lr", "=3", "a..b=1"])
-def test_what_is_no_param(text: str) -> None:
+def test_invalid_params(text: str) -> None:
     with pytest.raises(SpecError, match="key=value"):
         parse_param(text)
 
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_text_is_some_value(text: str) -> None:
+def test_any_text_is_a_valid_value(text: str) -> None:
     assert parse_value(text) is not None

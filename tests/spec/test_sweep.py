@@ -1,4 +1,4 @@
-"""A sweep's file: what it may say, and how what is wrong with it is told."""
+"""Sweep files: what is valid, and the errors about the rest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ nodes = 2
     assert file.tables == {"job": {"nodes": 2}}
 
 
-def test_what_was_typed_wins(tmp_path: Path) -> None:
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + 'sampler = "random"\n[space]\nx = [1]\n')
     with pytest.raises(SpecError, match="needs a number of points") as refusal:
         load_sweep(path)
@@ -89,7 +89,7 @@ def test_what_was_typed_wins(tmp_path: Path) -> None:
         (HEAD + 'prune = "median"\n[space]\nx = [1]\n', "needs a metric", "metric ="),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, message: str, hint: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, text: str, message: str, hint: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(SpecError, match=message) as refusal:
         load_sweep(path)

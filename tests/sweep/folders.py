@@ -1,4 +1,4 @@
-"""Sweep folders as sweeps leave them, made by hand: for tests of what is read from them."""
+"""Create sweep folders as sweeps leave them, for tests that read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.contract.sweep.folder import Point, Search, SweepFolder
 
 
 def make_sweep(path: Path, points: Iterable[Point], **search: Any) -> SweepFolder:
-    """A sweep with nothing begun."""
+    """Create a sweep without started trials."""
     path.mkdir(parents=True)
     folder = SweepFolder(path)
     fields = {"name": path.name, "metric": "loss", **search}
@@ -30,7 +30,7 @@ def grid(values: Iterable[dict[str, Any]], seeds: int = 0) -> list[Point]:
 
 
 def begin(folder: SweepFolder, number: int, *, job: str | None = None, **fields: Any) -> None:
-    """What a trial's folder has once it has begun."""
+    """Write what a trial's folder holds once the trial has started."""
     trial = folder.trial(number)
     trial.path.mkdir()
     trial.run_json.write_text("{}")

@@ -1,4 +1,4 @@
-"""A sweep's folder between two commands: what is chosen to run again, and what a refusal leaves."""
+"""A sweep's folder between two commands: which trials run again, and what a failed submission leaves."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for number, state in enumerate(("done", "failed", "pruned", "failed")):
         ended(writer, number, state)
     assert writer.select("failed") == [1, 3]
-    assert writer.select("missing") == [4, 5, 6]  # nobody was ever asked to run them
+    assert writer.select("missing") == [4, 5, 6]  # they were never submitted
     writer.record_job("7", submission="1", tasks={4: [4], 5: [5], 6: [6]})
     writer.record_job("9", submission="2", tasks={5: [5]})
-    # The older job of 5 is what its folder still knows; 6 goes on in a job of its own.
+    # The folder of 5 still names its older job; 6 continues in a job of its own.
     for number, job in ((5, "7_5"), (6, "12_6")):
         writer.folder.trial(number).path.mkdir()
         writer.folder.trial(number).job.write_text(f"{job}\n", encoding="utf-8")
@@ -48,7 +48,7 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert writer.select("missing") == [4]
 
 
-def test_what_a_refusal_takes_back(tmp_path: Path) -> None:
+def test_a_failed_submission_is_rolled_back(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, grid([{"x": 1}, {"x": 2}]), space={"x": {"grid": [1, 2]}})
     ended(writer, 1, "failed")
     writer.folder.cancelled.touch()
@@ -69,7 +69,7 @@ def test_what_a_refusal_takes_back(tmp_path: Path) -> None:
     assert writer.folder.cancelled.exists()
 
 
-def test_a_sweep_goes_on_only_as_itself(tmp_path: Path) -> None:
+def test_a_sweep_resumes_only_with_the_same_search(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, [], sampler="random", space={"x": {"uniform": [0.0, 1.0]}})
     same = Search("digits", metric="loss", sampler="random", space={"x": {"uniform": [0.0, 1.0]}})
     writer.check_search(same)
@@ -86,7 +86,7 @@ def test_a_sweep_goes_on_only_as_itself(tmp_path: Path) -> None:
     assert writer.trial_path(3).folder.path == writer.folder.trial(3).path
 
 
-def test_throttling_counts_trials_also_where_they_share_jobs() -> None:
+def test_throttling_counts_trials_that_share_a_job() -> None:
     assert Submission(None, None, pack=4, parallel=10).throttle == 3  # type: ignore[arg-type]
     assert Submission(None, None, pack=1, parallel=None).throttle is None  # type: ignore[arg-type]
     chunks = plan_chunks(range(100), pack=4, max_array=10, max_tasks=None)

@@ -64,7 +64,7 @@ def results(sweep: SweepFolder) -> dict[int, dict[str, Any]]:
     }
 
 
-def test_a_sweep_here_says_what_is_best_and_what_failed_runs_again(
+def test_a_local_sweep_prints_the_best_trial_and_reruns_failed_ones(
     paceline: Paceline, folder: Path, scratch: Path
 ) -> None:
     shown = paceline("sweep", "--local", "--dry-run", "digits.toml", cwd=folder, check=True)
@@ -114,7 +114,7 @@ def test_seeds_and_lists(paceline: Paceline, folder: Path, scratch: Path) -> Non
     assert order["program"] == str(folder / "seeded.py")
 
 
-def test_what_is_interrupted_goes_on_later(paceline: Paceline, folder: Path, scratch: Path) -> None:
+def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "train.py").write_text(
         "import pathlib, sys, time\nimport paceline\n"
         "pathlib.Path(f'began-{sys.argv[2]}').touch()\n"
@@ -152,7 +152,7 @@ def test_what_is_interrupted_goes_on_later(paceline: Paceline, folder: Path, scr
     assert len(sweep.trial(0).attempts()) == 2
 
 
-def test_a_file_that_is_wrong_leaves_nothing_behind(paceline: Paceline, folder: Path, scratch: Path) -> None:
+def test_an_invalid_file_leaves_no_folder(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "digits.toml").write_text(SWEEP.replace("train.py", "trian.py"), encoding="utf-8")
     done = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert done.returncode == 2
@@ -173,7 +173,7 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
     assert [each.devices for each in two] == [("0", "1"), ("2", "3")]
     assert [each.cores for each in two] == [4, 4]
     assert [each.devices for each in slots(job(), machine, 2)] == [("0",), ("1",)]
-    assert len(slots(job(launch__nproc=8), machine, None)) == 1  # more than there are: said when it is planned
+    assert len(slots(job(launch__nproc=8), machine, None)) == 1  # more than there are: an error of the plan
     assert len(slots(job(runtime__cpu=True, launch__nproc=2), machine, None)) == 4
     assert len(slots(job(), Machine(cores=2, gpus=0), 5)) == 5
 
@@ -188,7 +188,7 @@ def test_a_trial_is_found_by_its_name(paceline: Paceline, folder: Path, scratch:
     assert len(sweep_of(scratch).trial(0).attempts()) == 2
 
 
-def test_a_sweep_here_can_be_cancelled_from_another_terminal(paceline: Paceline, folder: Path, scratch: Path) -> None:
+def test_a_local_sweep_can_be_cancelled_from_another_terminal(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "train.py").write_text(
         "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n", encoding="utf-8"
     )
@@ -201,7 +201,7 @@ def test_a_sweep_here_can_be_cancelled_from_another_terminal(paceline: Paceline,
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert "cancelled digits" in paceline("sweep", "cancel", "digits", cwd=folder, check=True).stdout
-        process.send_signal(signal.SIGINT)  # the script does not listen to a request to stop
+        process.send_signal(signal.SIGINT)  # the script ignores stop requests
         assert process.wait(60) == 130
     finally:
         if process.poll() is None:
@@ -226,13 +226,13 @@ with paceline.session(cpu=True, seed=0) as run:
             run.update(opt)
             run.log(loss=loss)
             if run.step % 4 == 3:
-                run.report(run.params.x + epoch)  # in the midst of a step
+                run.report(run.params.x + epoch)  # within a step
     run.print("came to its end")
 """
 
 
 @pytest.mark.slow
-def test_ranks_leave_together_also_in_the_midst_of_a_step(paceline: Paceline, folder: Path, scratch: Path) -> None:
+def test_pruned_ranks_stop_together_even_within_a_step(paceline: Paceline, folder: Path, scratch: Path) -> None:
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
     head = '[sweep]\nmetric = "loss"\nscript = "train.py"\nprune = "halving"\nparallel = 1\narguments = "none"\n'
     (folder / "digits.toml").write_text(head + "[space]\nx = [1, 9]\n[launch]\nnproc = 2\n", encoding="utf-8")
@@ -244,5 +244,5 @@ def test_ranks_leave_together_also_in_the_midst_of_a_step(paceline: Paceline, fo
     assert "came to its end" not in bad.attempt(1).log(0).read_text()
     assert len(bad.reports.read_text().splitlines()) == 1
     assert list(good.checkpoints.glob("step-*"))
-    assert not list(bad.checkpoints.glob("step-*"))  # nobody would go on from there
+    assert not list(bad.checkpoints.glob("step-*"))  # nothing would resume from there
     assert [path.read_text() for path in bad.path.glob("job-starts/*/verdict")] == ["done\n"]

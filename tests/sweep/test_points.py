@@ -1,4 +1,4 @@
-"""Points and trials: grids, points at random, lists; numbers that stay; tasks and arrays."""
+"""Points and trials: grids, random points, lists, stable trial numbers, tasks and arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPACE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_grid_leaves_out_what_does_not_apply() -> None:
+def test_a_grid_omits_parameters_that_do_not_apply() -> None:
     points = list(grid(SPACE))
     assert points[:3] == [
         {"lr": 0.1, "optimizer": "adam"},
@@ -31,13 +31,13 @@ def test_a_grid_leaves_out_what_does_not_apply() -> None:
     assert list(grid({"n": {"integer": [2, 8], "step": 3, "log": False}})) == [{"n": 2}, {"n": 5}, {"n": 8}]
 
 
-def test_a_grid_that_is_a_mistake_is_refused() -> None:
+def test_invalid_grids_are_rejected() -> None:
     huge = {f"k{index}": {"grid": list(range(100))} for index in range(4)}
     with pytest.raises(SpecError, match="100,000,000 combinations"):
         next(grid(huge))
 
 
-def test_points_at_random_lie_in_their_ranges_and_are_the_same_again() -> None:
+def test_random_points_are_in_range_and_reproducible() -> None:
     space: dict[str, dict[str, Any]] = {
         "lr": {"log_uniform": [1e-4, 1.0]},
         "drop": {"uniform": [0.25, 0.5]},
@@ -58,7 +58,7 @@ def test_points_at_random_lie_in_their_ranges_and_are_the_same_again() -> None:
     assert all(("only_b" in point) == (point["kind"] == "b") for point in points)
 
 
-def test_a_sweep_that_grows_keeps_the_numbers_that_it_has() -> None:
+def test_a_growing_sweep_keeps_its_trial_numbers() -> None:
     search = Search("s", sampler="random", space={"x": {"uniform": [0.0, 1.0]}})
     first = new_trials([], request_points(search, count=3), seeds=[None])
     more = new_trials(first, request_points(search, count=5), seeds=[None])
@@ -81,7 +81,7 @@ def test_seeds_of_a_point_are_one_group() -> None:
     assert [(each.number, each.group, each.seed) for each in more] == [(4, 0, 2), (5, 1, 2)]
 
 
-def test_what_a_sampler_chooses_later_has_a_number_now() -> None:
+def test_points_of_a_sampler_are_numbered_in_advance() -> None:
     search = Search("s", sampler="tpe", space={"x": {"uniform": [0.0, 1.0]}})
     trials = new_trials([], request_points(search, count=2), seeds=[0, 1])
     assert [(each.group, each.seed, each.point) for each in trials] == [
@@ -125,7 +125,7 @@ def test_negative_numbers_are_values() -> None:
 # -- tasks -------------------------------------------------------------------------------------------------
 
 
-def test_ten_thousand_trials_are_as_few_arrays_as_can_be() -> None:
+def test_ten_thousand_trials_need_the_fewest_arrays() -> None:
     chunks = cut(group(range(10_000)), max_array=1001)
     assert len(chunks) == math.ceil(10_000 / 1001)
     assert sorted(number for chunk in chunks for number in chunk.trials) == list(range(10_000))
@@ -133,16 +133,16 @@ def test_ten_thousand_trials_are_as_few_arrays_as_can_be() -> None:
     assert all(index < 1001 for chunk in chunks for index in chunk.tasks)
 
 
-def test_a_tasks_index_is_its_trials_number_where_that_fits() -> None:
+def test_a_task_index_is_its_trial_number_if_possible() -> None:
     (chunk,) = cut(group([3, 7, 9]), max_array=1001)
     assert chunk.array(None) == "3,7,9"
     assert chunk.listing() == "3 3\n7 7\n9 9\n"
-    (chunk,) = cut(group([3, 2007, 5009]), max_array=1001)  # one array all the same
+    (chunk,) = cut(group([3, 2007, 5009]), max_array=1001)  # still one array
     assert chunk.listing() == "0 3\n1 2007\n2 5009\n"
     assert [each.array(None) for each in cut(group(range(12)), max_array=5)] == ["0-4", "0-4", "0-1"]
 
 
-def test_a_task_runs_several_where_there_may_not_be_so_many() -> None:
+def test_a_task_runs_several_trials_if_arrays_are_limited() -> None:
     assert group(range(10), max_tasks=4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
     assert group(range(10), pack=4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert group(range(16), pack=4, max_tasks=3) == [list(range(8)), list(range(8, 16))]
@@ -150,7 +150,7 @@ def test_a_task_runs_several_where_there_may_not_be_so_many() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
-def test_a_point_in_a_line_of_the_file_comes_back() -> None:
+def test_points_round_trip_through_the_file() -> None:
     point = Point(3, 1, {"ä": "\n"}, seed=None, program="t.py", args=["x"])
     import json
 

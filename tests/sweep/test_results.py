@@ -1,4 +1,4 @@
-"""What became of a sweep's trials is read from its folder, and from one question to the scheduler."""
+"""The results of a sweep, from its folder and one query to the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RATES = [{"lr": rate} for rate in (0.1, 0.01, 0.001, 0.0001, 0.00001, 0.000001)]
 
 
 class Scheduler:
-    """Answers as squeue would, and counts how often it is asked."""
+    """Answers as squeue would, and counts the queries."""
 
     def __init__(self, **states: str) -> None:
         self.states = {name.removeprefix("j"): state for name, state in states.items()}
@@ -61,7 +61,7 @@ def test_every_state_a_trial_can_be_in(tmp_path: Path) -> None:
     assert sweep.counts == {"done": 1, "failed": 1, "missing": 2, "running": 1, "pending": 1}
 
 
-def test_a_trial_submitted_again_waits_until_it_begins(tmp_path: Path) -> None:
+def test_a_resubmitted_trial_is_pending_until_it_starts(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES[:2]))
     record_jobs(folder, "7", {"0": [0], "1": [1]})
     end(folder, 0, value=0.5)
@@ -71,7 +71,7 @@ def test_a_trial_submitted_again_waits_until_it_begins(tmp_path: Path) -> None:
     assert states(read_sweep(folder, Scheduler(j8_0="FAILED"))) == {0: "done", 1: "failed"}
 
 
-def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
     begin(folder, 0)
     folder.trial(0).job_start("pid-1").path.mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_what_nobody_will_run_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     assert states_and_missing() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
 
 
-def test_without_a_scheduler_the_folder_alone_speaks(tmp_path: Path) -> None:
+def test_without_a_scheduler_states_come_from_the_folder(tmp_path: Path) -> None:
     def silent(_: Iterable[str]) -> dict[str, JobState]:
         raise ClusterError("no squeue here")
 
@@ -109,7 +109,7 @@ def test_without_a_scheduler_the_folder_alone_speaks(tmp_path: Path) -> None:
     assert states(read_sweep(folder, silent)) == {0: "done", 1: "running", 2: "pending"}
 
 
-def test_why_it_failed_is_found_where_the_result_does_not_say(tmp_path: Path) -> None:
+def test_the_error_is_found_in_the_logs_if_the_result_has_none(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES[:1]))
     end(folder, 0, "failed")
     attempt = folder.trial(0).attempt(2)
@@ -118,7 +118,7 @@ def test_why_it_failed_is_found_where_the_result_does_not_say(tmp_path: Path) ->
     assert read_sweep(folder).trials[0].error == "KeyError: 'x'"
 
 
-def test_points_that_were_chosen_late(tmp_path: Path) -> None:
+def test_points_chosen_at_run_time(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "late", [Point(number, number, None) for number in range(3)], sampler="tpe")
     end(folder, 0, value=1.0, point={"lr": 0.3})
     begin(folder, 1, point={"lr": 0.4})
@@ -127,14 +127,14 @@ def test_points_that_were_chosen_late(tmp_path: Path) -> None:
     assert sweep.keys == ["lr"]
 
 
-def test_a_search_that_had_no_point_left_for_a_trial(tmp_path: Path) -> None:
+def test_a_search_without_a_point_for_a_trial(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "over", [Point(number, number, None) for number in range(2)], sampler="wandb")
     end(folder, 0, value=1.0, point={"lr": 0.3})
     end(folder, 1, "none")
     assert states(read_sweep(folder)) == {0: "done"}
 
 
-def test_values_that_are_no_numbers_are_none(tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_become_none(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "odd", grid(RATES[:3]))
     end(folder, 0, value=float("nan"))
     end(folder, 1, value=float("inf"))
@@ -155,17 +155,17 @@ def test_best_first_and_by_any_column(tmp_path: Path) -> None:
         end(folder, 1, "pruned", value=0.1)
         end(folder, 2, value=0.2)
         sweep = read_sweep(folder)
-        assert ordered(sweep, "value") == best  # a pruned value is no final one
+        assert ordered(sweep, "value") == best  # a pruned value is not final
         assert ordered(sweep, "lr") == [0, 2, 1, 3]
         assert ordered(sweep, "-lr") == [3, 1, 2, 0]
         assert ordered(sweep, "name") == [1, 0, 3, 2]
-        assert ordered(sweep, "-name") == [3, 0, 1, 2]  # what has none stays last
+        assert ordered(sweep, "-name") == [3, 0, 1, 2]  # trials without a value stay last
         with pytest.raises(UsageError, match="no column 'rate'") as caught:
             ordered(sweep, "rate")
         assert "value, number, state, seconds, lr, name" in caught.value.hint
 
 
-def test_repeats_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
+def test_seeds_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "repeats", grid(RATES[:2], seeds=3))
     for number, value in enumerate([1.0, 2.0, 3.0]):
         end(folder, number, value=value, seed=number)

@@ -1,4 +1,4 @@
-"""A sweep is named by its name: what was typed when it was started is known, and its file says the rest."""
+"""Resume a sweep by its name: its original arguments and its file are reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def started_from(folder: SweepFolder, file: Path) -> None:
     folder.spec.write_text(json.dumps({**fields, "file": str(file)}))
 
 
-def test_it_goes_on_under_its_name_in_its_experiment(
+def test_a_sweep_resumes_by_name_in_its_experiment(
     tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
 ) -> None:
     project = tmp_path / "project"
@@ -35,7 +35,7 @@ def test_it_goes_on_under_its_name_in_its_experiment(
     assert "  1: lr=2" in completed.stdout
 
 
-def test_one_of_a_script_and_a_sweep_of_another_service(
+def test_a_wandb_sweep_of_a_script_resumes_by_name(
     tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
 ) -> None:
     project = tmp_path / "project"
@@ -54,7 +54,7 @@ def test_one_of_a_script_and_a_sweep_of_another_service(
     assert "trials  2" in completed.stdout
 
 
-def test_without_a_repository_the_project_is_where_the_command_is_typed(
+def test_without_a_repository_the_project_is_the_current_folder(
     tmp_path: Path, paceline: Callable[..., Completed]
 ) -> None:
     below = tmp_path / "project" / "examples"
@@ -67,7 +67,7 @@ def test_without_a_repository_the_project_is_where_the_command_is_typed(
     assert f"{Path('project', 'default', 'digits')}\n" in completed.stdout, "as for a run of examples/train.py"
 
 
-def test_what_was_typed_is_not_typed_again(tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]) -> None:
+def test_the_original_arguments_are_reused(tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("raise SystemExit('no')")
@@ -83,7 +83,7 @@ def test_what_was_typed_is_not_typed_again(tmp_path: Path, scratch: Path, paceli
         completed = paceline("sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True)
         assert "trials  2" in completed.stdout
         assert folder.read_search().metric == "loss"
-    # Lines that are gone from the list are trials as before.
+    # Lines removed from the list remain trials.
     (project / "train.py").write_text("print('fine')")
     (project / "other.py").write_text("")
     (project / "lines.txt").write_text("--lr 3\n")

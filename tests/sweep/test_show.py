@@ -62,7 +62,7 @@ def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) ->
     assert "… and 55 more" in completed.stdout
 
 
-def test_a_wrong_column_is_named(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
+def test_an_unknown_column_is_an_error(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
     completed = paceline("sweep", "show", "digits", "--sort", "learning_rate")
     assert completed.returncode == 2
     assert "no column 'learning_rate'" in completed.stderr
@@ -98,13 +98,13 @@ def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
     assert row["parameter seed"] == "[1, 2]"
 
 
-def test_the_report_is_one_file_that_needs_nothing(
+def test_the_report_is_one_self_contained_file(
     searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:
     paceline("sweep", "show", "digits", "--report", "report.html", check=True, cwd=tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|<link|src=|@import|url\(", page)
-    assert "<b>out" not in page  # what trials said is text, not markup
+    assert "<b>out" not in page  # output of trials is text, not markup
     pictures = [tree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
     assert [each.get("aria-label") for each in pictures] == [
         "parallel coordinates of 52 points", "importance of each parameter", "values in the order of the trials",
@@ -120,7 +120,7 @@ def test_the_report_is_one_file_that_needs_nothing(
     assert page.count("<tr><th>") == len(best.point)
 
 
-def test_what_decides_is_found_important(searched: SweepFolder) -> None:
+def test_the_decisive_parameter_ranks_as_most_important(searched: SweepFolder) -> None:
     shares = importances(read_sweep(searched))
     assert sum(shares.values()) == pytest.approx(1.0)
     assert next(iter(shares)) == "lr"
@@ -128,7 +128,7 @@ def test_what_decides_is_found_important(searched: SweepFolder) -> None:
     assert set(shares) == {"lr", "optimizer", "width", "momentum"}
 
 
-def test_reports_of_what_has_no_values(tmp_path: Path) -> None:
+def test_reports_without_values(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "begun", grid([{"lr": 0.1}, {"lr": 0.2}]))
     assert "No trial has a value yet" in render(read_sweep(folder))
     end(folder, 0, value=0.5)  # one value alone is an axis and a history too
@@ -150,7 +150,7 @@ def test_watching_ends_with_the_last_trial(
     slept = []
 
     def sleep(seconds: float) -> None:
-        end(folder, len(slept), value=0.5)  # while nobody looks, a trial ends
+        end(folder, len(slept), value=0.5)  # a trial ends between two updates
         slept.append(seconds)
 
     with monkeypatch.context() as patch:
@@ -172,8 +172,8 @@ print(len(read_sweep(folder).trials), len(opened))
 """
 
 
-def test_a_large_sweep_is_one_small_read_for_each_trial(tmp_path: Path) -> None:
-    """Counted, not timed. The hook cannot be taken away again: a process of its own."""
+def test_a_large_sweep_reads_one_small_file_per_trial(tmp_path: Path) -> None:
+    """Count reads instead of timing them. The audit hook cannot be removed, so it gets its own process."""
     count = 1000
     folder = make_sweep(tmp_path / "large", grid([{"lr": number / count} for number in range(count)]))
     for number in range(count):
@@ -185,9 +185,7 @@ def test_a_large_sweep_is_one_small_read_for_each_trial(tmp_path: Path) -> None:
     assert count <= opened <= count + 5
 
 
-def test_a_folder_that_is_not_there_is_named(
-    searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Completed]
-) -> None:
+def test_a_missing_folder_is_named(searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     completed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
     assert completed.returncode == 2
     assert "there is no folder 'nowhere'" in completed.stderr

@@ -40,24 +40,24 @@ def read(path: Path) -> dict[str, Any]:
 # -- arguments ---------------------------------------------------------------------------------------------
 
 
-def test_keys_that_the_template_does_not_name_follow_it() -> None:
+def test_keys_missing_from_the_template_are_appended() -> None:
     space: dict[str, Any] = {key: {"grid": [1]} for key in ("lr", "momentum", "fast", "widths")}
     search = Search("s", space=space, args=["--epochs", "3", "--rate={lr}", "--momentum", "{momentum}"])
     point = {"lr": 0.5, "momentum": 0.9, "fast": True, "widths": [1, 2]}
     assert arguments(search, point, None) == [
         "--epochs", "3", "--rate=0.5", "--momentum", "0.9", "--fast", "--widths", "1", "2",
     ]  # fmt: skip
-    # A key that does not apply takes its option along; a truth value that is false is nothing.
+    # A key that does not apply is dropped with its option; a false boolean adds nothing.
     assert arguments(search, {"lr": 0.5, "fast": False}, None) == ["--epochs", "3", "--rate=0.5"]
 
 
-def test_a_script_may_want_its_parameters_alone() -> None:
+def test_a_script_can_take_only_parameters() -> None:
     search = Search("s", space={"lr": {}}, args=["--seed", "{seed}", "{not a key}"], arguments="none")
     assert arguments(search, {"lr": 0.5}, 7) == ["--seed", "7", "{not a key}"]
     assert arguments(search, {"lr": 0.5}, None) == ["{not a key}"]
 
 
-def test_the_point_lies_over_the_params_of_the_file() -> None:
+def test_the_point_overrides_params_of_the_file() -> None:
     params = {"lr": 1, "model": {"depth": 3}}
     assert merge_params(params, {"lr": 2, "model.width": 8, "a.b.c": 1}) == {
         "lr": 2, "model": {"depth": 3, "width": 8}, "a": {"b": {"c": 1}},
@@ -87,7 +87,7 @@ def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert main(["open", str(sweep.path), str(submission), "7"]) == 1
 
 
-def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_report_is_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
     trial = open_trial(sweep, submission, 0)
     trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "lr": 1.0}\n{"half', encoding="utf-8")
@@ -118,7 +118,7 @@ def test_what_was_reported_last_is_the_value(tmp_path: Path, monkeypatch: pytest
     assert close_trial(sweep, 0, "done")["state"] == "done"
 
 
-def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_failure_is_summarized_in_one_line(tmp_path: Path) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
     trial = open_trial(sweep, submission, 0)
     trial.slurm_log.write_text("paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8")
@@ -132,7 +132,7 @@ def test_a_failure_is_told_in_one_line(tmp_path: Path) -> None:
     assert close_trial(sweep, 0, "stopped")["error"] == "stopped before its end"
 
 
-def test_lists_have_their_own_words(tmp_path: Path) -> None:
+def test_each_line_of_a_list_has_its_own_arguments(tmp_path: Path) -> None:
     point = Point(0, 0, {"lr": 0.1}, program="a.py", args=["--lr", "0.1", "x y"])
     sweep, submission = make(tmp_path, [point], sampler="list")
     (submission / "programs.json").write_text('{"a.py": "/submission/code/a.py"}', encoding="utf-8")
@@ -152,7 +152,7 @@ SPACE = {
 }
 
 
-def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_path: Path) -> None:
+def test_tpe_chooses_one_point_for_all_seeds_and_receives_their_mean(tmp_path: Path) -> None:
     points = [Point(number, number // 2, None, seed=number % 2) for number in range(4)]
     sweep, submission = make(tmp_path, points, sampler="tpe", space=SPACE)
     records = [read(open_trial(sweep, submission, number).trial) for number in range(4)]
@@ -162,7 +162,7 @@ def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_pat
     assert point["n"] in (2, 4, 6, 8)
     assert point["widths"] in ([1, 2], [3])
     assert ("only_b" in point) == (point["kind"] == "b")
-    assert read(open_trial(sweep, submission, 0).trial) == records[0]  # a start after a requeue goes on with the same
+    assert read(open_trial(sweep, submission, 0).trial) == records[0]  # a start after a requeue keeps the same point
 
     study = optuna_study.open_study(sweep, sweep.read_search())
     for number, value in ((0, 1.0), (1, 3.0)):
@@ -174,14 +174,14 @@ def test_tpe_is_asked_once_for_all_seeds_of_a_point_and_hears_their_mean(tmp_pat
     close_trial(sweep, 2, "failed")
     close_trial(sweep, 3, "failed")
     assert study.trials[1].state.name == "FAIL"
-    # Run again after its failure: the same point, which the study hears of anew.
+    # Run again after its failure: the same point, reported to the study again.
     again = read(open_trial(sweep, submission, 2).trial)
     assert again["point"] == records[2]["point"]
     assert again["optuna"] == 2
     assert read(open_trial(sweep, submission, 3).trial)["optuna"] == 2
 
 
-def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
+def test_the_pruner_receives_every_report_once(tmp_path: Path) -> None:
     points = [Point(0, 0, {"x": 0}), Point(1, 1, {"x": 1})]
     sweep, submission = make(tmp_path, points, prune="halving", space={"x": {"grid": [0, 1]}})
     held = []
@@ -193,7 +193,7 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     assert [good.record(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
     assert bad.record(3.0, 0) is True
     assert sweep.trial(1).pruned.exists()
-    # Ranks that failed while they left are restarted: the decision stands, though Optuna would now let them go on.
+    # Ranks that fail while stopping are restarted: the decision holds, though Optuna would now let them continue.
     again = TrialReporter(sweep.trial(1).path, trial=launch_spec.trial, rank=0)
     assert again.record(3.0, 0) is True
     again.close()
@@ -201,8 +201,8 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
         sweep.trial(1).path, trial={"prune": "halving", "optuna": 1, "sweep": str(sweep.path)}, rank=1
     )
     assert other.can_prune
-    assert other.record(3.0, 1) is False  # its word comes from rank 0
-    # After a restart a step that was reported before is the same report.
+    assert other.record(3.0, 1) is False  # rank 0 decides
+    # After a restart, reporting a step again is the same report.
     good.close()
     more = TrialReporter(sweep.trial(0).path, trial={**launch_spec.trial, "optuna": 0}, rank=0)
     assert more.record(0.4, 2) is False
@@ -212,7 +212,7 @@ def test_the_pruner_hears_every_report_once(tmp_path: Path) -> None:
     bad.close()
 
 
-def test_a_journal_that_cannot_be_read_ends_no_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_journal_does_not_end_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"x": 0})])
     trial = open_trial(sweep, submission, 0)
     reports = TrialReporter(trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0)
@@ -223,7 +223,7 @@ def test_a_journal_that_cannot_be_read_ends_no_trial(tmp_path: Path, capsys: pyt
     reports.close()
 
 
-def test_which_number_counts_is_said() -> None:
+def test_the_value_of_the_metric_is_selected() -> None:
     plain, named = (TrialReporter(None, trial={}, rank=0), TrialReporter(None, trial={"metric": "loss"}, rank=0))
     assert plain.select(1.0, {}) == plain.select(None, {"any": 1.0}) == 1.0
     assert named.select(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0

@@ -1,4 +1,4 @@
-"""Sweeps of W&B: its file is read, points are asked for by the real package, and no network is found out early."""
+"""W&B sweeps: parse the file, request points with the real package, report a missing network early."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_its_file(tmp_path: Path) -> None:
+def test_wandb_sweep_files_are_parsed(tmp_path: Path) -> None:
     found = load_wandb_file(written(tmp_path, FILE))
     assert (found.program, found.args, found.arguments) == ("train.py", ("--epochs", "3"), "options")
     assert (found.metric, found.direction, found.points, found.name) == ("loss", "maximize", 6, "sweep")
@@ -60,7 +60,7 @@ def test_its_file(tmp_path: Path) -> None:
         ("{value: 2}", "{parameters: {a: {values: [1, 2]}, b: {value: 1}}}", 12),
     ],
 )
-def test_how_many_points_it_has(tmp_path: Path, before: str, after: str, points: int | None) -> None:
+def test_point_count_of_a_wandb_file(tmp_path: Path, before: str, after: str, points: int | None) -> None:
     assert load_wandb_file(written(tmp_path, FILE.replace(before, after))).points == points
 
 
@@ -75,14 +75,14 @@ def test_how_many_points_it_has(tmp_path: Path, before: str, after: str, points:
         ("{name: loss, goal: maximize}", "loss", "metric must be a table"),
     ],
 )
-def test_what_is_wrong_in_it_is_named(tmp_path: Path, before: str, after: str, message: str) -> None:
+def test_invalid_wandb_files_are_rejected(tmp_path: Path, before: str, after: str, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         load_wandb_file(written(tmp_path, FILE.replace(before, after)))
     assert "sweep.yml" in caught.value.message
     assert caught.value.hint
 
 
-def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
+def test_a_missing_network_is_reported_before_submission(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"):
         check_reachable(unreachable_service(tmp_path))
     with pytest.raises(EnvironmentProblem, match="WANDB_MODE is 'offline'"):
@@ -93,7 +93,7 @@ def test_no_network_is_found_before_anything_is_queued(tmp_path: Path) -> None:
             check_reachable({**service_environment(service, tmp_path), "WANDB_API_KEY": ""})
 
 
-def test_names_of_sweeps() -> None:
+def test_sweep_names_are_validated() -> None:
     check_name("me/digits/ab12")
     for wrong in ("", "a/b/c/d", "me//x", "a b"):
         with pytest.raises(UsageError, match="Invalid W&B sweep"):
@@ -108,7 +108,7 @@ def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object
     return found
 
 
-def test_a_point_is_asked_for_by_the_real_package(tmp_path: Path) -> None:
+def test_the_wandb_package_requests_points(tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1, "name": "a b"}]) as service:
         environment = service_environment(service, tmp_path)
         first = ask("somebody/digits/s1", tmp_path / "one.json", environment)
@@ -127,7 +127,7 @@ def test_a_point_is_asked_for_by_the_real_package(tmp_path: Path) -> None:
 
 
 def submission(folder: Path) -> Path:
-    """What a submission brings along, as far as a trial that opens reads it."""
+    """Write the files of a submission that opening a trial reads."""
     folder.mkdir()
     variables = {"OMP_NUM_THREADS": "1"}
     launch_spec = LaunchSpec("", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables)
@@ -136,7 +136,7 @@ def submission(folder: Path) -> Path:
     return folder
 
 
-def test_a_trial_gets_its_point_every_way(tmp_path: Path) -> None:
+def test_a_trial_receives_its_point_as_arguments_and_params(tmp_path: Path) -> None:
     points = [Point(number, number, None) for number in range(3)]
     sweep = make_sweep(tmp_path / "sweep", points, sampler="wandb", wandb_sweep="somebody/digits/s1")
     sweep.chosen_point(0).parent.mkdir()
@@ -148,13 +148,13 @@ def test_a_trial_gets_its_point_every_way(tmp_path: Path) -> None:
     assert launch_spec.args == ["--lr", "0.1", "--width", "8"]
     assert launch_spec.variables == {"OMP_NUM_THREADS": "1", **variables}
     sweep.chosen_point(1).write_text('{"point": null}')
-    for number in (1, 2):  # the second is not asked for at all
+    for number in (1, 2):  # the second is not requested at all
         assert main(["open", str(sweep.path), str(tmp_path / "submission"), str(number)]) == NO_POINT_EXIT
     assert [each.number for each in read_sweep(sweep).trials] == [0]
 
 
-def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
-    """W&B chooses the points, and what ends trials early goes by their reports, as in any sweep."""
+def test_trials_of_a_wandb_sweep_can_be_pruned(tmp_path: Path) -> None:
+    """W&B chooses the points; pruning uses the trials' reports, as in any sweep."""
     found = {"sampler": "wandb", "wandb_sweep": "somebody/digits/s1", "prune": "median"}
     sweep = make_sweep(tmp_path / "sweep", [Point(number, number, None) for number in range(2)], **found)
     sweep.chosen_point(0).parent.mkdir()
@@ -167,7 +167,7 @@ def test_trials_of_such_a_sweep_can_be_pruned(tmp_path: Path) -> None:
     assert read_sweep(sweep).trials[0].value == 0.5
 
 
-def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_a_point_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path / "sweep", [Point(0, 0, None)], sampler="wandb", wandb_sweep="a/b/c")
     with monkeypatch.context() as patch:
         for name, value in {**unreachable_service(tmp_path), "WANDB_API_KEY": "short"}.items():
@@ -175,13 +175,13 @@ def test_a_service_that_gives_no_point_is_told_of(tmp_path: Path, monkeypatch: p
         with pytest.raises(LaunchError, match=r"The W&B sweep a/b/c gave no point: .*Error") as caught:
             open_trial(sweep, submission(tmp_path / "submission"), 0)
     assert (tmp_path / "sweep" / "chosen" / "0.log").name in caught.value.hint
-    sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")  # as the batch script has it
+    sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")  # as the batch script writes it
     close_trial(sweep, 0, "failed")
     (trial,) = read_sweep(sweep).trials
     assert trial.error.startswith("The W&B sweep a/b/c gave no point: ")
 
 
-# Every rank says what it was given, each way.
+# Every rank reports its arguments and its params.
 TRAINING = """
 import json, sys
 from pathlib import Path
@@ -194,8 +194,10 @@ with paceline.session() as run:
 """
 
 
-def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
-    """One process asks, and both ranks train its point; the service hears of it as the sweep's run."""
+def test_all_ranks_train_the_point_of_one_agent(
+    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
+) -> None:
+    """One process requests a point and both ranks train it; the server records it as a run of the sweep."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text(TRAINING)
@@ -218,8 +220,8 @@ def test_a_whole_run_under_one_agent(tmp_path: Path, paceline: Callable[..., Com
     assert (trial.state, trial.value, trial.point) == ("done", 0.2, {"lr": 0.1})
 
 
-def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
-    """A dry run makes none. Whatever a trial does, the second start takes the sweep that the first has made."""
+def test_a_wandb_file_creates_the_sweep_once(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
+    """A dry run creates no sweep. The second start reuses the sweep that the first one created."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("raise SystemExit(1)\n")
@@ -242,7 +244,7 @@ def test_its_file_makes_the_sweep_once(tmp_path: Path, paceline: Callable[..., C
     assert launch_spec.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
 
 
-def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_the_file_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nwandb_sweep = "me/digits/filed"\n')
     args = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
@@ -257,7 +259,7 @@ def test_what_a_file_says_wins_over_the_flag(tmp_path: Path, paceline: Callable[
     assert "/train-tracked" in completed.stdout
 
 
-def test_without_a_network_nothing_is_begun(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
+def test_without_a_network_no_trial_starts(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
     (tmp_path / "train.py").write_text("")
     args = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
     completed = paceline(*args, **unreachable_service(tmp_path))
@@ -266,7 +268,7 @@ def test_without_a_network_nothing_is_begun(tmp_path: Path, paceline: Callable[.
     assert not scratch.exists()
 
 
-def test_how_many_points_must_be_said(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_the_number_of_points_is_required(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text("")
     completed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
     assert completed.returncode == 2
@@ -276,8 +278,8 @@ def test_how_many_points_must_be_said(tmp_path: Path, paceline: Callable[..., Co
     assert "--wandb-sweep ENTITY/PROJECT/ID" in completed.stderr
 
 
-@pytest.mark.slow  # wandb's agent takes ten seconds to believe it
-def test_a_sweep_that_has_no_more_points(tmp_path: Path) -> None:
+@pytest.mark.slow  # wandb's agent retries for ten seconds
+def test_a_sweep_without_remaining_points(tmp_path: Path) -> None:
     with wandb_service([]) as service:
         assert ask("somebody/digits/s1", tmp_path / "none.json", service_environment(service, tmp_path)) == {
             "point": None

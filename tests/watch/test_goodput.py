@@ -1,4 +1,4 @@
-"""Goodput of timelines that can be added up by hand."""
+"""Goodput of timelines with known totals."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned int *heat) { *heat 
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to make a stand-in of the driver with")
+        pytest.skip("there is no C compiler to build a fake driver")
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
     subprocess.run(

@@ -213,7 +213,7 @@ def test_leftovers_of_a_killed_agent_are_collected_and_removed(
     assert leftovers(disk) == []
 
 
-def test_a_run_here_stages_by_flag_and_refuses_what_is_not_there(
+def test_a_local_run_stages_by_flag_and_rejects_missing_paths(
     paceline: Callable[..., Any], tmp_path: Path, scratch: Path
 ) -> None:
     (tmp_path / "train.py").write_text(

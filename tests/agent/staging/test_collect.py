@@ -28,7 +28,7 @@ def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = ()
     return Collection(data, back, patterns=patterns, staged=staged).run(Transfer())
 
 
-def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) -> None:
+def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> None:
     data, back = tmp_path / "data", tmp_path / "back"
     write(data / "out" / "a" / ODD, "odd")
     write(data / "out" / ".hidden", "hidden")
@@ -46,7 +46,7 @@ def test_what_matches_comes_back_and_what_was_staged_does_not(tmp_path: Path) ->
     assert collect(data, back, "out", "plots/x.png").files == 0  # all of it is there
 
 
-def test_a_newer_result_stays_and_an_older_one_is_replaced(tmp_path: Path) -> None:
+def test_newer_results_are_kept_and_older_ones_replaced(tmp_path: Path) -> None:
     data, back = tmp_path / "data", tmp_path / "back"
     write(data / "a", "of this run", when=2000)
     write(data / "b", "of this run", when=2000)
@@ -58,7 +58,7 @@ def test_a_newer_result_stays_and_an_older_one_is_replaced(tmp_path: Path) -> No
     assert (back / "b").read_text() == "of this run"
 
 
-def test_a_result_is_whole_or_absent_and_one_problem_is_not_all(
+def test_results_are_complete_or_absent_and_one_error_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, back = tmp_path / "data", tmp_path / "back"

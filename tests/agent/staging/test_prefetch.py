@@ -32,7 +32,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def is_all_there(stager: Stager) -> bool:
+def is_complete(stager: Stager) -> bool:
     return stager.transfer.done == stager.transfer.total > 0
 
 
@@ -51,7 +51,7 @@ def test_a_current_pack_is_unpacked_once_and_large_files_follow(base: Path, node
     stager.stage(scan_items(wanted, stager.packs))
     assert content(stager.data / "set") == content(source)
     assert len(copied) == 1
-    assert is_all_there(stager)
+    assert is_complete(stager)
     assert stager.result.files == len(unpacking.manifest.files)
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_left_of_an_outdated_pack(change: Callable[[Path], None], bas
     stager.prefetcher.started["set"]._thread.join()  # all of it has been unpacked by then
     stager.stage(scan_items(wanted, stager.packs))
     assert content(stager.data / "set") == content(source)
-    assert is_all_there(stager)
+    assert is_complete(stager)
     again = node.stager(wanted)
     again.start_prefetch()
     newer = scan_items(wanted, again.packs)[0].manifest
@@ -91,7 +91,7 @@ def test_nothing_is_left_of_an_outdated_pack(change: Callable[[Path], None], bas
     assert not os.path.lexists(again.data / "set")
 
 
-def test_a_source_that_is_gone_leaves_nothing(base: Path, node: Node) -> None:
+def test_a_missing_source_leaves_nothing(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
@@ -105,7 +105,7 @@ def test_a_source_that_is_gone_leaves_nothing(base: Path, node: Node) -> None:
     assert not list(stager.data.iterdir())
 
 
-def test_a_stop_ends_it(base: Path, node: Node, copied: list[str]) -> None:
+def test_a_stop_ends_the_prefetch(base: Path, node: Node, copied: list[str]) -> None:
     make_tree(base / "set", large=0)
     wanted = request(base, "set")
     node.stage(wanted)
@@ -151,7 +151,7 @@ def test_items_take_turns_and_one_that_changed_does_not_disturb_the_other(
     data, stager = node.stage(wanted)
     assert content(data / "one") == content(one)
     assert content(data / "two") == content(two)
-    assert is_all_there(stager)
+    assert is_complete(stager)
     assert at_once[:2] == [1, 1]
 
 

@@ -301,7 +301,7 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
     with pytest.raises(EnvironmentProblem, match=r"needs 3\.0 MB"):  # in use
         node.stage(request(base, "two", keep=3600))
     stager.locks[0].close()
-    _, stager = node.stage(request(base, "two", keep=3600))  # now the other one goes
+    _, stager = node.stage(request(base, "two", keep=3600))  # now the other one is removed
     assert [item.read_record()[1] for item in cached_items(node.private)] == [str(base / "two")]
     monkeypatch.setattr(
         "paceline.agent.staging.stager.check_free_space", lambda *_, **__: None
@@ -416,7 +416,7 @@ def test_progress_is_shown(
     assert lines == ([] if is_terminal else [f"staging data: {text}"])
 
 
-def test_one_thread_and_several_find_the_same(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_and_several_find_the_same_files(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_tree(base / "set")
     (source / "class 0" / "deep" / "er").mkdir(parents=True)
     (source / "class 0" / "deep" / "er" / "file").write_text("text")

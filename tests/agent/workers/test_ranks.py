@@ -93,7 +93,7 @@ def test_modules_in_the_current_folder_do_not_hide_the_standard_library(
 
 
 @pytest.mark.parametrize("style", ["fork", "torchrun"])
-def test_like_python(launch: Launch, style: str, tmp_path: Path) -> None:
+def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Path) -> None:
     shadow_the_standard_library(tmp_path)
     started = launch(
         LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, variables={"ASKED": "for, 'this'"},
@@ -232,7 +232,7 @@ def test_a_script_that_sets_threads_first_is_not_forked(launch: Launch) -> None:
 
 
 def test_a_preload_that_starts_threads_is_named(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "stand-in" / "threading_thing.py").write_text(
+    (tmp_path / "fake" / "threading_thing.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
     )
     started = launch("import os; print(os.getppid())", nproc=1, preload=["threading_thing"])
@@ -241,7 +241,7 @@ def test_a_preload_that_starts_threads_is_named(launch: Launch, tmp_path: Path) 
     assert int(started.out()) == started.process.pid
 
 
-def test_a_preload_that_is_not_there_is_named(launch: Launch) -> None:
+def test_a_missing_preload_is_named(launch: Launch) -> None:
     started = launch("", preload=["no_such_thing"])
     assert started.wait() == 1
     assert "Cannot preload no_such_thing" in started.err()
@@ -250,7 +250,7 @@ def test_a_preload_that_is_not_there_is_named(launch: Launch) -> None:
 
 TOLD = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MKL_NUM_THREADS'])\n"
 
-# exported, asked for by name -> what a rank has, and whether something is said of it; its share is 2
+# exported, requested by name -> a rank's thread count, and whether it is reported; its share is 2
 THREADS = [
     ("3", None, "3 3", True), ("2", None, "2 2", False), ("5,2", None, "5,2 5", True), ("3", "4", "4 4", False),
     ("x", None, "2 2", False),
@@ -259,7 +259,7 @@ THREADS = [
 
 @pytest.mark.parametrize("style", ["fork", "srun"])
 @pytest.mark.parametrize("case", THREADS)
-def test_threads_that_are_exported_are_kept_and_told(
+def test_exported_thread_counts_are_used_and_reported(
     launch: Launch, style: str, case: tuple[str, str | None, str, bool]
 ) -> None:
     exported, requested, found, is_reported = case

@@ -73,8 +73,8 @@ def test_options_without_a_value_are_known() -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_is_adopted_only_if_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
-    launch("", nproc=1).wait()  # makes the stand-in for torch
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")}
+    launch("", nproc=1).wait()  # creates the fake torch
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "fake")}
     options = ZygoteOptions("train.py", is_module=False, threads=threads, preload=[])
     ours, pid = start_zygote(sys.executable, options, environ)
     with ours:

@@ -1,4 +1,4 @@
-"""The golden build scripts and definitions. `python -m tests.cluster.environment.cases` writes them anew."""
+"""The golden build scripts and definitions. `python -m tests.cluster.environment.cases` rewrites them."""
 
 from __future__ import annotations
 

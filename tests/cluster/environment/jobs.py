@@ -32,7 +32,7 @@ def plan_of(job: Job, environ: dict[str, str]) -> SlurmPlan:
 
 
 def bare(**more: str) -> dict[str, str]:
-    """An environment that knows of no modules."""
+    """Return an environment without modules."""
     return {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "USER": "ann", **more}
 
 
@@ -57,7 +57,7 @@ def write_modules(folder: Path) -> Path:
 def lmod() -> dict[str, str]:
     if not (LMOD / "init" / "bash").exists() or shutil.which("tclsh") is None:
         pytest.skip("lmod is not installed: apt-get install lmod")
-    return {}  # found where the system keeps it
+    return {}  # installed in the system's own path
 
 
 def environment_modules(cache: Path) -> dict[str, str]:
@@ -81,7 +81,7 @@ def environment_modules(cache: Path) -> dict[str, str]:
 
 
 def in_login_shell(environ: dict[str, str], lines: str) -> dict[str, str]:
-    """What the environment is after somebody has typed these lines."""
+    """Return the environment after these lines ran in a login shell."""
     text = f'init="${{MODULESHOME:-{LMOD}}}/init/bash"; source "$init" || exit 1\n{lines}\nenv -0'
     variables = {**environ, **{name: os.environ[name] for name in os.environ if name.startswith("PACELINE_TEST")}}
     done = subprocess.run(["bash", "-c", text], env=variables, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Builds on this machine: content-keyed, one at a time, whole or absent."""
+"""Builds on this machine: keyed by content, one at a time, complete or absent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Pa
     assert entries(store) == []
 
 
-def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+def test_a_failing_build_leaves_nothing_and_prints_the_error(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
     done = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home)
     assert done.returncode == 1
@@ -94,7 +94,7 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path: Path, scratch
     assert not (scratch / "p" / ".environments" / folder / "environment.sh").exists()
 
 
-def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline: Paceline) -> None:
+def test_paths_are_relative_to_the_current_folder(tmp_path: Path, paceline: Paceline) -> None:
     home = project(tmp_path / "project", "rich\n", config=PROJECT)
     subprocess.run(["git", "init", "--quiet", str(home)], check=True)
     (home / "parts").mkdir()
@@ -105,9 +105,7 @@ def test_what_is_typed_is_meant_from_where_it_is_typed(tmp_path: Path, paceline:
     assert " of p: requirements.txt\n" in done.stdout
 
 
-def test_what_a_builder_that_was_killed_has_left_can_be_removed(
-    tmp_path: Path, scratch: Path, paceline: Paceline
-) -> None:
+def test_leftovers_of_a_killed_builder_can_be_removed(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     home = project(tmp_path / "project", "rich\n", config=PROJECT)
     killed = subprocess.Popen(["sleep", "600"])
     target = scratch / "p" / ".environments" / "0123456789abcdef"
@@ -125,7 +123,7 @@ def test_what_a_builder_that_was_killed_has_left_can_be_removed(
     assert not target.exists()
 
 
-def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
+def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
     config = PROJECT + '[environment]\nkind = "conda"\npath = "/opt/conda/envs/x"\n'
     home = project(tmp_path / "project", "", config=config)
     assert "conda env create" in paceline("env", "build", cwd=home).stderr
@@ -141,11 +139,11 @@ def test_what_build_says_of_other_kinds(tmp_path: Path, paceline: Paceline) -> N
     assert "Cannot run /nowhere/python, the Python" in wrong.stderr
 
 
-# -- builders beside each other -------------------------------------------------------------------------
+# -- concurrent builders --------------------------------------------------------------------------------
 
 
 class Bench:
-    """The script's own ways, with steps of ours in pip's place."""
+    """Runs the build script with its own steps in place of pip."""
 
     def __init__(self, folder: Path) -> None:
         self.store = folder
@@ -196,8 +194,8 @@ def test_builders_take_turns_and_share_the_result(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/environment.sh"))
 
 
-def test_a_builder_that_was_killed_is_succeeded(tmp_path: Path) -> None:
-    """By one of those who wait: its half-made folder and its lock do not count."""
+def test_a_killed_builder_is_replaced(tmp_path: Path) -> None:
+    """One of the waiting builders takes over: the incomplete folder and the lock do not count."""
     bench = Bench(tmp_path)
     first = bench.start("a", "exec sleep 600")
     bench.await_builder()
@@ -215,7 +213,7 @@ def test_a_builder_that_was_killed_is_succeeded(tmp_path: Path) -> None:
     assert bench.left() == ["builds", "key"]
 
 
-def test_lines_of_the_user_cannot_name_what_is_removed(tmp_path: Path) -> None:
+def test_setup_lines_cannot_change_what_is_removed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "fail no")
@@ -225,7 +223,7 @@ def test_lines_of_the_user_cannot_name_what_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_builder_that_is_ended_cleans_up(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_terminated_builder_cleans_up(tmp_path: Path, how: signal.Signals) -> None:
     bench = Bench(tmp_path)
     one = bench.start("a", GO)
     bench.await_builder()
@@ -235,7 +233,7 @@ def test_a_builder_that_is_ended_cleans_up(tmp_path: Path, how: signal.Signals) 
     assert bench.left() == ["builds"]
 
 
-def test_a_builder_that_is_ended_while_it_waits_takes_its_variables_away(tmp_path: Path) -> None:
+def test_a_builder_terminated_while_waiting_removes_its_variables(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     first = bench.start("a", GO)
     bench.await_builder()
@@ -253,7 +251,7 @@ def test_a_builder_that_is_ended_while_it_waits_takes_its_variables_away(tmp_pat
     assert bench.target.is_complete
 
 
-def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_not(tmp_path: Path) -> None:
+def test_a_finished_job_is_replaced_and_one_in_an_unknown_state_is_not(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     lock = tmp_path / f"key{LOCK}"
     lock.mkdir()
@@ -275,7 +273,7 @@ def test_a_job_that_is_gone_is_succeeded_and_one_that_cannot_be_asked_about_is_n
     assert not lock.exists()
 
 
-def test_a_scheduler_that_does_not_answer_for_a_moment_ends_no_watch(
+def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = BuildProgress(StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7")
@@ -307,7 +305,7 @@ for each in "$@"; do case $each in *.sif) echo image >"$each" ;; *.def) cp "$eac
 
 
 @pytest.mark.parametrize("engine", ["apptainer", "singularity"])
-def test_images_are_built_or_fetched_with_caches_off_home(
+def test_images_are_built_or_fetched_with_caches_outside_home(
     tmp_path: Path, scratch: Path, paceline: Paceline, engine: str
 ) -> None:
     """The engine is an executable that records how it was called; a real one needs an image to begin with."""

@@ -1,4 +1,4 @@
-"""What is found wrong with an environment before a job is queued; what of the submitter's travels along."""
+"""Checks of an environment before a job is submitted, and which variables of the submitter are passed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASSWORD = "http://ann:hush@proxy.example.org:3128"
         ({"environment__python": "/etc/passwd"}, "/etc/passwd cannot be run here: Permission denied", "Correct"),
     ],
 )
-def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: str, hint: str) -> None:
+def test_a_missing_python(tmp_path: Path, keys: dict[str, str], text: str, hint: str) -> None:
     job = job_in(tmp_path / "p", **keys)
     (problem,) = check_program(job, plan_of(job, bare()))
     assert problem.level == PROBLEM
@@ -36,7 +36,7 @@ def test_a_python_that_is_not_there(tmp_path: Path, keys: dict[str, str], text: 
     assert hint in problem.hint
 
 
-def test_imports_by_a_path_that_the_script_adds_itself(tmp_path: Path) -> None:
+def test_imports_from_a_path_that_the_script_adds(tmp_path: Path) -> None:
     lines = "import __main__\nimport sys\nsys.path.insert(0, 'lib')\nimport nowhere_to_be_seen\n"
     for script, level in ((lines, WARNING), (lines.replace("sys.path", "sys.argv"), PROBLEM)):
         job = job_in(tmp_path / "p", script)
@@ -45,7 +45,7 @@ def test_imports_by_a_path_that_the_script_adds_itself(tmp_path: Path) -> None:
         assert "imports nowhere_to_be_seen, which" in found.text, "and nothing else is missed"
 
 
-def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
+def test_a_python_on_a_local_disk(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="venv", environment__path=str(tmp_path / "venv"))
     plan = plan_of(job, bare())
     mounts = tmp_path / "mounts"
@@ -60,7 +60,7 @@ def test_a_python_that_only_this_host_sees(tmp_path: Path) -> None:
     assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
 
 
-def test_proxies_travel_by_name_and_in_one_file(tmp_path: Path) -> None:
+def test_proxies_are_passed_by_name_in_one_file(tmp_path: Path) -> None:
     environ = bare(https_proxy=PASSWORD, NO_PROXY="localhost", OTHER_PROXY="x")
     plan = plan_of(job_in(tmp_path / "p", environment__proxies=True, launch__style="mpirun"), environ)
     assert f"export https_proxy={PASSWORD}\n" in plan.environment_file
@@ -84,7 +84,7 @@ def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
         assert redact("", open_to_all) == open_to_all
 
 
-def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path) -> None:
+def test_modules_of_the_login_shell_are_passed_only_if_needed(tmp_path: Path) -> None:
     environ = bare(MODULEPATH="/m", LOADEDMODULES="gcc/13", _ModuleTable001_="eyJ", LMOD_SETTARG="no")
     venv = {"environment__kind": "venv", "environment__path": "/v"}
     nothing = plan_of(job_in(tmp_path / "p", **venv), environ).environment_file
@@ -99,7 +99,7 @@ def test_modules_of_the_login_shell_travel_only_where_they_matter(tmp_path: Path
     assert "gcc/13" not in plan, "its variables stay behind, so it must not pass for loaded"
 
 
-def test_requirements_that_nothing_uses(tmp_path: Path) -> None:
+def test_unused_requirements(tmp_path: Path) -> None:
     (found,) = check_built(job_in(tmp_path / "p", environment__requirements="requirements.txt"))
     assert (found.level, found.hint) == (WARNING, 'Set kind = "venv" in [environment].')
     assert check_built(job_in(tmp_path / "p")) == []

@@ -28,7 +28,7 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return lmod() if request.param == "lmod" else environment_modules(tmp_path_factory.mktemp("modules"))
 
 
-def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str, str]) -> None:
+def test_imports_from_a_module_are_found(tmp_path: Path, system: dict[str, str]) -> None:
     files = write_modules(tmp_path)
     requested = {"environment__modules": ["greet/2.0"], "environment__module_paths": [str(files)]}
     job = job_in(tmp_path / "p", IMPORTS_IT, **requested)
@@ -45,7 +45,7 @@ def test_imports_that_a_module_brings_are_found(tmp_path: Path, system: dict[str
 @pytest.mark.parametrize(
     ("name", "hint"), [("greet/9.0", "There is greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")]
 )
-def test_a_module_that_is_not_there(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
+def test_a_missing_module(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
     files = write_modules(tmp_path)
     job = job_in(tmp_path / "p", environment__modules=["other/1", name], environment__module_paths=[str(files)])
     (problem,) = check_program(job, plan_of(job, bare(**system)))
@@ -54,7 +54,7 @@ def test_a_module_that_is_not_there(tmp_path: Path, system: dict[str, str], name
 
 
 @pytest.mark.parametrize("purge", [None, False])
-def test_what_was_loaded_at_login_is_purged_unless_it_is_to_stay(
+def test_modules_loaded_at_login_are_purged_unless_configured(
     tmp_path: Path, system: dict[str, str], purge: bool | None
 ) -> None:
     files = write_modules(tmp_path)
@@ -71,8 +71,8 @@ def test_what_was_loaded_at_login_is_purged_unless_it_is_to_stay(
     assert ("other/1" in rest) == (purge is False), result
 
 
-def test_no_module_system_at_all(tmp_path: Path) -> None:
-    """Every place where one might be is hidden from the shell."""
+def test_without_a_module_system(tmp_path: Path) -> None:
+    """Hide every module system from the shell."""
     job = job_in(tmp_path / "p", environment__modules=["greet"], environment__setup=[])
     plan = plan_of(job, bare())
     text = "\n".join(environment_lines(plan))
@@ -83,7 +83,7 @@ def test_no_module_system_at_all(tmp_path: Path) -> None:
     assert "there is no 'module' command on" in result.failure
 
 
-def test_lines_of_setup_are_tried_and_may_know_it(tmp_path: Path) -> None:
+def test_setup_lines_run_in_the_probe_and_can_detect_it(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     write_modules(tmp_path)
     brings = [f"export PYTHONPATH={packages}", '[ -n "$PACELINE_CHECK" ] || touch ran', "sleep 60 &", "echo '{}'"]

@@ -1,4 +1,4 @@
-"""What projects need, from every file that says it; and build scripts as they were last approved."""
+"""Requirements from every kind of file, and golden build scripts."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ AGAIN = "if the change is meant: python -m tests.cluster.environment.cases, then
 
 
 @pytest.mark.parametrize("name", texts())
-def test_what_is_built_is_the_golden_one(name: str) -> None:
+def test_build_scripts_match_the_golden_ones(name: str) -> None:
     assert texts()[name] == (HERE / name).read_text(encoding="utf-8"), AGAIN
 
 
-def test_nothing_golden_is_left_over() -> None:
+def test_no_golden_file_is_unused() -> None:
     assert {path.name for path in HERE.iterdir()} == set(texts()), AGAIN
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_is_content() -> None:
+def test_shellcheck_passes() -> None:
     done = subprocess.run(
         ["shellcheck", "--exclude=SC1090,SC1091", *HERE.glob("*.sbatch")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
 
 
-def test_requirements_files_and_all_that_they_refer_to(tmp_path: Path) -> None:
+def test_requirements_files_and_their_references(tmp_path: Path) -> None:
     folder = tmp_path / "p"
     (folder / "parts").mkdir(parents=True)
     (folder / "wheels").mkdir()
@@ -118,7 +118,9 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         ("Pipfile.lock", "{}", "is not a lock file of pipenv"),
     ],
 )
-def test_what_cannot_be_installed_says_what_to_do(tmp_path: Path, name: str, text: str, expected: str) -> None:
+def test_errors_about_unsupported_requirements_say_what_to_do(
+    tmp_path: Path, name: str, text: str, expected: str
+) -> None:
     folder = tmp_path / "p"
     folder.mkdir()
     (folder / name).write_text(text)
@@ -127,7 +129,7 @@ def test_what_cannot_be_installed_says_what_to_do(tmp_path: Path, name: str, tex
     assert expected in str(caught.value)
 
 
-def test_the_key_is_of_what_decides_the_content(tmp_path: Path) -> None:
+def test_the_key_depends_on_the_content_only(tmp_path: Path) -> None:
     def key(folder: Path, text: str, **keys: object) -> str:
         folder.mkdir(exist_ok=True)
         (folder / "requirements.txt").write_text(text)
@@ -152,7 +154,7 @@ def test_the_key_is_of_what_decides_the_content(tmp_path: Path) -> None:
     assert key(tmp_path / "a", "-e ./package\n") == linked, "a link shows what the folder has"
 
 
-def test_torch_is_installed_first_by_all_options_of_the_list(tmp_path: Path) -> None:
+def test_torch_is_installed_first_with_all_options_of_the_file(tmp_path: Path) -> None:
     """Without `--pre` it would be another torch, which then stays."""
     job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
     options = ["--pre", "--extra-index-url https://wheels.example.org", "--trusted-host wheels.example.org"]
@@ -162,7 +164,7 @@ def test_torch_is_installed_first_by_all_options_of_the_list(tmp_path: Path) -> 
     assert plan.files["first.txt"].splitlines() == [*options, "torch"]
 
 
-def test_variables_that_requirements_name_are_taken_along_and_stand_nowhere_else(tmp_path: Path) -> None:
+def test_variables_in_requirements_are_passed_and_stored_nowhere_else(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
     (job.folder / "requirements.txt").write_text("mine @ git+https://${GIT_TOKEN}@git.example.org/mine.git\n")
     environ = {"GIT_TOKEN": "hush", "OTHER_TOKEN": "hush-too"}
@@ -171,7 +173,7 @@ def test_variables_that_requirements_name_are_taken_along_and_stand_nowhere_else
     assert "hush" not in "".join(plan.files.values()) + str(plan.submitter)
 
 
-def test_options_of_one_package_are_no_path(tmp_path: Path) -> None:
+def test_options_of_a_package_are_not_a_path(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     line = 'mpi4py --config-settings="--build-option=--mpicc=/opt/mpi/bin/mpicc"'
     (job.folder / "requirements.txt").write_text(line)
@@ -187,7 +189,7 @@ def test_a_base_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert environment_inputs(job, {}).base == str(tmp_path / "torch.sif")
 
 
-def test_an_image_that_was_replaced_is_another_base(tmp_path: Path) -> None:
+def test_a_replaced_image_is_another_base(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="container", environment__base="torch.sif")
     with pytest.raises(SpecError, match="which does not exist"):
         environment_inputs(job, {})
@@ -208,7 +210,7 @@ def test_an_image_that_was_replaced_is_another_base(tmp_path: Path) -> None:
         ("mine @ file:///home/ann/mine", "outside of the image"),
     ],
 )
-def test_what_an_image_must_not_hold(line: str, expected: str) -> None:
+def test_forbidden_lines_in_an_image_definition(line: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected) as caught:
         definition(base="docker://python:3.12", origin="requirements.txt", folder=FOLDER, lines=[line])
     assert "hush" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Jobs in containers on two nodes: every style, and what the ranks see of the world outside."""
+"""Jobs in containers on two nodes: every style, and what ranks see of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ mpirun_over = "torchrun"
 gpu_binding = "one"
 """
 
-# Says who it is, then meets the others: all ranks train together, in containers on two nodes.
+# Prints its rank, then sums over all ranks, in containers on two nodes.
 SUMMING = (
     PLAIN
     + """
@@ -127,7 +127,7 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
     assert results == ["rank-0", "rank-1"], diagnostics(folder, done)
 
 
-# What is wrong: the script, further keys of [environment], and words of the answer.
+# What is wrong: the script, further keys of [environment], and parts of the error.
 WRONG = {
     "import": ("import torch, nowhere", "", ["imports nowhere", "python3"]),
     "syntax": ("import torch\nif:", "", ["does not compile", "line 2"]),
@@ -138,8 +138,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_known_before_queueing(wrong: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
-    """The image's own Python is asked, and a job that could not run is not queued."""
+def test_errors_are_found_before_submission(
+    wrong: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
+    """The image's own Python is probed, and a job that cannot run is not submitted."""
     script, keys, args = WRONG[wrong]
     image = {"image": "gone.sif", "other file": "train.py"}.get(wrong, str(IMAGE))
     config = CONFIG.replace(str(IMAGE), image)
@@ -152,7 +154,7 @@ def test_known_before_queueing(wrong: str, tmp_path: Path, cluster: Cluster, slu
     assert list(Path.home().iterdir()) == []
 
 
-def test_a_good_image_is_said_to_be_good(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_working_image_passes_the_checks(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", "import torch, paceline", config=CONFIG)
     done = slurm_paceline("doctor", "--job", "train.py", cwd=home)
     out = done.stdout + done.stderr
@@ -161,7 +163,7 @@ def test_a_good_image_is_said_to_be_good(tmp_path: Path, cluster: Cluster, slurm
     assert "all found" in out
 
 
-def test_a_shell_is_in_the_container(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_shell_runs_in_the_container(tmp_path: Path, cluster: Cluster) -> None:
     home = project(tmp_path / "project", config=CONFIG + 'variables = { GREETING = "it is me" }\n')
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "shell", "--gpus", "1", "--time", "5m"], cwd=home, text=True,

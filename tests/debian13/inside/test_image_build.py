@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.slurm.runs import Paceline
 
-# Stands for Python in an image that is small enough to be built in seconds: it keeps what it was asked to install.
+# A fake Python in an image small enough to build in seconds: it records what it should install.
 PYTHON = '#!/bin/sh\necho "$*" >/asked\ncat /opt/paceline/requirements.txt >/installed\n'
 
 

@@ -1,4 +1,4 @@
-"""The stop contract in containers: what starts the ranks runs inside, and Slurm speaks to what is outside."""
+"""Stops in containers: agents run inside, and Slurm signals processes outside."""
 
 from __future__ import annotations
 

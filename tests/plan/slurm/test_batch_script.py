@@ -1,4 +1,4 @@
-"""The batch script itself, run by bash with commands of our own in Slurm's place."""
+"""The batch script, run by bash with fake Slurm commands."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_continuation_keeps_the_users_defaults_alone(tmp_path: Path) -> None:
     assert bench.run.job.read_text() == "78\n"
 
 
-def test_variables_keep_out_of_the_scripts_way() -> None:
+def test_variables_do_not_collide_with_the_script() -> None:
     used: set[str] = set()
     for text in (shell_library(), *(script.read_text() for script in HERE.glob("*.sbatch"))):
         for line in re.findall(r"^\s*([^#\n]*)", text, re.MULTILINE):
@@ -108,7 +108,7 @@ def test_variables_keep_out_of_the_scripts_way() -> None:
             plan({"environment.secrets": [name]}, environ={"PATH": "/bin", name: "x"})
 
 
-def test_a_container_cannot_be_shown_a_path_with_separators() -> None:
+def test_a_path_with_separators_cannot_be_mounted() -> None:
     keys = {"environment.kind": "container", "environment.image": "a.sif", "data.stage": ["/data/a,b"]}
     with pytest.raises(SpecError, match="a colon or a comma"):
         plan(keys)

@@ -1,4 +1,4 @@
-"""The way into a container, as bash carries it out; a stand-in for the engine tells how it was called.
+"""The command that enters a container, run by bash; a fake engine prints its arguments.
 
 Real containers are entered by tests/debian13, which needs more than every machine has.
 """
@@ -22,7 +22,7 @@ IMAGE = {"environment.kind": "container", "environment.image": "/shared/torch.si
 def enter(
     folder: Path, keys: dict[str, Any], *, engines: tuple[str, ...] = ("apptainer",), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Call `inside python3 "a b"` as a node would; the stand-in prints a word per line."""
+    """Call `inside python3 "a b"` as a node would; the fake engine prints one argument per line."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     for name in engines:
@@ -51,19 +51,21 @@ def argv_of(done: subprocess.CompletedProcess[str]) -> list[str]:
         ("singularity", ("apptainer",), "apptainer"),
     ],
 )
-def test_the_engine_that_is_there(requested: str, available: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+def test_the_available_engine_is_used(
+    requested: str, available: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
     argv = argv_of(enter(tmp_path, {"environment.engine": requested}, engines=available))
     assert argv[:2] == [str(tmp_path / "bin" / expected), "exec"]
     assert argv[-3:] == ["/shared/torch.sif", "python3", "a b"]
 
 
-def test_no_engine_is_said(tmp_path: Path) -> None:
+def test_a_missing_engine_is_an_error(tmp_path: Path) -> None:
     done = enter(tmp_path, {}, engines=())
     assert done.returncode == NO_ENGINE
     assert "neither apptainer nor singularity on node7" in done.stderr
 
 
-def test_folders_that_are_there_are_shown(tmp_path: Path) -> None:
+def test_existing_folders_are_mounted(tmp_path: Path) -> None:
     """Those of all nodes, those of this node, and of a folder that is yet to be made the one above it."""
     (tmp_path / "scratch" / "vision").mkdir(parents=True)
     (tmp_path / "disk of node7").mkdir()
@@ -80,13 +82,13 @@ def test_folders_that_are_there_are_shown(tmp_path: Path) -> None:
     assert shown == [f"{path}:{path}" for path in expected]
 
 
-def test_a_folder_that_no_node_knows_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_missing_on_the_nodes_is_an_error(tmp_path: Path) -> None:
     done = enter(tmp_path, {"data.folder": "/local/$NOBODY/x"})
     assert done.returncode != 0
     assert "NOBODY" in done.stderr
 
 
-def test_a_folder_of_data_is_text_to_bash(tmp_path: Path) -> None:
+def test_the_data_folder_is_quoted_for_bash(tmp_path: Path) -> None:
     """Variables apart: what looks like a command is none."""
     (tmp_path / 'a "b" $(touch c) `d`').mkdir()
     argv = argv_of(enter(tmp_path, {"data.folder": f'{tmp_path}/a "b" $(touch c) `d`'}))
@@ -102,7 +104,7 @@ def test_options_and_binds_of_the_user(tmp_path: Path) -> None:
     assert argv[-8:-2] == last
 
 
-def test_a_relative_image_is_the_projects(tmp_path: Path) -> None:
+def test_a_relative_image_path_is_relative_to_the_project(tmp_path: Path) -> None:
     argv = argv_of(enter(tmp_path, {"environment.image": "images/torch.sif"}))
     assert argv[-3] == "/home/ann/vision/images/torch.sif"
 

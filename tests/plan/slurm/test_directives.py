@@ -1,4 +1,4 @@
-"""The relation of nodes, tasks, GPUs and cores; contradictions; what the submitter's environment may decide."""
+"""Nodes, tasks, GPUs and cores; contradictions; what the submitter's environment can set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_tasks_and_cores_follow_the_style(style: str) -> None:
         assert f"--ntasks={2 * tasks} --ntasks-per-node={tasks}" in made.script
 
 
-def test_mpirun_over_torchrun_starts_one_launcher_per_node() -> None:
+def test_mpirun_over_torchrun_starts_one_agent_per_node() -> None:
     made = plan({"launch.style": "mpirun", "launch.mpirun_over": "torchrun"})
     assert "mpirun -np 2 --map-by ppr:1:node" in made.script
 
@@ -51,14 +51,14 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("keys", "message", "hint"), CONTRADICTIONS)
-def test_contradictions_say_who_said_what(keys: dict[str, Any], message: str, hint: str) -> None:
+def test_contradictions_name_both_sources(keys: dict[str, Any], message: str, hint: str) -> None:
     with pytest.raises(PacelineError) as caught:
         plan(keys)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_what_jobs_leave_in_an_environment_is_not_submitted() -> None:
+def test_variables_of_other_jobs_are_not_submitted() -> None:
     inside = {
         "SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURMD_NODENAME": "a", "OMPI_COMM_WORLD_RANK": "1", "RANK": "3",
         "PMIX_RANK": "1", "MASTER_PORT": "1", "CUDA_VISIBLE_DEVICES": "0", "PACELINE_RUN": "/x",
@@ -80,7 +80,7 @@ def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:
     assert "SBATCH_ACCOUNT sets account" in made.show()
 
 
-def test_a_path_that_slurm_or_python_would_split_is_refused() -> None:
+def test_paths_that_slurm_or_python_would_split_are_rejected() -> None:
     from pathlib import Path
 
     from paceline.plan.run_path import RunPath

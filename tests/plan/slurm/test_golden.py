@@ -1,4 +1,4 @@
-"""Every script is as it was last approved, and shellcheck finds nothing to say about it."""
+"""Every script equals its golden copy and passes shellcheck."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_the_script_is_the_golden_one(name: str) -> None:
     assert plan(cases()[name]).script == golden.read_text(encoding="utf-8"), AGAIN
 
 
-def test_no_golden_script_is_left_over() -> None:
+def test_no_golden_script_is_unused() -> None:
     assert {path.stem for path in HERE.glob("*.sbatch")} == set(cases()), AGAIN
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_is_content() -> None:
+def test_shellcheck_passes() -> None:
     few = [HERE / f"{name}.sbatch" for name in ("fork", "mpirun-apptainer", "sweep-apptainer", "sweep-mpirun")]
     for command in ([*ALONE, *HERE.glob("*.sbatch")], [*WITH_LIBRARY, *few]):
         done = subprocess.run(command, capture_output=True, text=True)
@@ -44,7 +44,7 @@ def test_the_script_does_not_grow_with_the_nodes() -> None:
     assert len(few.splitlines()) == len(many.splitlines())
 
 
-def test_secrets_stand_in_environment_sh_alone() -> None:
+def test_secrets_are_in_environment_sh_only() -> None:
     secret = {"environment.secrets": ["WANDB_API_KEY"], "environment.variables": {"HF_TOKEN": "whisper", "A": "plain"}}
     made = plan(secret)
     assert "export WANDB_API_KEY=hush\n" in made.environment_file
@@ -55,7 +55,7 @@ def test_secrets_stand_in_environment_sh_alone() -> None:
     assert made.launch_spec.variables == {"A": "plain"}
 
 
-def test_how_the_shell_wants_wandb_goes_along() -> None:
+def test_wandb_variables_of_the_shell_are_passed() -> None:
     made = plan({"launch.style": "mpirun"}, environ={**ENVIRON, "WANDB_MODE": "offline", "WANDB_TAGS": ""})
     assert "export WANDB_MODE=offline\n" in made.environment_file
     assert "WANDB_TAGS" not in made.environment_file

@@ -1,4 +1,4 @@
-"""job.sh by itself, with commands of our own in Slurm's place; tests/slurm/test_requeue.py has the real ones."""
+"""job.sh alone, with fake Slurm commands; tests/slurm/test_requeue.py uses the real ones."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_is_content() -> None:
+def test_shellcheck_passes() -> None:
     done = subprocess.run(["shellcheck", str(LIBRARY)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -143,7 +143,7 @@ def test_shellcheck_is_content() -> None:
 @pytest.mark.parametrize(
     ("agents", "code", "verdict"), [(DONE, 0, "done"), (FAILED, 1, "failed"), ("exit 0", 1, "failed")]
 )
-def test_a_run_that_is_over_stays_over(bench: Bench, agents: str, code: int, verdict: str) -> None:
+def test_a_finished_run_does_not_run_again(bench: Bench, agents: str, code: int, verdict: str) -> None:
     assert bench.carry_out(agents) == (code, f"paceline: job 7: {verdict}\n")
     assert bench.calls_of("srun") == ["--nodes=1 agent"]
     assert bench.requeues() == []
@@ -157,7 +157,7 @@ def test_a_stopped_run_is_requeued(bench: Bench) -> None:
     assert bench.calls_of("sleep") == ["60"]
 
 
-def test_a_stop_without_the_agents_word_is_final(bench: Bench) -> None:
+def test_a_stop_without_a_requeue_request_is_final(bench: Bench) -> None:
     assert bench.carry_out("echo stopped >verdict")[0] == 75
     assert bench.requeues() == []
 
@@ -205,19 +205,19 @@ def test_a_cancelled_run_is_not_requeued_and_does_not_start(bench: Bench) -> Non
     assert "This run was cancelled." in out
 
 
-def test_no_requeue_means_none(bench: Bench) -> None:
+def test_no_requeue_is_respected(bench: Bench) -> None:
     assert bench.carry_out(STOPPED, options="--no-requeue")[0] == 75
     assert bench.calls_of("scontrol") == [], "not even the question whether one is possible"
 
 
-def test_a_controller_that_is_away_is_asked_again(bench: Bench) -> None:
+def test_an_unreachable_controller_is_retried(bench: Bench) -> None:
     (bench.calls / "refusals").write_text("no\nno\n")
     bench.carry_out(STOPPED)
     assert bench.requeues() == ["requeue 7"] * 3
     assert bench.calls_of("sleep") == ["2", "5", "60"]
 
 
-def test_a_controller_that_stays_away_is_given_up(bench: Bench) -> None:
+def test_retries_of_an_unreachable_controller_end(bench: Bench) -> None:
     (bench.calls / "refusals").write_text("no\n" * 9)
     assert bench.carry_out(STOPPED)[0] == 75
     assert len(bench.requeues()) == 5
@@ -230,7 +230,7 @@ def test_nodes_are_excluded_after_the_requeue(bench: Bench, options: str, nodes:
     assert bench.requeues() == ["requeue 7", f"update jobid=7 ExcNodeList={nodes}"]
 
 
-def test_what_the_user_excluded_stays_where_the_agents_exclude_nothing(bench: Bench) -> None:
+def test_exclusions_of_the_user_stay_if_agents_exclude_nothing(bench: Bench) -> None:
     bench.carry_out(STOPPED, options="--exclude=n1")
     assert bench.requeues() == ["requeue 7"]
 
@@ -243,7 +243,7 @@ def test_a_task_of_an_array_is_requeued_alone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("agents", "exclude"), [(STOPPED, ""), (UNFIT, "--exclude=n2,n3 ")])
-def test_where_requeueing_is_forbidden_another_job_continues(bench: Bench, agents: str, exclude: str) -> None:
+def test_if_requeueing_is_forbidden_another_job_continues(bench: Bench, agents: str, exclude: str) -> None:
     (bench.calls / "shown").write_text("JobId=7 Requeue=0 Restarts=0\n")
     bench.carry_out(agents)
     assert bench.requeues() == []
@@ -296,7 +296,7 @@ def test_trials_that_stop_have_no_result_and_requeue_their_task(bench: Bench, sl
         assert (bench.run / "trials" / str(trial) / "job-starts" / "5_3-0" / "requeue").exists()
 
 
-def test_nodes_that_trials_exclude_come_together(bench: Bench) -> None:
+def test_exclusions_of_trials_are_combined(bench: Bench) -> None:
     bench.trials("0 1", 0, 1)
     agents = 'echo "n${PACELINE_RUN##*/}" >requeue; echo failed >verdict'
     assert bench.carry_out(agents, TASK, options="--exclude=n9", **TASK_3)[0] == 1

@@ -1,4 +1,4 @@
-"""What works on a machine that has no Slurm, and what it says where it does not."""
+"""Commands on a machine without Slurm: those that work, and the errors of the others."""
 
 from __future__ import annotations
 

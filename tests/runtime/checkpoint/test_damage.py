@@ -200,7 +200,7 @@ def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: P
 
 
 def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    """Root may write everywhere, so a file takes the folder's place."""
+    """Root can write everywhere, so a file blocks the folder."""
     (tmp_path / "file").write_text("in the way")
     trainer = Trainer(tmp_path / "file" / "checkpoints")
     assert trainer.checkpoints.restore() is None

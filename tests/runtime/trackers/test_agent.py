@@ -1,4 +1,4 @@
-"""Points of a W&B sweep, asked for by the real package from a stand-in of its service on loopback."""
+"""Points of a W&B sweep, requested by the real package from a fake server on loopback."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dic
     return seen
 
 
-def test_points_are_carried_out_as_trials_of_the_sweep(ranks: Ranks, tmp_path: Path) -> None:
+def test_points_run_as_trials_of_the_sweep(ranks: Ranks, tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]) as service:
         (seen,) = ranks(carry_out_points, 1, 2, False, env=service_environment(service, tmp_path))
         assert seen == [("trial-1", "sweep1", {"lr": 0.1}), ("trial-2", "sweep1", {"lr": 0.2})]
@@ -46,7 +46,7 @@ def test_points_are_carried_out_as_trials_of_the_sweep(ranks: Ranks, tmp_path: P
         assert service.unanswered == []
 
 
-def test_an_error_ends_the_agent_and_is_told(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_error_ends_the_agent_and_is_reported(ranks: Ranks, tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}]) as service:
         (seen,) = ranks(carry_out_points, 1, None, True, env=service_environment(service, tmp_path))
         assert len(seen) == 1

@@ -1,4 +1,4 @@
-"""Trackers by the command line and the file: flags, what is carried over, a launched run, and the page's examples."""
+"""Trackers set by flags and the file, a launched run, and the examples of the documentation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tracking_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def test_flags_lie_over_the_file(tmp_path: Path, paceline: Paceline) -> None:
+def test_flags_override_the_file(tmp_path: Path, paceline: Paceline) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "paceline.toml").write_text('[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n')
     plain = tracking_of(paceline("run", "--dry-run", "train.py"))
@@ -50,7 +50,7 @@ def test_flags_lie_over_the_file(tmp_path: Path, paceline: Paceline) -> None:
     assert "--no-wandb and --wandb-project contradict each other" in done.stderr
 
 
-def test_a_launched_run_logs_and_leaves_the_home_alone(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+def test_a_launched_run_logs_and_does_not_write_to_home(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     variables = {key: value for key, value in unreachable_service(tmp_path).items() if key != "WANDB_CACHE_DIR"}
     args = ("--nproc", "2", "--cpu", "--param", "lr=0.1", "--wandb-project", "p", "--tensorboard")
@@ -67,7 +67,7 @@ def test_a_launched_run_logs_and_leaves_the_home_alone(tmp_path: Path, scratch: 
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_pages_scripts_run(tmp_path: Path, number: int) -> None:
+def test_scripts_in_the_documentation_run(tmp_path: Path, number: int) -> None:
     script = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True,

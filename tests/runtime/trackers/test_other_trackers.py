@@ -1,4 +1,4 @@
-"""TensorBoard, trackers of one's own, and what a tracker can do to a run: nothing."""
+"""TensorBoard and custom trackers; a tracker never affects the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runtime.trackers.test_wandb import our_lines, run_environment, train
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard would show, by name and step."""
+    """Return what TensorBoard would show, by name and step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -42,7 +42,7 @@ def test_tensorboard_shows_the_numbers_of_metrics_jsonl(ranks: Ranks, tmp_path: 
     ranks(fail_then_resume, 1, env=run_environment(folder, tensorboard=True, world_size=1))
     shown = scalars(folder / "trackers" / "tensorboard")
     expected: dict[str, dict[int, float]] = defaultdict(dict)
-    for line in lines_of(folder):  # the last word about a step counts
+    for line in lines_of(folder):  # the last line of a step counts
         for name, value in line.items():
             if name not in ("step", "time", "phase"):
                 expected[name][line["step"]] = value
@@ -52,7 +52,7 @@ def test_tensorboard_shows_the_numbers_of_metrics_jsonl(ranks: Ranks, tmp_path: 
 
 
 class Recorder:
-    """A tracker of one's own, as the documentation shows it."""
+    """A custom tracker as in the documentation."""
 
     made: ClassVar[list[Recorder]] = []
 
@@ -79,7 +79,7 @@ def record(named: bool) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_tracker_of_ones_own_gets_every_line_on_rank_zero(ranks: Ranks, tmp_path: Path, named: bool) -> None:
+def test_a_custom_tracker_gets_every_line_on_rank_zero(ranks: Ranks, tmp_path: Path, named: bool) -> None:
     folder = tmp_path / "run"
     tracking = {"trackers": ["tests.runtime.trackers.test_other_trackers:Recorder"]} if named else {}
     first, second = ranks(record, 2, named, env=run_environment(folder, world_size=2, **tracking))
@@ -115,7 +115,7 @@ class Breaks:
 
 
 @pytest.mark.parametrize("where", ["start", "log", "finish", "hangs"])
-def test_a_tracker_that_breaks_costs_one_warning(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_tracker_costs_one_warning(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Recorder()
     with monkeypatch.context() as patch:
         patch.setattr(thread, "FINISH_TIMEOUT", 0.3)
@@ -129,7 +129,7 @@ def test_a_tracker_that_breaks_costs_one_warning(tmp_path: Path, where: str, mon
     assert [values["number"] for _, values in other.calls[1:-1]] == list(range(20))
 
 
-def test_what_cannot_be_made_is_left_out_with_a_word(tmp_path: Path) -> None:
+def test_trackers_that_cannot_be_created_are_skipped_with_a_warning(tmp_path: Path) -> None:
     wrong = [
         "no.such.module:Class",
         "tests.runtime.trackers.test_other_trackers:lines_of",
@@ -146,7 +146,9 @@ def test_what_cannot_be_made_is_left_out_with_a_word(tmp_path: Path) -> None:
     assert len(lines_of(tmp_path)) == 2
 
 
-def test_a_slow_tracker_loses_lines_and_the_training_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_tracker_drops_lines_but_does_not_delay_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(Recorder):
         def start(self, run: RunInfo) -> None:
             time.sleep(0.5)

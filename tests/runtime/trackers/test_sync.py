@@ -1,4 +1,4 @@
-"""`paceline sync`: what offline runs kept arrives whole, in order, and once."""
+"""`paceline sync`: offline runs arrive completely, in order, and once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.trackers.wandb_runs import service_environment, unreachable_s
 from tests.runtime.trackers.wandb_server import KEY, wandb_service
 
 
-def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
+def test_a_resumed_offline_run_is_uploaded_once_as_one_run(
     ranks: Ranks, tmp_path: Path, scratch: Path, paceline: Callable[..., object]
 ) -> None:
     folder = tmp_path / "run"
@@ -23,7 +23,7 @@ def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
     dry_run = paceline("sync", str(folder), "--dry-run", check=True, **unreachable_service(tmp_path))
     assert dry_run.stdout.count("would send") == 2
     with wandb_service() as service:
-        variables = {**service_environment(service, tmp_path), "WANDB_MODE": "offline"}  # it is asked for all the same
+        variables = {**service_environment(service, tmp_path), "WANDB_MODE": "offline"}  # sync goes online nevertheless
         done = paceline("sync", str(folder), check=True, **variables)
         assert done.stdout.count("sent offline-run-") == 2
         assert f"{service.url}/somebody/digits/runs/20260102-030405-abcd" in done.stdout
@@ -45,7 +45,7 @@ def test_a_resumed_offline_run_is_sent_as_one_run_and_once(
     ("variables", "problem"),
     [({}, "there is no API key for 127.0.0.1:9"), ({"WANDB_API_KEY": KEY}, "127.0.0.1:9 cannot be reached")],
 )
-def test_what_is_missing_is_said(
+def test_missing_requirements_are_reported(
     tmp_path: Path, paceline: Callable[..., object], variables: dict[str, str], problem: str
 ) -> None:
     folder = tmp_path / "run"
@@ -59,7 +59,7 @@ def test_what_is_missing_is_said(
     assert f"Cannot send to W&B: {problem}" in done.stderr
 
 
-def test_what_wandb_refuses_is_told_in_its_words(tmp_path: Path, paceline: Callable[..., object]) -> None:
+def test_errors_of_wandb_are_quoted(tmp_path: Path, paceline: Callable[..., object]) -> None:
     folder = tmp_path / "run"
     run_environment(folder)
     wandb_run = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"

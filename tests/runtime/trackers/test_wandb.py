@@ -1,4 +1,4 @@
-"""W&B with the real package, offline, under real ranks: one run, the same numbers, and an end that always comes."""
+"""W&B with the real package, offline, with real ranks: one run, the same numbers, and no hang at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.runtime.trackers.wandb_runs import WandbRun, unreachable_service, wan
 
 
 def run_environment(folder: Path, **tracking: Any) -> dict[str, str]:
-    """The variables of a rank in a run folder, whose order says this about trackers."""
+    """Return a rank's variables for a run folder whose launch spec has these tracking settings."""
     folder.mkdir(exist_ok=True)
     launch_spec = LaunchSpec(
         run_id="20260102-030405-abcd", program="train.py", args=["--token", "hidden"], project="digits",
@@ -38,7 +38,7 @@ def run_environment(folder: Path, **tracking: Any) -> dict[str, str]:
 
 
 def train(epochs: int = 2, fail_at: int | None = None, **options: Any) -> list[str]:
-    """Returns what this rank's `run.wandb` is."""
+    """Train, and return this rank's `run.wandb`."""
     x, y = data(48)
     with quiet(seed=0, save_every_steps=2, best="min:loss", **options) as run:
         model = run.wrap(net())
@@ -107,12 +107,12 @@ def test_all_processes_log_their_own_numbers_in_one_group(ranks: Ranks, tmp_path
 
 
 def fail_then_resume(how: str) -> list[Any]:
-    """Two attempts in one process; returns the id that the checkpoint holds."""
+    """Run two attempts in one process; return the id in the checkpoint."""
     with pytest.raises(ValueError, match="as planned"):
         train(fail_at=5)
     (newest, *_) = sorted(Path(os.environ[env.RUN], "checkpoints").iterdir(), reverse=True)
     saved = json.loads((newest / CHECKPOINT_MARKER).read_text())["meta"]["trackers"]
-    if how == "renamed":  # the checkpoint knows better than the order
+    if how == "renamed":  # the checkpoint wins over the launch spec
         path = RunFolder(Path(os.environ[env.RUN])).launch_spec
         path.write_text(path.read_text().replace("20260102-030405-abcd", "another"))
     os.environ[env.ATTEMPT] = "2"
@@ -121,7 +121,7 @@ def fail_then_resume(how: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", [pytest.param("same", marks=pytest.mark.slow), "renamed"])
-def test_a_resumed_run_keeps_its_id_and_redone_steps_do_no_harm(ranks: Ranks, tmp_path: Path, how: str) -> None:
+def test_a_resumed_run_keeps_its_id_and_may_repeat_steps(ranks: Ranks, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     ((saved, result),) = ranks(fail_then_resume, 1, how, env=environ)
@@ -135,7 +135,7 @@ def test_a_resumed_run_keeps_its_id_and_redone_steps_do_no_harm(ranks: Ranks, tm
     count = len(first.lines())
     assert_same_numbers(first, lines[:count])
     assert_same_numbers(second, lines[count:])
-    assert second.history[0]["step"] <= first.history[-1]["step"]  # done again
+    assert second.history[0]["step"] <= first.history[-1]["step"]  # repeated steps
     assert second.summary["best/loss"] == min(line["loss"] for line in lines if "loss" in line)
 
 
@@ -153,11 +153,11 @@ def test_a_run_that_starts_from_another_does_not_take_over_its_id(ranks: Ranks, 
     assert [wandb_run.id for wandb_run in wandb_runs(new / "trackers")] == ["a-new-one"]
 
 
-# -- what is missing -----------------------------------------------------------------------------------
+# -- no package, key or network ------------------------------------------------------------------------
 
 
 def train_and_listen(block: str | None = None) -> tuple[list[str], str]:
-    """Train with these modules missing; what was said on stderr."""
+    """Train without these modules; return what was printed to stderr."""
     import contextlib
     import io
     import sys
@@ -179,7 +179,7 @@ def our_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("paceline:")]
 
 
-def test_without_the_package_training_goes_on_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
+def test_without_the_package_training_continues_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
     environ = run_environment(tmp_path / "run", wandb=True, world_size=2)
     results = ranks(train_and_listen, 2, "wandb", env=environ)
     assert [result for result, _ in results] == [["NoopRun", ""]] * 2
@@ -194,7 +194,7 @@ def test_without_the_package_training_goes_on_with_one_warning(ranks: Ranks, tmp
 @pytest.mark.parametrize(
     ("has_key", "why"), [pytest.param(False, "no API key", marks=pytest.mark.slow), (True, "cannot be reached")]
 )
-def test_without_a_key_or_a_network_the_run_is_kept(ranks: Ranks, tmp_path: Path, has_key: bool, why: str) -> None:
+def test_without_a_key_or_a_network_the_run_is_offline(ranks: Ranks, tmp_path: Path, has_key: bool, why: str) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, world_size=1)
     if has_key:
@@ -208,7 +208,7 @@ def test_without_a_key_or_a_network_the_run_is_kept(ranks: Ranks, tmp_path: Path
     assert_same_numbers(wandb_run, lines_of(folder))
 
 
-def test_a_silent_name_server_costs_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_dns_server_costs_only_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []
 
     def never(*args: Any, **options: Any) -> Any:
@@ -227,15 +227,13 @@ def test_a_silent_name_server_costs_seconds_only(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("environ", "requested", "mode"),
     [
-        ({"WANDB_MODE": "online"}, None, "online"),  # said is said, key or not
+        ({"WANDB_MODE": "online"}, None, "online"),  # respected with or without a key
         ({"WANDB_MODE": "disabled"}, "online", "disabled"),
         ({}, "offline", "offline"),
         ({}, None, "offline"),
     ],
 )
-def test_what_the_user_says_about_the_mode_is_not_doubted(
-    environ: dict[str, str], requested: str | None, mode: str
-) -> None:
+def test_the_mode_that_the_user_sets_wins(environ: dict[str, str], requested: str | None, mode: str) -> None:
     assert wandb_server.choose_mode({"HOME": "/nowhere", **environ}, requested)[0] == mode
 
 
@@ -253,11 +251,11 @@ def test_keys_and_addresses_are_found_where_wandb_keeps_them(tmp_path: Path) -> 
     assert wandb_server._proxy({"HTTPS_PROXY": "p:1", "no_proxy": ".wandb.ai"}, "https", "api.wandb.ai") == ""
 
 
-# -- its service ---------------------------------------------------------------------------------------
+# -- the service process -------------------------------------------------------------------------------
 
 
 def train_and_signal_service(signal_name: str) -> tuple[int, str]:
-    """Returns the services that are left, and what was said."""
+    """Return the number of services left, and what was printed."""
     import contextlib
     import io
 
@@ -277,7 +275,7 @@ def train_and_signal_service(signal_name: str) -> tuple[int, str]:
     return len(service.service_pids()), output.getvalue()
 
 
-def test_a_service_that_hangs_is_left_behind_at_the_end(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_hanging_service_does_not_block_the_end(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     ((left, output),) = ranks(train_and_signal_service, 1, "SIGSTOP", env=environ)
@@ -287,8 +285,8 @@ def test_a_service_that_hangs_is_left_behind_at_the_end(ranks: Ranks, tmp_path: 
     assert [row["number"] for row in lines_of(folder)] == list(range(60))
 
 
-def test_a_service_that_is_ended_is_started_again(ranks: Ranks, tmp_path: Path) -> None:
-    """A signal to all processes of a job reaches the service, too."""
+def test_a_terminated_service_is_restarted(ranks: Ranks, tmp_path: Path) -> None:
+    """A signal to all processes of a job also reaches the service."""
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     ((left, output),) = ranks(train_and_signal_service, 1, "SIGTERM", env=environ)
@@ -309,11 +307,11 @@ def train_until_killed(killed: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_attempt_had_logged_is_logged_by_the_next(ranks: Ranks, tmp_path: Path) -> None:
-    """W&B's service holds lines back, and loses them with the process that it serves."""
+def test_lines_of_a_killed_attempt_are_logged_by_the_next(ranks: Ranks, tmp_path: Path) -> None:
+    """W&B's service buffers lines, and loses them if its process is killed."""
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
-    with pytest.raises(AssertionError, match="died without a word"):
+    with pytest.raises(AssertionError, match="died without a result"):
         ranks(train_until_killed, 1, True, env=environ)
     ranks(train_until_killed, 1, False, env={**environ, env.ATTEMPT: "2"})
     (wandb_run,) = wandb_runs(folder / "trackers")

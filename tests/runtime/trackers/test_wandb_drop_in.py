@@ -1,4 +1,4 @@
-"""`paceline.wandb` in place of `wandb`: every function on every rank, with the package, without it, switched off."""
+"""`paceline.wandb` in place of `wandb`: every function on every rank, with the package, without it, and off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.runtime.trackers.wandb_server import wandb_service
 
 
 def use_everything() -> dict[str, Any]:
-    """What an existing script does; nothing of it may fail, wherever it runs."""
+    """Do what existing scripts do; nothing of it may fail on any rank."""
     from paceline import wandb
 
     given = argparse.Namespace(lr=0.1, width=4)
@@ -94,7 +94,7 @@ def test_a_script_without_the_package_runs_with_one_warning(ranks: Ranks, tmp_pa
     ]  # fmt: skip
 
 
-def test_switched_off_it_is_silent_and_never_imported(ranks: Ranks, tmp_path: Path) -> None:
+def test_if_off_it_is_silent_and_never_imported(ranks: Ranks, tmp_path: Path) -> None:
     results = ranks(use_everything_without, 2, None, env=run_environment(tmp_path / "run", wandb=False, world_size=2))
     assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
     assert [our_lines(output) for _, output in results] == [[], []]
@@ -120,14 +120,14 @@ def begin_again() -> list[str]:
     return [first.id, second.id, third.id, own.id]
 
 
-def test_another_project_or_group_is_another_run_and_every_process_has_one(ranks: Ranks, tmp_path: Path) -> None:
+def test_another_project_or_group_is_another_run_in_every_process(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ids, others = ranks(
         begin_again, 2, env={**run_environment(folder, world_size=2, wandb_entity="team"), "WANDB_MODE": "offline"}
     )
     first = "20260102-030405-abcd"
     assert ids == [first, f"{first}-2", f"{first}-3", f"{first}-4-rank-0"]
-    # Ranks count the runs that are begun, whether they have them or not.
+    # All ranks count the runs that are started, also those that log none.
     assert others[3] == f"{first}-4-rank-1"
     runs = {wandb_run.id: wandb_run for wandb_run in wandb_runs(folder / "trackers")}
     assert set(runs) == {*ids, others[3]}
@@ -138,7 +138,7 @@ def test_another_project_or_group_is_another_run_and_every_process_has_one(ranks
 
 
 @pytest.mark.slow
-def test_the_command_line_names_project_and_group(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_command_line_sets_project_and_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, world_size=1, wandb_project="typed", wandb_group="g", wandb_mode="offline")
     ranks(use_everything, 1, env=environ)
@@ -153,13 +153,13 @@ def use_module_within_session() -> tuple[str, str, bool]:
         mine = wandb.init(project="ignored", config={"width": 8})
         for step in run.steps(range(3)):
             run.log(number=step)
-        wandb.finish()  # the session's to end
+        wandb.finish()  # the session ends it
         run.log(after=1)
         same = run.wandb.id == mine.id
         return mine.id, type(mine).__name__, same
 
 
-def test_a_sessions_run_is_the_scripts_run(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_script_shares_the_run_of_the_session(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=2)
     first, second = ranks(use_module_within_session, 2, env=environ)
@@ -198,7 +198,7 @@ def test_an_agent_gives_all_ranks_the_same_points(ranks: Ranks, tmp_path: Path) 
 
 
 def test_other_ranks_read_the_point_that_an_agent_has_set(tmp_path: Path) -> None:
-    """`wandb agent` around `paceline run`: the point stands in a file that the environment names."""
+    """`wandb agent` runs `paceline run`: the point is in a file that the environment names."""
     path = tmp_path / "point.yaml"
     path.write_text("wandb_version: 1\n\nlr:\n  value: 0.25\n")
     code = (
@@ -231,7 +231,7 @@ def test_it_needs_no_torch_and_imports_wandb_only_when_used(tmp_path: Path) -> N
     assert wandb_run.history[0]["a"] == 1
 
 
-def test_it_travels_with_the_run(tmp_path: Path) -> None:
+def test_the_module_is_part_of_the_run_half(tmp_path: Path) -> None:
     from paceline.cluster.runs.run_half_zip import write_run_half
 
     write_run_half(tmp_path / "paceline.zip", store=tmp_path)

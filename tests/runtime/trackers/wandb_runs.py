@@ -1,4 +1,4 @@
-"""What the tests of trackers share: an environment that is away from home and from the internet, and readers."""
+"""Environments for tests of trackers (isolated home, no internet), and readers of W&B's files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.runtime.trackers.wandb_server import KEY, Service
 
 
 def unreachable_service(folder: Path) -> dict[str, str]:
-    """No home, no key, and no service: wandb is left with this folder."""
+    """Return variables with an empty home, no key and an unreachable server."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     return {
@@ -23,7 +23,7 @@ def unreachable_service(folder: Path) -> dict[str, str]:
 
 
 def service_environment(service: Service, folder: Path) -> dict[str, str]:
-    """The stand-in, and a key for it."""
+    """Return variables with the address of the fake server and a key for it."""
     return {
         **unreachable_service(folder),
         "WANDB_BASE_URL": service.url,
@@ -33,7 +33,7 @@ def service_environment(service: Service, folder: Path) -> dict[str, str]:
 
 
 def shorten_agent_interval() -> None:
-    """wandb's agent asks every five seconds; a test has no time for that."""
+    """Make wandb's agent poll ten times a second instead of every five seconds."""
     from wandb.agents.pyagent import Agent
 
     Agent.HEARTBEAT_SLEEP_SECONDS = 0.1
@@ -41,7 +41,7 @@ def shorten_agent_interval() -> None:
 
 @dataclass
 class WandbRun:
-    """One W&B run as its file in the run folder tells it."""
+    """One W&B run, read from its file in the run folder."""
 
     id: str = ""
     project: str = ""
@@ -53,12 +53,12 @@ class WandbRun:
     exit_code: int | None = None
 
     def lines(self) -> list[dict[str, Any]]:
-        """The history without what wandb itself adds."""
+        """Return the history without the keys that wandb adds."""
         return [{key: value for key, value in row.items() if not key.startswith("_")} for row in self.history]
 
 
 def wandb_runs(trackers: Path) -> list[WandbRun]:
-    """All runs that wandb has written below a folder, oldest first; those that were set aside are not among them."""
+    """Return all runs that wandb wrote below a folder, oldest first, except those set aside."""
     folders = [*trackers.glob("wandb/offline-run-*"), *trackers.glob("wandb/run-*")]
     files = [path for folder in sorted(folders) for path in folder.glob("run-*.wandb")]
     return [read_run(path) for path in files]

@@ -1,4 +1,4 @@
-"""A stand-in for W&B's service on loopback: enough of its API for the real package to log, sync and run sweeps.
+"""A fake W&B server on loopback: enough of its API for the real package to log, sync and run sweeps.
 
 Everything that a client sends is kept: `runs` holds what was uploaded, by run id, and `operations` the names of
 all GraphQL operations in order. Points of a sweep are handed out by `agentHeartbeat`, one per agent at a time.
@@ -21,7 +21,7 @@ KEY = "0123456789abcdef" * 2 + "01234567"  # forty characters, as the package ex
 
 @dataclass
 class Uploaded:
-    """One run as the service knows it."""
+    """One run, as the server stores it."""
 
     name: str
     project: str = ""
@@ -44,14 +44,14 @@ class Uploaded:
 
 
 class Service:
-    """What the stand-in knows, and how it answers each operation."""
+    """The state of the fake server, and its answer to each operation."""
 
     def __init__(self) -> None:
         self.url = ""
         self.runs: dict[str, Uploaded] = {}
         self.operations: list[str] = []
         self.unanswered: list[str] = []
-        self.points: list[dict[str, Any]] = []  # of the sweep, still to be handed out
+        self.points: list[dict[str, Any]] = []  # of the sweep, not yet given to an agent
         self.sweeps: list[dict[str, Any]] = []  # that were created
         self.agents = 0
         self.points_given: dict[str, dict[str, Any]] = {}
@@ -70,7 +70,7 @@ class Service:
             method = getattr(self, f"on_{name}", None)
             if method is None:
                 self.unanswered.append(name)
-                return {"errors": [{"message": f"the stand-in does not know {name}"}]}
+                return {"errors": [{"message": f"the fake server does not know {name}"}]}
             return {"data": method(variables)}
 
     def on_Viewer(self, variables: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Service:
         return {"createAgent": {"agent": {"id": f"agent-{self.agents}"}}}
 
     def on_Heartbeat(self, variables: dict[str, Any]) -> dict[str, Any]:
-        """A point for an agent that runs none; when there are none left, its end."""
+        """Return a point for an idle agent, or its exit if none is left."""
         commands: list[dict[str, Any]] = []
         if not any(json.loads(variables.get("runState") or "{}").values()):
             if self.points:
@@ -210,12 +210,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients leave without a word."""
+        """Ignore clients that disconnect."""
 
 
 @contextmanager
 def wandb_service(points: list[dict[str, Any]] | None = None, *, address: str = "127.0.0.1") -> Iterator[Service]:
-    """The service, at `service.url`, for as long as the body runs; `address`: where nodes of a sandbox see it."""
+    """Run the server at `service.url`; `address` is the one that nodes of a sandbox can reach."""
     service = Service()
     service.points = list(points or [])
     server = _Server((address, 0), type("Handler", (_Handler,), {"service": service}))
