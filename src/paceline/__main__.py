@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     if sys.argv[1:2] == ["run"]:
-        # torch takes longest to import: it is set going before this command's own imports.
+        # Importing torch takes longest, so it starts before this command's own imports.
         from paceline.agent.workers.zygote import prestart
 
         prestart.start(sys.argv)

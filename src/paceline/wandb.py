@@ -4,7 +4,7 @@ Rank 0 has the run. On other ranks, with `--no-wandb`, and if the package, a key
 is safe: `init` returns an object that accepts every call, and `config` holds what you passed. A resumed run continues
 its W&B run. All other names come from the real package.
 
-    with wandb.every_process():      # each rank gets a run of its own, all in one group
+    with wandb.every_process():      # each rank gets its own run, all in one group
         wandb.init(project="digits")
 """
 
@@ -60,7 +60,7 @@ def agent(
 
 
 def every_process(on: bool = True) -> Any:
-    """Give each rank a run of its own, from now on or within a `with` block. All runs share one group."""
+    """Give each rank its own run, from now on or within a `with` block. All runs share one group."""
     before = WANDB_MODULE.every_process
     WANDB_MODULE.every_process = on
 

@@ -154,7 +154,7 @@ def test_options_that_used_to_need_the_file(paceline: Paceline, tmp_path: Path) 
 
 def test_help_shows_groups_and_examples(paceline: Paceline) -> None:
     text = paceline("submit", "--help", check=True).stdout
-    groups = ["Resources:", "Launch:", "Until it is done:", "Data:", "Trackers:", "Output:"]
+    groups = ["Resources:", "Launch:", "Restarts and checkpoints:", "Data:", "Trackers:", "Output:"]
     positions = [text.index(f"\n{group}") for group in groups]
     assert positions == sorted(positions)
     resources = text[positions[0] : positions[1]]

@@ -115,7 +115,7 @@ def test_a_failing_build_and_a_missing_module(
     missing = slurm_paceline("submit", *SMALL, "train.py", cwd=home)
     assert missing.returncode == 2
     assert "Cannot load the module greet/7" in missing.stderr
-    assert "There is greet/1.0, greet/2.0" in missing.stderr
+    assert "Available versions: greet/1.0, greet/2.0" in missing.stderr
     assert cluster.queue() == []
 
 

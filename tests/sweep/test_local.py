@@ -80,7 +80,7 @@ def test_a_local_sweep_prints_the_best_trial_and_reruns_failed_ones(
 
     again = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert again.returncode == 2
-    assert "already has all of these 3 trials" in again.stderr
+    assert "already has all of these trials" in again.stderr
     (folder / "mended").touch()
     paceline("sweep", "--local", "--resubmit", "failed", "digits", cwd=folder, check=True)
     assert [result["state"] for result in results(sweep).values()] == ["done"] * 3

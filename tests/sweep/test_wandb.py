@@ -272,7 +272,7 @@ def test_the_number_of_points_is_required(tmp_path: Path, paceline: Callable[...
     (tmp_path / "train.py").write_text("")
     completed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
     assert completed.returncode == 2
-    assert "the number of points per agent is missing" in completed.stderr
+    assert "The number of points per agent is missing" in completed.stderr
     completed = paceline("sweep", "train.py")
     assert completed.returncode == 2
     assert "--wandb-sweep ENTITY/PROJECT/ID" in completed.stderr

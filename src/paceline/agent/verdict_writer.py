@@ -1,4 +1,4 @@
-"""The head agent's verdicts: what came of an attempt, whether there is another, and whether the job may be requeued."""
+"""The head agent's verdicts: how an attempt ended, whether there is another, and whether the job may be requeued."""
 
 from __future__ import annotations
 

@@ -94,9 +94,11 @@ def run_command(name: str, args: list[str]) -> int:
         # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.
         if type(error).__name__ == "Abort":
             return INTERRUPTED_EXIT
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            return USAGE_EXIT
         if hasattr(error, "format_message"):
-            message = error.format_message().rstrip(".")
-            raise UsageError(f"{message}.", hint=f"See `paceline {name} --help`.") from None
+            raise _usage_error(error, name) from None
         raise
     return result if isinstance(result, int) else 0
 
@@ -113,6 +115,23 @@ def single_command(function: Any) -> Any:
     return app
 
 
+def _usage_error(error: Any, name: str) -> UsageError:
+    """Return a usage error of click's in our words."""
+    import difflib
+
+    from paceline.spec.options import options_of
+
+    hint = f"See `{error.ctx.command_path if error.ctx else f'paceline {name}'} --help`."
+    option = getattr(error, "option_name", "")
+    if type(error).__name__ != "NoSuchOption":
+        message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
+        return UsageError(f"{message}.", hint=hint)
+    if name != "submit" and any(option in each.flags for _, each in options_of("submit")):
+        return UsageError(f"`paceline {name}` has no option {option}, but `paceline submit` does.", hint=hint)
+    close = difflib.get_close_matches(option, error.possibilities or [], n=1)
+    return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
+
+
 def _unknown_command(name: str) -> UsageError:
     import difflib
 
@@ -122,5 +141,6 @@ def _unknown_command(name: str) -> UsageError:
     else:
         suggestion = f" Did you mean {close[0]!r}?" if close else ""
     return UsageError(
-        f"Unknown command {name!r}.{suggestion}", hint="" if suggestion else f"The commands are {', '.join(COMMANDS)}."
+        f"Unknown {'option' if name.startswith('-') else 'command'} {name!r}.{suggestion}",
+        hint="" if suggestion else f"The commands are {', '.join(COMMANDS)}.",
     )

@@ -59,7 +59,7 @@ def build(
 ) -> int:
     """Build the venv or the container image of a project, in a job on the nodes where it will run.
 
-    Equal requirements, Python and modules make one environment, which is built once. If a build fails, nothing is left.
+    An environment is built only once for the same requirements, Python and modules. A failed build leaves only its log.
 
     \b
       paceline env build                       from [environment], requirements.txt, pyproject.toml, ...
@@ -181,21 +181,21 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
     if not found:
-        print(f"there are none in {store}")
+        print(f"no environments in {store}")
         return 0
     for each in found:
-        told = each.record()
-        if not told:
+        record = each.record()
+        if not record:
             builder = _builder(each)
             print(
                 f"{each.key}  {f'{builder} is building it' if builder else 'not complete: the next build removes it'}"
             )
             continue
-        when = datetime.fromtimestamp(told["built"]).strftime("%Y-%m-%d %H:%M")
-        what = f"python {told['python']}" if told["kind"] == "venv" else told["base"]
-        modules = f", modules {' '.join(told['modules'])}" if told["modules"] else ""
-        horovod = ", horovod" if told["horovod"] else ""
-        print(f"{each.key}  {when}  {', '.join(told['from']) or '-'}  ({what}{modules}{horovod})")
+        when = datetime.fromtimestamp(record["built"]).strftime("%Y-%m-%d %H:%M")
+        what = f"python {record['python']}" if record["kind"] == "venv" else record["base"]
+        modules = f", modules {' '.join(record['modules'])}" if record["modules"] else ""
+        horovod = ", horovod" if record["horovod"] else ""
+        print(f"{each.key}  {when}  {', '.join(record['from']) or '-'}  ({what}{modules}{horovod})")
     print(f"in {store}")
     return 0
 

@@ -40,9 +40,10 @@ def command(
         return 0
     path = folder.slurm_log if batch else find_log(folder, rank=rank, attempt=attempt)
     if path is None or not path.exists():
+        what = "log of a batch script" if batch else f"log of rank {rank}"
         raise UsageError(
-            f"{folder.path.name} has no such log yet; the run is {read_record(folder).status}.",
-            hint=f"Look into {folder.path}, or wait for it: paceline logs -f {folder.path.name}",
+            f"There is no {what} in {folder.path}; the run is {read_record(folder).status}.",
+            hint=f"Check --rank and --attempt, or wait for the run with `paceline logs -f {folder.path.name}`.",
         )
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:

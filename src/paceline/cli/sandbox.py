@@ -42,7 +42,8 @@ Folder = Annotated[
     Path | None,
     typer.Option("--dir", help="Sandbox folder. Default: $PACELINE_SANDBOX, or ~/.local/state/paceline/sandbox."),
 ]
-NodeName = Annotated[str, typer.Argument(help="Node name or number, e.g. node2 or 2.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node name or number, e.g. node2 or 2.")]
+Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="Command and its arguments.")]
 
 
 def open_sandbox(folder: Path | None) -> Sandbox:
@@ -154,7 +155,7 @@ def env(folder: Folder = None) -> None:
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
-def exec_(node: NodeName, command: Annotated[list[str], typer.Argument()], folder: Folder = None) -> None:
+def exec_(node: NodeName, command: Command, folder: Folder = None) -> None:
     """Run a command on a node.
 
     Example:  paceline sandbox exec 2 ip address

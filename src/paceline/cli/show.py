@@ -29,7 +29,9 @@ def command(
     diff: Annotated[
         bool, typer.Option("--diff", help="Show how the code has changed since the run was started.")
     ] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="The same, as file names and line counts.")] = False,
+    stat: Annotated[
+        bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")
+    ] = False,
 ) -> int:
     """Show one run: its settings, its attempts, and where its time went.
 
@@ -74,7 +76,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("job", record.job or ""),
         (
             "ranks",
-            f"{details.get('nodes', '?')} nodes x {details.get('nproc', '?')} ({details.get('style', '?')} style)",
+            f"{details.get('nodes', '?')} x {details.get('nproc', '?')} per node ({details.get('style', '?')} style)",
         ),
         ("command", command_line(str(arg) for arg in details.get("command", []))),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),

@@ -88,7 +88,8 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     if job_id is None:
         print(f"prepared {run}; submit it: sbatch {script_only}")
     else:
-        print(f"submitted {run} as job {job_id}: {plan.counts.nodes} nodes x {plan.counts.nproc} ranks")
+        nodes = f"{plan.counts.nodes} node{'s' * (plan.counts.nodes > 1)}"
+        print(f"submitted {run} as job {job_id}: {nodes} x {plan.counts.nproc} per node")
     print(f"  folder  {submitted.folder.path}")
     if job_id is not None:
         print(f"  logs    paceline logs -f {run}")

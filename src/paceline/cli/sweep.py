@@ -26,7 +26,7 @@ OWN_KEYS = {option.key for option in TABLE[SWEEP]}
 
 
 def app(*, args: list[str], prog_name: str, standalone_mode: bool) -> Any:
-    """Dispatch `paceline sweep show` and the like, as a typer group with a default command would."""
+    """Dispatch `paceline sweep show` and `cancel`, as a typer group with a default command would."""
     if args and args[0] in SUBCOMMANDS:
         function = importlib.import_module(SUBCOMMANDS[args[0]]).command
         return single_command(function)(
@@ -53,7 +53,7 @@ def command(
         typer.Option(
             "--resubmit",
             metavar="failed|missing",
-            help="Run trials again that failed, or that are missing.",
+            help="Rerun failed or missing trials of this sweep.",
             rich_help_panel=SWEEP,
         ),
     ] = None,
@@ -61,7 +61,7 @@ def command(
 ) -> int:
     """Start many runs: every point of a grid, random points, or points that TPE chooses.
 
-    Each trial is a run of its own, with checkpoints, requeue and resume. Its point is in run.params, and is passed to
+    Each trial is a full run, with checkpoints, requeue and resume. Its point is in run.params, and is passed to
     the script as --key value. All settings of `paceline submit` work here too, for each trial.
 
     \b

@@ -20,7 +20,7 @@ def command(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
 ) -> int:
-    """Send a run to W&B that was offline, because there was no network or no key where it ran.
+    """Send the W&B data of a run that had no network or no key.
 
     \b
     paceline sync              the newest run

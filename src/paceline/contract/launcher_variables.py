@@ -14,7 +14,7 @@ _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class RankVariables:
-    """The variables of one launcher. An empty name means that it does not set such a variable."""
+    """The variables that one launcher sets. An empty name means that it does not set such a variable."""
 
     source: str
     rank: str

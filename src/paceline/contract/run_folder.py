@@ -90,7 +90,7 @@ class JobStartFolder:
     path: Path
 
     stop = Entry("stop")  # made by the batch shell's trap; the head agent polls it
-    verdict = Entry("verdict")  # the last attempt's verdict: what the batch script goes by
+    verdict = Entry("verdict")  # the last attempt's verdict: what the batch script acts on
 
     @property
     def requeue(self) -> Path:
@@ -103,7 +103,7 @@ class JobStartFolder:
         return self.path / "requeue"
 
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
-    head = Entry("head")  # `host:port` and nothing else, where agents meet, when the head chose it itself
+    head = Entry("head")  # `host:port` of the rendezvous, if the head agent chose it
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:

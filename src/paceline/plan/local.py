@@ -128,7 +128,7 @@ def _agent_commands(
     run_path: RunPath, launch_spec: LaunchSpec, *, machine: Machine, python: str
 ) -> tuple[AgentCommand, ...]:
     argv: tuple[str, ...] = (python, "-c", START_AGENT)
-    # Even a single agent is told its index: an allocation's variables may be set around it.
+    # Even a single agent gets its index: the variables of an allocation may be set here.
     common = {env.RUN: str(run_path.folder.path)}
     if python != sys.executable:
         # Another interpreter finds the run half in the run folder.

@@ -44,7 +44,7 @@ def load_job(
     overlay: tuple[Mapping[str, Any], Path] | None = None,
     default_folder: Path | None = None,
 ) -> Job:
-    """Read all layers, check each by itself, merge them, and check the result.
+    """Read all layers, check each one, merge them, and check the result.
 
     Flags whose value is None were not typed. `params` are the `key=value` texts of `--param`. `overlay` is the tables
     of another file (a sweep's), which override those of paceline.toml. `default_folder` is the project's folder if

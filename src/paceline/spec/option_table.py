@@ -12,7 +12,7 @@ from typing import Any
 
 # Groups, in the order in which `--help` shows them.
 SWEEP, RESOURCES, LAUNCH, ENVIRONMENT = "Sweep", "Resources", "Launch", "Environment"
-TRAINING, UNTIL_DONE, DATA, TRACKERS = "Training", "Until it is done", "Data", "Trackers"
+TRAINING, UNTIL_DONE, DATA, TRACKERS = "Training", "Restarts and checkpoints", "Data", "Trackers"
 PROJECT, OUTPUT = "Project", "Output"
 
 # Commands that take a group of options.
@@ -88,14 +88,14 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
     SWEEP: (
         _number("sweep.count", "--count N", "Number of points.", **_SWEEP_ONLY),
         _number("sweep.parallel", "--parallel K", "Trials that run at the same time.", **_SWEEP_ONLY),
-        _number("sweep.seeds", "--seeds S", "Runs of each point, each with its own seed.", **_SWEEP_ONLY),
-        _number("sweep.pack", "--pack N", "Small trials that share one job.", **_SWEEP_ONLY),
+        _number("sweep.seeds", "--seeds S", "Runs per point, each with its own seed.", **_SWEEP_ONLY),
+        _number("sweep.pack", "--pack N", "Number of small trials that share one job.", **_SWEEP_ONLY),
         Option("sweep.metric", "--metric NAME", "Metric that ranks the trials.", **_SWEEP_ONLY),
-        Option("sweep.script", "--script FILE", "Script, if a list has only its arguments.", **_SWEEP_ONLY),
+        Option("sweep.script", "--script FILE", "Script, if the lines of a list have only arguments.", **_SWEEP_ONLY),
         Option("sweep.name", "-J --name NAME", "Sweep name (default: the file's).", **_SWEEP_ONLY),
         Option(
             "tracking.wandb_sweep", "--wandb-sweep ENTITY/PROJECT/ID",
-            "W&B sweep that chooses the points. paceline.toml takes precedence.", **_SWEEP_ONLY,
+            "W&B sweep that chooses the points (paceline.toml takes precedence).", **_SWEEP_ONLY,
         ),
     ),
     RESOURCES: (
@@ -175,11 +175,11 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("environment.python", "--python PATH", "Interpreter, if not the environment's own.", **_ANY),
         _list("environment.module_paths", "--module-path DIR", "Extra module folder, as for `module use`", **_BUILD),
         _switch("environment.purge", "--purge-modules",
-                "Unload all modules first (default: if you load any).", **_BUILD),
+                "Unload all modules first (default, if you load any).", **_BUILD),
         _list("environment.setup", "--setup COMMAND", "Shell command to run in the job before the launch", **_ANY),
         _switch("environment.proxies", "--proxies", "Pass on http_proxy, https_proxy and no_proxy.", **_ANY),
         _list("environment.requirements", "--requirements FILE",
-              "What to install: requirements.txt, pyproject.toml[extra], Pipfile or a lock file", path=PATH, **_ANY),
+              "Requirements: requirements.txt, pyproject.toml[extra], Pipfile or a lock file", path=PATH, **_ANY),
         Option("environment.constraints", "--constraints FILE",
                "Version constraints (default: constraints.txt next to the requirements).", path=PATH, **_BUILD),
         Option("environment.base_python", "--base-python PATH",
@@ -199,7 +199,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("runtime.start_from", "--start-from RUN", "Start from a checkpoint of another run."),
         _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only."),
         Option("runtime.on_nonfinite", "--on-nonfinite ACTION", "On a NaN or infinite loss: stop, skip or ignore."),
-        Option("runtime.profile", "--profile A:B", "Profile steps A to B; the trace goes to the run folder."),
+        Option("runtime.profile", "--profile A:B", "Profile steps A to B - 1; the trace goes to the run folder."),
         Option("runtime.timeout", "--timeout TIME", "Time limit of a collective, e.g. 10m."),
         Option("runtime.system_metrics", "--system-metrics TIME",
                "Interval of CPU, memory, GPU and network metrics (default: 15s; 0s turns them off)."),
@@ -230,12 +230,12 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                "Folder on the node (default: $SLURM_TMPDIR, $TMPDIR or /tmp)."),
     ),
     TRACKERS: (
-        _switch("tracking.wandb", "--wandb", "Log to W&B; --no-wandb silences `paceline.wandb` too."),
+        _switch("tracking.wandb", "--wandb", "Log to W&B; --no-wandb turns off `paceline.wandb` too."),
         Option("tracking.wandb_project", "--wandb-project NAME", "W&B project (default: the project's name).",
                **_WANDB),
         Option("tracking.wandb_group", "--wandb-group NAME", "W&B group (default: the experiment's name).",
                **_WANDB),
-        Option("tracking.wandb_entity", "--wandb-entity NAME", "W&B user or team (default: the key's own)."),
+        Option("tracking.wandb_entity", "--wandb-entity NAME", "W&B user or team (default: the key's owner)."),
         Option("tracking.wandb_mode", "--wandb-mode MODE",
                "online, offline (send later with `paceline sync`) or disabled (default: online if possible)."),
         _switch("tracking.wandb_all_processes", "--wandb-all-processes",

@@ -95,7 +95,7 @@ def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
 
 
 def _suggest(close: str | None, known: Sequence[str]) -> str:
-    return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}"
+    return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
 
 
 def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
@@ -139,10 +139,7 @@ class _Range:
 
     def error(self, expected: str, found: Any = None) -> SpecError:
         value = show(self.value if found is None else found)
-        return SpecError(
-            f"{self.path}: [space] {self.key}: found {value}, expected {expected}.",
-            hint=f"Change {self.key} in {self.path}.",
-        )
+        return SpecError(f"{self.path}: invalid {self.key} = {value} in [space]: use {expected}.")
 
     def read(self) -> dict[str, Any]:
         value = self.value if isinstance(self.value, dict) else {"grid": self.value}
@@ -177,7 +174,7 @@ class _Range:
         if not fine or any(isinstance(each, bool) or not isinstance(each, kinds) for each in bounds):
             raise self.error(f"two {'whole ' if whole else ''}numbers, such as {kind} = [1, 8]")
         if not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
-            raise self.error("a smaller and a larger number")
+            raise self.error(f"a smaller and a larger number, such as {kind} = [1, 8]")
         return bounds
 
     def _interval(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +187,7 @@ class _Range:
         low, high = self._bounds(kind, value, whole=True)
         step, log = value.get("step", 1), value.get("log", False)
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise self.error("step of at least 1", step)
+            raise self.error("a step of at least 1", step)
         if not isinstance(log, bool) or (log and (low < 1 or step != 1)):
             raise self.error("log = true only with numbers from 1 and without step")
         return {"integer": [low, high], "step": step, "log": log}

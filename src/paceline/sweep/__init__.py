@@ -1,1 +1,1 @@
-"""Many runs: search spaces, samplers, arrays, and what came of them."""
+"""Sweeps: search spaces, samplers, job arrays and results."""

@@ -1,4 +1,4 @@
-"""A sweep's trials on this machine, several at a time; opened and closed as jobs do it."""
+"""Run a sweep's trials on this machine, several at a time. They are opened and closed as in jobs."""
 
 from __future__ import annotations
 

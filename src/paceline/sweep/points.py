@@ -109,19 +109,20 @@ def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"Cannot read {path}: {problem}", hint="Check the path.") from None
+        raise SpecError(f"Cannot read {path}: {problem}.", hint="Check the path.") from None
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             argv = shlex.split(line, comments=True)
         except ValueError as problem:
             raise SpecError(
-                f"{path}, line {number}: {problem}", hint="Quote the line as you would in a shell."
+                f"{path}, line {number}: {str(problem).lower()}.",
+                hint="Quote the line as you would in a shell.",
             ) from None
         if argv:
             found.append(_parse_line(argv, script, where=f"{path}, line {number}"))
     if not found:
-        raise SpecError(f"{path} is empty.", hint="Write one command line per line: train.py --lr 0.1")
+        raise SpecError(f"{path} is empty.", hint="Write one command per line, such as `train.py --lr 0.1`.")
     return found
 
 
@@ -132,7 +133,7 @@ def _parse_line(argv: list[str], script: str | None, *, where: str) -> PointRequ
         if argv[0].startswith("-"):
             raise SpecError(
                 f"{where}: the line starts with {argv[0]!r} and names no script.",
-                hint="Start it with the script, or name one for all lines: --script train.py",
+                hint="Start it with the script, or name one for all lines with --script.",
             )
         script, argv = argv[0], argv[1:]
     elif argv[0] == script:

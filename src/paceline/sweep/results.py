@@ -111,7 +111,7 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
     names = ", ".join(path.name for path in known[:8])
     raise UsageError(
         f"There is no sweep {name!r} in {scratch}.",
-        hint=f"The sweeps are: {names}" if names else "Start one: paceline sweep sweep.toml",
+        hint=f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`.",
     )
 
 

@@ -127,7 +127,7 @@ class Submission:
         folder = self.plan.run_path.folder.path
         listing = f"tasks-{len(self.jobs) + 1}"
         write_atomically(folder / listing, chunk.listing())
-        # Slurm throttles each array by itself, so arrays run one after the other to keep to the limit together.
+        # Slurm throttles each array separately, so arrays run one after the other to keep to the limit together.
         after = self.jobs[-1:] if self.throttle is not None else []
         job = submit_array(self.plan, array=chunk.array(self.throttle), listing=listing, after=after)
         self.jobs.append(job)

@@ -99,7 +99,7 @@ class SweepStart(ABC):
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
         if not new:
             raise UsageError(
-                f"The sweep {name!r} already has all of these {len(points)} trials.",
+                f"The sweep {name!r} already has all of these trials.",
                 hint="Add some with --count or more values, repeat some with --resubmit failed, or choose another "
                 "--name.",
             )

@@ -93,7 +93,7 @@ def count_agents(table: SweepTable, path: Path, *, points: int | None) -> tuple[
         )
     if table.count is None and points is None:
         raise SpecError(
-            f"{path}: the number of points per agent is missing.",
+            "The number of points per agent is missing.",
             hint=f"Add --count 10 for ten points on each of {agents} agents (--parallel).",
         )
     each = table.count or math.ceil((points or 0) / agents)

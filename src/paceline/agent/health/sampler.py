@@ -22,7 +22,7 @@ CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
 
 
 class Sampler:
-    """Appends one line per sample. If the files cannot be read or written, sampling ends and the run goes on."""
+    """Appends one line per sample. If the files cannot be read or written, sampling ends and the run continues."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The agents of a run, joined: who is here, where the ranks of the next attempt connect, and who was lost."""
+"""The connected agents of a run: who is here, where the ranks of the next attempt connect, and who was lost."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class RendezvousServer:
 
 
 def _raise_descriptor_limit(count: int) -> None:
-    """Allow one socket per agent: the usual soft limit of 1,024 is too low for a large run."""
+    """Allow one socket per agent: the common soft limit of 1,024 is too low for a large run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         limit = count if hard == resource.RLIM_INFINITY else min(count, hard)

@@ -67,7 +67,7 @@ class _Peer:
         self.unsent = bytearray()
         self.silence = 0.0
         self.since_ping = 0.0
-        self.left = False  # it said goodbye, so the end of its connection is no loss
+        self.left = False  # it left on purpose, so a closed connection is not a lost agent
 
 
 class Transport:

@@ -1,4 +1,4 @@
-"""Stage on all nodes together: the head agent scans the data once and tells the others; all wait for each other."""
+"""Stage on all nodes together: the head agent scans the data once for all, and nodes wait for each other."""
 
 from __future__ import annotations
 

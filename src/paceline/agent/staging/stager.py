@@ -217,7 +217,7 @@ def _path_in(folder: Path, manifest: Manifest) -> Path:
 
 
 class StagingThread:
-    """Stages in a thread, so that the agent can go on listening. Scans first unless the items are given."""
+    """Stages in a thread, so that the agent can keep listening. Scans first unless the items are given."""
 
     def __init__(self, stager: Stager, items: Sequence[ScannedItem] | None = None) -> None:
         self.stager, self.items = stager, items

@@ -219,7 +219,7 @@ def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _discard(zygote: MessageSocket, hello: dict[str, Any]) -> None:
-    processes.send_signal(hello["pid"], signal.SIGKILL)  # it would go on importing for a second or two
+    processes.send_signal(hello["pid"], signal.SIGKILL)  # it would keep importing for a second or two
     zygote.close()
 
 

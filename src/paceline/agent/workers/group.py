@@ -37,7 +37,7 @@ class Launch:
         ]
 
     def log(self, rank: int) -> Path:
-        """Return the path of a rank's log; a negative rank stands for the node itself."""
+        """Return the path of a rank's log; a negative rank means the node itself."""
         if rank < 0 or self.shares_log:
             return self.attempt.node_log(self.placement.node)
         return self.attempt.log(rank)

@@ -1,4 +1,4 @@
-"""Check a job before it is queued: a wasted night in the queue is what hurts most."""
+"""Check a job before it is queued, so that mistakes don't cost a night in the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the quota where a run will write. Each kind of file system has a command of its own."""
+"""Check the quota where a run will write. Each kind of file system has its own command."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class BuildProgress:
         try:
             found = slurm.states([self.job]).get(self.job)
         except ClusterError:
-            return False  # the scheduler does not respond for a moment: the build may go on
+            return False  # the scheduler does not respond for a moment: the build may still be running
         self.state = found.label if found is not None else "gone"
         return found is None or found.phase not in (LIVE, WAITING)
 

@@ -20,7 +20,7 @@ from paceline.plan.slurm.plan import SlurmPlan
 LINES = "PACELINE_PROBE"  # the lines travel in a variable: they may hold secrets, which an argument would show
 REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `fail` writes to
 STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
-CHECKING = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can ask for it
+CHECKING = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can check for it
 TIMEOUT = 120.0  # seconds: module systems on a busy file system take their time, and so does a first import
 
 MODULE_COMMAND, MODULE, ACTIVATION, COMMAND = "module command", "load ", "activation", "command"
@@ -126,7 +126,7 @@ def module_hint(plan: SlurmPlan, name: str) -> str:
     stem = name.partition("/")[0]
     versions = [each for each in known if each.partition("/")[0] == stem and each != name]
     if versions:
-        return f"There is {', '.join(versions[:6])}."
+        return f"Available versions: {', '.join(versions[:6])}."
     stems = {each.partition("/")[0] for each in known}
     close = difflib.get_close_matches(name, known if "/" in name else stems, n=1)
     if close:

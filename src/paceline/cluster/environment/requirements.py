@@ -81,7 +81,9 @@ def _parts(name: str) -> tuple[str, tuple[str, ...]]:
 def _existing(job: Job, name: str, key: str) -> Path:
     path = job.folder / Path(name).expanduser()
     if not path.is_file():
-        raise SpecError(f"{job.source(key)} names {path}, which does not exist.", hint="Correct the path.")
+        source = job.source(key)
+        who = f"{source} names" if source != "FILE" else "You named"
+        raise SpecError(f"{who} {path}, which does not exist.", hint="Correct the path.")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Runs on this machine, from the job to a prepared run folder: new ones, and ones that are resumed."""
+"""Runs on this machine, from the job to a prepared run folder: new and resumed ones."""
 
 from __future__ import annotations
 

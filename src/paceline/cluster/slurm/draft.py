@@ -75,7 +75,7 @@ class Draft:
         if not slurm.available():
             raise ClusterError(
                 "sbatch was not found.",
-                hint="Run this on a login node of the cluster, or start a small one here: paceline sandbox up",
+                hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
             )
         found = self.findings() if self.job.launch.check else []
         problems = [UsageError(each.text, hint=each.hint) for each in found if each.level == PROBLEM]

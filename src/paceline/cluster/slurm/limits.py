@@ -172,6 +172,11 @@ _REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
 
 def explain_rejection(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str) -> PacelineError:
     """Return Slurm's message as an error that names the option at fault and the values that exist."""
+    if "configuration source" in reason:
+        return ClusterError(
+            "Slurm is installed here but not configured.",
+            hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
+        )
     for pattern, key, explanation in _REJECTIONS:
         if re.search(pattern, reason, re.IGNORECASE):
             source = f" ({job.source(key)})" if job.is_set(key) else ""

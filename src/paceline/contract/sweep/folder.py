@@ -24,7 +24,7 @@ from typing import Any
 from paceline.contract.folder_entry import Entry
 from paceline.contract.run_folder import RunFolder
 
-# How a trial ended. Its job tells whether it is queued, running or lost.
+# How a trial ended. Whether it is queued, running or lost depends on its job.
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
 LATE_SAMPLERS = ("tpe", "wandb")  # choose a point when its trial starts
 NO_POINT = "none"  # the state of a trial for which the search had no point left

@@ -20,7 +20,7 @@ NO_ENGINE = 96  # its exit code where there is no engine
 
 @dataclass(frozen=True)
 class ContainerEntry:
-    """Options of srun, words before the command (already quoted), and the lines that define `inside`."""
+    """Options of srun, arguments before the command (already quoted), and the lines that define `inside`."""
 
     srun_options: Sequence[str] = ()
     prefix: Sequence[str] = ()

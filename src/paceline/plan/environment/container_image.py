@@ -114,7 +114,7 @@ export APPTAINER_TMPDIR="$build/tmp" SINGULARITY_TMPDIR="$build/tmp"
 """.splitlines()
     if installs:
         lines += [
-            "# Apptainer finds out by itself what it may do; Singularity needs an option if you are not root.",
+            "# Apptainer detects what it may do; Singularity needs an option if you are not root.",
             "fakeroot=''",
             '[ "$engine" = singularity ] && [ "$(id -u)" != 0 ] && fakeroot=--fakeroot',
         ]

@@ -1,4 +1,4 @@
-"""The script of a sweep: a job array whose tasks run trials, each a run of its own in a folder of its own.
+"""The script of a sweep: a job array whose tasks run trials, each a run with its own folder.
 
 A task has one trial or several, one after the other or side by side. A list that was written at submission says which.
 """
@@ -96,6 +96,6 @@ def _share(plan: ScriptPlan, trials: Trials) -> ScriptPlan:
     if not plan.step_options:
         gres = next((each.value or "" for each in plan.directives if each.option == "gres"), "")
         options.append(f"--gres={gres.rpartition(':')[0]}:{plan.counts.gpus}" if gres else "--gres=none")
-    # A step takes all memory of its job unless told otherwise, and the others would wait for it.
+    # A step takes all memory of its job unless you limit it, and the others would wait for it.
     memory = f"${{SLURM_MEM_PER_NODE:+--mem=$((SLURM_MEM_PER_NODE / {trials.pack}))M}}"
     return replace(plan, step_options=options, step_shell=[memory])

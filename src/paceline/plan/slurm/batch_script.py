@@ -1,7 +1,7 @@
-"""`job.sbatch`: short, commented bash that a person can read, keep, and submit by hand.
+"""`job.sbatch`: short, commented bash that you can read, keep and submit by hand.
 
 It holds the directives, the environment and one line that launches the agents; `job.sh`, which it sources, does the
-rest. Both are bash and Slurm alone, since a host may keep every Python in a container, and neither grows with the
+rest. Both need only bash and Slurm, since a host may have Python only in containers, and neither grows with the
 number of nodes.
 """
 

@@ -1,6 +1,6 @@
 """What a job asks Slurm for: numbers of nodes, tasks, GPUs and cores, and the `#SBATCH` lines.
 
-Getting the numbers to fit each other is Paceline's task: most styles start one task per node (an agent, which starts
+Paceline makes the numbers consistent: most styles start one task per node (an agent, which starts
 the ranks), `srun` and `mpirun` over ranks start one task per rank. Conflicting values are rejected; the error names
 both sources.
 """

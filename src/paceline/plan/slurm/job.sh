@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Paceline's part of a batch script. job.sbatch sources this file, which keeps a second job out of the run folder, stops
-# the ranks in time, and sends the job back into the queue. It is bash and Slurm alone: a host may keep every Python in
-# a container.
+# the ranks in time, and requeues the job. It needs only bash and Slurm, because a host may have Python only in
+# containers.
 #
 # - Slurm sends USR1 to this shell before the time limit. The shell creates the file `stop`, which the head agent
 #   polls for; the ranks then save and stop.
-# - TERM means that somebody wants the job gone. A cancelled job stays cancelled; a preempted one is requeued by Slurm.
+# - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; a preempted one is requeued by Slurm.
 # - The head agent runs on this host. It writes `verdict` (done, stopped or failed) and, if the run should go back into
 #   the queue, `requeue` (the nodes to exclude). The exit codes of srun and mpirun arrive garbled and are not used.
 
@@ -46,7 +46,7 @@ make_job_start_folder() {
         fail "Cannot write to $run from $HOSTNAME. The run folder must be on a shared file system."
 }
 
-# Claim the run folder: two jobs must not train in one. Of two that start at once, the last to write its id wins.
+# Claim the run folder: two jobs must not train in the same one. If two start at once, the last to write its id wins.
 claim_run() {
     owner=$(cat "$run/job" 2>/dev/null)
     echo "$job" >"$run/job-starts/$job_start/job" && mv -f "$run/job-starts/$job_start/job" "$run/job"
@@ -77,8 +77,8 @@ await() {
 
 # -- the agents ----------------------------------------------------------------------------------------------
 
-# Where the agents find each other: this host, and a port on which nobody answers. Every job, job start and trial tries
-# another port first. The token keeps strangers out.
+# The rendezvous of the agents: this host, and a port on which nobody answers. Every job, job start and trial tries a
+# different port first. The token keeps strangers out.
 open_rendezvous() {
     local port=$((20000 + (SLURM_JOB_ID * 31 + ${SLURM_RESTART_COUNT:-0} * 7 + ${1:-0} * 13) % 12000))
     while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
@@ -86,7 +86,7 @@ open_rendezvous() {
     export PACELINE_TOKEN PACELINE_RENDEZVOUS="$HOSTNAME:$port"
 }
 
-# mpirun takes only the variables that it is given by name to the other nodes, and warns about those that are not set.
+# mpirun passes only the variables that it is given by name to other nodes, and warns about those that are not set.
 forward_variables() {
     local name
     forward=()
@@ -134,7 +134,7 @@ excluded_nodes() {
 
 requeue_job() { # NODES, to exclude
     local pause
-    # The controller may be away for a moment (a restart, a failover), so ask more than once.
+    # The controller may be unreachable for a moment (a restart, a failover), so ask more than once.
     for pause in 2 5 10 20 0; do
         if scontrol requeue "$job"; then
             # Slurm does not exclude nodes from a running job; a requeued one is pending.
@@ -231,7 +231,7 @@ run_trials() {
     for slot in "${slots[@]}"; do await "$slot"; done
 }
 
-# One trial is a run of its own, in a folder of its own. Trials that have a result or are cancelled are skipped.
+# One trial is a run with its own folder. Trials that have a result or are cancelled are skipped.
 run_trial() {
     trial=$1 run="$sweep/trials/$1"
     if [ -e "$sweep/cancelled" ] || [ -e "$run/cancelled" ] || [ -e "$run/result.json" ]; then return; fi

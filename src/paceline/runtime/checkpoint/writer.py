@@ -67,7 +67,7 @@ class SaveTask:
 
     @property
     def failed(self) -> Path:
-        """The file by which rank 0 tells the others that it abandoned the save."""
+        """The file that rank 0 writes when it abandons the save."""
         return self.partial.with_name(self.partial.name + names.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""The order of a sweep's trials: best first, or by any column. Repeats of a point share a row."""
+"""The order of a sweep's trials: best first, or by any column. Trials of one point with different seeds share a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRECEDENCE = (RUNNING, PENDING, MISSING, FAILED, PRUNED, DONE)
 
 @dataclass(frozen=True)
 class Row:
-    """One point: a trial, or its repeats with several seeds."""
+    """One point: a trial, or its trials with several seeds."""
 
     trials: tuple[Trial, ...]
     value: float | None  # for repeats, the mean over those that are done

@@ -92,7 +92,7 @@ class Transfer:
         try:
             task()
         except BaseException:
-            self.stop.set()  # the other threads need not go on
+            self.stop.set()  # the other threads can stop too
             raise
 
 
@@ -230,7 +230,7 @@ def copy_range(reader: int, writer: int, start: int, size: int, transfer: Transf
 
 
 def _by_copy_file_range(reader: int, writer: int, count: int, position: int) -> int:
-    """Within one file system or between two of a kind: the server or the disk may copy by itself."""
+    """Within one file system or between two of a kind: the server or the disk may do the copying."""
     return os.copy_file_range(reader, writer, count, position, position)
 
 
