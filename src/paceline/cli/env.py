@@ -113,7 +113,7 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         print(f"building {plan.target.path} here", flush=True)
         return BuildProgress(plan.target, plan.folder, process=builds.start_local_build(plan))
     if not slurm.available():
-        raise ClusterError("sbatch was not found.", hint="Build here instead: paceline env build --local")
+        raise ClusterError("sbatch was not found.", hint="Build here instead with `paceline env build --local`.")
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)

@@ -116,7 +116,9 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path) -> P
     from paceline.spec.job import Program
 
     if not args:
-        raise UsageError("There is no script to run.", hint="For example: paceline run --nproc 2 train.py --lr 0.1")
+        raise UsageError(
+            "There is no script to run.", hint="Name one, as in `paceline run --nproc 2 train.py --lr 0.1`."
+        )
     name, rest = args[0], tuple(args[1:])
     if is_module:
         return Program(name, rest, is_module=True)

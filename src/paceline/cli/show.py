@@ -29,9 +29,7 @@ def command(
     diff: Annotated[
         bool, typer.Option("--diff", help="Show how the code has changed since the run was started.")
     ] = False,
-    stat: Annotated[
-        bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")
-    ] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")] = False,
 ) -> int:
     """Show one run: its settings, its attempts, and where its time went.
 

@@ -215,7 +215,9 @@ def check_sweep(file: SweepFile) -> None:
         check_metric(table, path)
         return
     if not file.space and table.seeds == 1:
-        raise SpecError(f"{path}: there is no [space] to search.", hint="Add one: [space] lr = [0.1, 0.01]")
+        raise SpecError(
+            f"{path}: there is no [space] to search.", hint="Add a table [space], with lines such as lr = [0.1, 0.01]."
+        )
     if table.sampler != "grid" and table.count is None:
         raise SpecError(
             f'{path}: [sweep] sampler = "{table.sampler}" needs a number of points.',

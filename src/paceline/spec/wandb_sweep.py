@@ -64,7 +64,8 @@ def _read(path: Path) -> dict[str, Any]:
         import yaml  # type: ignore[import-untyped]  # installed with wandb
     except ImportError:
         raise EnvironmentProblem(
-            f"{path} is a W&B sweep, but wandb is not installed here.", hint='Install it: pip install "paceline[wandb]"'
+            f"{path} is a W&B sweep, but wandb is not installed here.",
+            hint='Install it with `pip install "paceline[wandb]"`.',
         ) from None
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -73,7 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
         raise SpecError(f"{path} is not valid YAML: {' '.join(str(problem).split())}", hint="Fix the file.") from None
     if not isinstance(config, dict):
-        raise SpecError(f"{path} must be a table.", hint="Write program:, method: and parameters:")
+        raise SpecError(f"{path} must be a table.", hint="Write the keys program, method and parameters.")
     return config
 
 

@@ -39,7 +39,7 @@ class SweepWriter:
         if self.is_new:
             if self.run_path.folder.run_json.is_file():
                 raise UsageError(
-                    f"{self.folder.path} is a run, not a sweep.", hint="Give the sweep another name: --name"
+                    f"{self.folder.path} is a run, not a sweep.", hint="Give the sweep another name with --name."
                 )
             return
         old = self.folder.read_search()
@@ -49,7 +49,7 @@ class SweepWriter:
             if getattr(old, key) != getattr(search, key):
                 raise SpecError(
                     f"The sweep {search.name!r} already exists with a different {key}: {getattr(old, key)!r}.",
-                    hint="Give this one another name: --name, or name in [sweep]",
+                    hint="Give this one another name with --name, or with name in [sweep].",
                 )
 
     def submission_path(self) -> RunPath:

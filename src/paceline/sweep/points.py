@@ -116,8 +116,7 @@ def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
             argv = shlex.split(line, comments=True)
         except ValueError as problem:
             raise SpecError(
-                f"{path}, line {number}: {str(problem).lower()}.",
-                hint="Quote the line as you would in a shell.",
+                f"{path}, line {number}: {str(problem).lower()}.", hint="Quote the line as you would in a shell."
             ) from None
         if argv:
             found.append(_parse_line(argv, script, where=f"{path}, line {number}"))

@@ -110,7 +110,8 @@ class SweepStart(ABC):
         is_ours = self.settings.job.environment.kind == "current"
         if is_ours and self.search.needs_optuna and importlib.util.find_spec("optuna") is None:
             raise EnvironmentProblem(
-                "This sweep needs Optuna, which is not installed.", hint="Install it: pip install 'paceline[sweep]'"
+                "This sweep needs Optuna, which is not installed.",
+                hint="Install it with `pip install 'paceline[sweep]'`.",
             )
 
     def _connect_wandb(self) -> Search:

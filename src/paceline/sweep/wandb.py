@@ -51,7 +51,7 @@ def sweep_of_script(path: Path, typed: Sequence[Flag]) -> SweepFile:
     if table.wandb_sweep is None:
         raise UsageError(
             f"{path} is a script; a sweep also needs points to try.",
-            hint="Name a sweep.toml, or a W&B sweep: --wandb-sweep ENTITY/PROJECT/ID",
+            hint="Name a sweep.toml, or a W&B sweep with --wandb-sweep ENTITY/PROJECT/ID.",
         )
     return SweepFile(path, table, {})
 
@@ -131,7 +131,8 @@ def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
         import wandb
     except ImportError:
         raise EnvironmentProblem(
-            "A W&B sweep needs wandb, which is not installed here.", hint='Install it: pip install "paceline[wandb]"'
+            "A W&B sweep needs wandb, which is not installed here.",
+            hint='Install it with `pip install "paceline[wandb]"`.',
         ) from None
     entity = config.get("entity") or os.environ.get("WANDB_ENTITY")
     project = config.get("project") or os.environ.get("WANDB_PROJECT")

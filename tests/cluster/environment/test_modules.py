@@ -43,8 +43,7 @@ def test_imports_from_a_module_are_found(tmp_path: Path, system: dict[str, str])
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [("greet/9.0", "Available versions: greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")],
+    ("name", "hint"), [("greet/9.0", "Available versions: greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")]
 )
 def test_a_missing_module(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
     files = write_modules(tmp_path)

@@ -68,7 +68,7 @@ def _nothing_to_build_from(job: Job) -> SpecError:
             return SpecError(f"pip cannot install {job.folder / name}.", hint=f"Export it first: {export}")
     return SpecError(
         f"{job.folder} has nothing to build from: none of {', '.join(DEFAULT_FILES)}.",
-        hint="Write a requirements.txt, or name the file: paceline env build FILE",
+        hint="Write a requirements.txt, or name a file with `paceline env build FILE`.",
     )
 
 

@@ -76,9 +76,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             hint="Give more of the run's id, or its folder.",
         )
     if not known:
-        raise UsageError(
-            f"There are no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH."
-        )
+        raise UsageError(f"There are no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
         f"There is no run {name!r} in {scratch}.", hint="Give a run's folder, its id or the end of its id."
     )

@@ -43,7 +43,7 @@ def find_python(folder: RunFolder) -> str:
     except (OSError, ValueError, TypeError):
         pass
     raise EnvironmentProblem(
-        "wandb is installed neither here nor in the run's environment.", hint="Install it: pip install wandb"
+        "wandb is installed neither here nor in the run's environment.", hint="Install it with `pip install wandb`."
     )
 
 

@@ -30,7 +30,7 @@ def import_optuna() -> Any:
     except ImportError:
         raise EnvironmentProblem(
             "This sweep needs Optuna, which is not installed in the trial's Python.",
-            hint="Install it there: pip install optuna",
+            hint="Install it there with `pip install optuna`.",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -87,7 +87,7 @@ def from_pipfile_lock(text: str, *, where: str) -> tuple[list[str], list[str]]:
         values = json.loads(text)
         packages: dict[str, dict[str, Any]] = values["default"]
     except (ValueError, KeyError, TypeError):
-        raise SpecError(f"{where} is not a lock file of pipenv.", hint="Create it again: pipenv lock") from None
+        raise SpecError(f"{where} is not a lock file of pipenv.", hint="Create it again with `pipenv lock`.") from None
     # pip checks either all hashes or none.
     unhashed = [name for name, entry in packages.items() if not entry.get("hashes")]
     notes = []

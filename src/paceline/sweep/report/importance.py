@@ -47,7 +47,8 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise EnvironmentProblem(
-            "Importances need Optuna, which is not installed here.", hint='Install it: pip install "paceline[sweep]"'
+            "Importances need Optuna, which is not installed here.",
+            hint='Install it with `pip install "paceline[sweep]"`.',
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
