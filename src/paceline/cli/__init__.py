@@ -119,7 +119,7 @@ def _usage_error(error: Any, name: str) -> UsageError:
     """Return a usage error of click's in our words."""
     import difflib
 
-    from paceline.spec.options import options_of
+    from paceline.spec.option_table import options_of
 
     hint = f"See `{error.ctx.command_path if error.ctx else f'paceline {name}'} --help`."
     option = getattr(error, "option_name", "")

@@ -75,7 +75,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             f"{name!r} matches {len(matches)} runs: {', '.join(path.name for path in matches[:5])}.",
             hint="Give more of the run's id, or its folder.",
         )
-    if not known:
+    if name == "last":
         raise UsageError(f"There are no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
         f"There is no run {name!r} in {scratch}.", hint="Give a run's folder, its id or the end of its id."
