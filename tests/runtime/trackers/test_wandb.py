@@ -30,7 +30,7 @@ def run_environment(folder: Path, **tracking: Any) -> dict[str, str]:
     launch_spec = LaunchSpec(
         run_id="20260102-030405-abcd", program="train.py", args=["--token", "hidden"], project="digits",
         experiment="warm", params={"lr": 0.1, "net": {"width": 4}}, tracking=tracking,
-        nproc=int(tracking.pop("world", 4)), check=False,
+        nproc=int(tracking.pop("world_size", 4)), check=False,
     )  # fmt: skip
     RunFolder(folder).launch_spec.write_text(launch_spec.to_json())
     RunFolder(folder).run_json.write_text("{}\n")
