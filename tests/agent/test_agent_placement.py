@@ -31,6 +31,16 @@ def openmpi(*, rank: int, size: int, local: int) -> dict[str, str]:
 
 # launch spec, environment -> index, count, node, local ranks, first rank
 TABLE = {
+    "a job submitted from an interactive step": (
+        launch_spec(nodes=2),
+        slurm(procid=1, ntasks=2, localid=0, nodeid=1, SLURM_PTY_PORT="1"),
+        (1, 2, 1, [0], 1),
+    ),
+    "a Hydra that does not number ranks on a node": (
+        launch_spec("mpirun", nproc=2),
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        (1, 2, 0, [1], 1),
+    ),
     "alone": (launch_spec(nproc=4), {}, (0, 1, 0, [0, 1, 2, 3], 0)),
     "several nodes here": (launch_spec(nodes=3, nproc=2), {"PACELINE_AGENT": "2/3"}, (2, 3, 2, [0, 1], 4)),
     "one agent per Slurm node": (

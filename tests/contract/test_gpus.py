@@ -16,6 +16,7 @@ from paceline.contract.gpus import visible_devices
         ({"CUDA_VISIBLE_DEVICES": "0, 2"}, ["0", "2"]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-1f,-1,3"}, ["GPU-1f"]),
         ({"ROCR_VISIBLE_DEVICES": "4"}, ["4"]),
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0"}, ["0"]),
         ({"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "4,5"}, ["1"]),
     ],
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paceline.contract import env
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.launcher_variables import MPI, TABLE, RankVariables
+from paceline.contract.launcher_variables import MPI, TABLE, RankVariables, in_slurm_step
 from paceline.errors import LaunchError, UsageError
 
 RANK_STYLES = ("srun",)  # the scheduler starts one agent per rank
@@ -89,7 +89,7 @@ def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
             raise LaunchError(f'Invalid {env.AGENT}="{environ[env.AGENT]}": expected "index/count", such as "0/2".')
         return _Numbers(env.AGENT, int(match[1]), int(match[2]), host)
     for row in TABLE:
-        if _numbers_agents(row, style) and row.are_set(environ):
+        if _numbers_agents(row, style, environ):
             return _Numbers(
                 _NAMES[row.source], _number(environ, row.rank), _number(environ, row.world_size), host,
                 local_rank=_number(environ, row.local_rank) if row.local_rank in environ else None,
@@ -136,9 +136,14 @@ def _rank_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
     return Placement(rank, numbers.count, node, launch_spec.nodes, [local_rank], rank, nproc, host)
 
 
-def _numbers_agents(row: RankVariables, style: str) -> bool:
-    """Return whether a row numbers agents: MPI's do so only under mpirun, Slurm's always."""
-    return row.source == "slurm" or (row.source in MPI and style in EITHER_STYLES)
+def _numbers_agents(row: RankVariables, style: str, environ: Mapping[str, str]) -> bool:
+    """Return whether a row numbers agents: Slurm's in every step, MPI's only under mpirun."""
+    if row.rank not in environ or row.world_size not in environ:
+        return False
+    if row.source == "slurm":
+        return in_slurm_step(environ)  # a job submitted from `srun --pty` inherits its SLURM_PTY_PORT
+    # An older Hydra sets no MPI_LOCALRANKID. Ranks need it to tell mpirun from srun; here the style does.
+    return style in EITHER_STYLES and row.source in MPI and (row.source == "mpich" or row.condition(environ))
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

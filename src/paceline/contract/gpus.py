@@ -7,8 +7,8 @@ TYPE_CHECKING = False  # typing's own takes long to import
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# NVIDIA's, then AMD's two. The first that is set counts.
-NAMES = (VISIBLE_DEVICES, "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# NVIDIA's, then AMD's two, of which HIP's narrows ROCr's. The first that is set counts.
+NAMES = (VISIBLE_DEVICES, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -23,26 +24,29 @@ class LineWriter:
         if self.path is None or not text:
             return
         try:
-            if self._descriptor is None:
-                self._descriptor = self._open(self.path)
-            os.write(self._descriptor, text.encode())
+            try:
+                self._write(self.path, text.encode())
+            except OSError:
+                # Open the file anew, once: a file server that was away for a moment invalidates open files.
+                self.close()
+                self._write(self.path, text.encode())
         except OSError as error:
-            # Open again for the next lines: the disk may have space by then, or the file server be back.
             self.close()
             if not self._has_warned:
                 self._has_warned = True
                 message = f"paceline: could not write to {self.path} ({error.strerror}); some lines are lost"
                 print(message, file=sys.stderr, flush=True)
 
-    @staticmethod
-    def _open(path: Path) -> int:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = os.fstat(descriptor).st_size
-        # A writer that was killed may have left half a line: end it, so that only that line is lost.
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")
-        return descriptor
+    def _write(self, path: Path, data: bytes) -> None:
+        if self._descriptor is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            # A killed writer or a full disk may have left half a line: end it, so that only that line is lost.
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                os.write(self._descriptor, b"\n")
+        if os.write(self._descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         if self._descriptor is not None:
