@@ -45,10 +45,10 @@ def test_without_an_agent(tmp_path: Path) -> None:
     script.write_text(TELL)
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
     values = json.loads((tmp_path / "values-0.json").read_text())
-    assert values.pop("variables") == dict.fromkeys(values.keys() - {"there"}, "None")
+    assert values.pop("variables") == dict.fromkeys(values.keys() - {"existing"}, "None")
     assert values == {
         "source_dir": str(script.parent), "project": "my project", "experiment": "default", "scratch_dir": "None",
-        "data_dir": "None", "checkpoints_dir": "None", "logs_dir": "None", "there": ["source_dir"],
+        "data_dir": "None", "checkpoints_dir": "None", "logs_dir": "None", "existing": ["source_dir"],
     }  # fmt: skip
 
 
