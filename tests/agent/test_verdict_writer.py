@@ -77,3 +77,11 @@ def test_a_later_failure_takes_the_requeue_back(tmp_path: Path) -> None:
     verdicts.write_verdict("stopped")
     verdicts.write_verdict("failed")
     assert not verdicts.job_start.requeue.exists()
+
+
+def test_the_verdict_is_written_even_if_requeue_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts = head(RunFolder(tmp_path))
+    verdicts.job_start.requeue.mkdir(parents=True)  # a folder in its path
+    verdicts.write_verdict("stopped")
+    assert read_verdict(verdicts.job_start.verdict) == "stopped"
+    assert "warning: cannot write" in capsys.readouterr().out

@@ -243,10 +243,11 @@ def test_shell_variables_win(project: Path, home: Path) -> None:
 
 
 def test_names_used_by_the_batch_script_are_rejected(project: Path) -> None:
-    filed = Secrets({"job_start": "x"}, {"job_start": ".env"})
-    with pytest.raises(SpecError, match=r"\.env sets job_start, a name that batch scripts use themselves"):
+    filed = Secrets({"paceline_run": "x"}, {"paceline_run": ".env"})
+    with pytest.raises(SpecError, match=r"\.env sets paceline_run, a name that batch scripts use themselves"):
         choose_secrets(job_in(project), environ={}, file_secrets=filed)
-    assert choose_secrets(job_in(project), environ={}, file_secrets=filed, in_a_job=False).values == {"job_start": "x"}
+    found = choose_secrets(job_in(project), environ={}, file_secrets=filed, in_a_job=False)
+    assert found.values == {"paceline_run": "x"}
 
 
 def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:

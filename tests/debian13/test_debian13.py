@@ -18,7 +18,7 @@ ON_THE_NEWER_SLURM = {
     "submit": ["tests/slurm/test_submit.py"],
     "styles": ["tests/slurm/test_styles.py", "-k", "not one_node"],
     "requeue": ["tests/slurm/test_requeue.py"],
-    "survive": ["tests/slurm/test_survive.py", "-k", "test_time_limit or cancelled or array or test_preempted"],
+    "faults": ["tests/slurm/test_faults.py", "-k", "test_time_limit or cancelled or array or test_preempted"],
 }
 IN_CONTAINERS = {
     "styles": ["tests/debian13/inside/test_containers.py"],

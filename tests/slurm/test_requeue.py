@@ -251,19 +251,20 @@ def preempted_after_a_grace(trial: Trial) -> None:
 # The controller fails to respond twice when the job is to be requeued.
 AWAY = """\
 scontrol() {
-    if [ "$1" = requeue ] && [ ! -e "$run/refused-twice" ]; then
-        if [ -e "$run/refused" ]; then mv "$run/refused" "$run/refused-twice"; else : >"$run/refused"; fi
+    local refused="$paceline_run/refused"
+    if [ "$1" = requeue ] && [ ! -e "$refused-twice" ]; then
+        if [ -e "$refused" ]; then mv "$refused" "$refused-twice"; else : >"$refused"; fi
         echo "scontrol: error: Unable to contact slurm controller (connect failure)" >&2
         return 1
     fi
     command scontrol "$@"
 }
 
-start_job"""
+paceline_start_job"""
 
 
 def an_unreachable_controller_is_retried(trial: Trial) -> None:
-    trial.submit(edit=lambda script: script.replace("start_job", AWAY, 1))
+    trial.submit(edit=lambda script: script.replace("paceline_start_job", AWAY, 1))
     trial.started(0)
     trial.interrupt()
     trial.started(1)

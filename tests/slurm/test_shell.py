@@ -39,7 +39,7 @@ modules = ["tools/1.0"]
 setup = ["export FROM_SETUP=yes"]
 [environment.variables]
 GREETING = "it's \\"me\\", $HOME"
-run = "a name that the script has, too"
+run = "a common name"
 """
 
 # Variables that only a rank has: its rank, its attempt, its agent's (paths of the run), and Slurm's, for
@@ -109,7 +109,7 @@ def test_a_shell_in_a_trial(tmp_path: Path, scratch: Path, cluster: Cluster, slu
 
     folder = until(trial, "no trial starts", within=WITHIN)
     commands = """\
-echo "$GREETING $API_TOKEN ${run-no} ${submission-no} $(declare -F)"
+echo "$GREETING $API_TOKEN ${paceline_run-no} ${paceline_submission-no} $(declare -F)"
 python -c 'import paceline; print(paceline.__file__)'
 """
     done = shell(cluster, "sweep-0", commands=commands, cwd=home, PACELINE_SCRATCH=str(scratch))

@@ -85,7 +85,7 @@ class VerdictWriter:
         self.write_verdict(FAILED)
 
     def write_verdict(self, verdict: str) -> None:
-        """Write the job start's verdict, and before it whether the batch script may requeue the job."""
+        """Write whether the batch script may requeue the job, then, even if that fails, the job start's verdict."""
 
         def write() -> None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)

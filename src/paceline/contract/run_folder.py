@@ -96,9 +96,9 @@ class JobStartFolder:
     def requeue(self) -> Path:
         """Present if the run may go back into the queue. Holds the nodes to exclude then, separated by commas.
 
-        The head agent writes it before the verdict, so the batch shell reads both or neither. The list may be empty;
-        it comes on top of the nodes that the user excluded. The shell adds only what the agent cannot know: after a
-        TERM to the shell itself, or once the run is cancelled, it does not requeue.
+        The head agent writes it before the verdict, and the batch shell requeues only if it finds both. The list may be
+        empty; it comes on top of the nodes that the user excluded. The shell adds only what the agent cannot know:
+        after a TERM to the shell itself, or once the run is cancelled, it does not requeue.
         """
         return self.path / "requeue"
 

@@ -11,13 +11,8 @@ from paceline.spec import Job
 
 FROM_SHELL = "your environment"
 
-# Variables of a batch script and of job.sh.
-SCRIPT_NAMES = {
-    "run", "python", "sweep", "submission", "engine", "options", "folder", "job", "job_start", "owner", "option",
-    "requeue", "resubmit", "exclude", "terminated", "interrupted", "mpirun_pid", "port", "forward", "name", "verdict",
-    "nodes", "pause", "kept", "id", "next", "list", "trials", "trial", "index", "line", "slot", "slots", "code",
-    "again", "files",
-}  # fmt: skip
+# Every variable of a batch script and of job.sh begins so.
+SCRIPT_PREFIX = "paceline_"
 
 # Bash would stop at an assignment to these. Files for other programs set some (UID), and none is anybody's secret.
 _READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
@@ -72,7 +67,7 @@ def _check_name(name: str, source: str, *, script: bool) -> None:
             f"{source} {name.partition('=')[0]!r}, which is not a variable name.",
             hint="List names only; keep values in your environment or in a secrets file.",
         )
-    if script and name in SCRIPT_NAMES:
+    if script and name.startswith(SCRIPT_PREFIX):
         raise SpecError(f"{source} {name}, a name that batch scripts use themselves.", hint="Rename it.")
 
 

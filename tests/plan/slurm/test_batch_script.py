@@ -14,7 +14,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.run_path import RunPath
-from paceline.plan.secrets import SCRIPT_NAMES
+from paceline.plan.secrets import SCRIPT_PREFIX
 from paceline.plan.slurm.batch_script import shell_library
 from tests.golden.cases import HERE, plan
 
@@ -91,19 +91,25 @@ def test_a_continuation_keeps_the_users_defaults_alone(tmp_path: Path) -> None:
     assert bench.run.job.read_text() == "78\n"
 
 
+def _locals(text: str) -> set[str]:
+    lines = re.findall(r"^ +local (.*)", text, re.MULTILINE)
+    return {name for line in lines for name in re.findall(r"(?:^| )([a-z_]+)", line)}
+
+
 def test_variables_do_not_collide_with_the_script() -> None:
-    used: set[str] = set()
     for text in (shell_library(), *(script.read_text() for script in HERE.glob("*.sbatch"))):
+        used = set(re.findall(r"^([a-z_]+)\(\)", text, re.MULTILINE))
         for line in re.findall(r"^\s*([^#\n]*)", text, re.MULTILINE):
             used |= set(re.findall(r"^(?:for )?([a-z_]+)(?==| in )", line))
-            if line.startswith(("local ", "terminated=")):
-                used |= set(re.findall(r"\b([a-z_]+)(?==|\b(?! *[(]))", line.partition("$")[0])) - {"local"}
-    assert used - {"init", "hook"} <= SCRIPT_NAMES, "these are read only right after they are set"
-    made = plan({"environment.variables": {"run": "5", "RUN": "6"}})
-    assert "export run" not in made.environment_file
-    assert "export RUN=6" in made.environment_file
-    assert made.launch_spec.variables == {"run": "5", "RUN": "6"}
-    for name, why in (("job_start", "use themselves"), ("A B", "not a variable name")):
+        # `init` and `hook` are read only right after they are set; the rest are local to functions without user code.
+        used -= {"init", "hook", *_locals(text)}
+        assert [name for name in used if not name.startswith(SCRIPT_PREFIX)] == []
+    variables = {"run": "5", "paceline_run": "6"}
+    made = plan({"environment.variables": variables})
+    assert "export run=5" in made.environment_file
+    assert "export paceline_run" not in made.environment_file
+    assert made.launch_spec.variables == variables
+    for name, why in (("paceline_run", "use themselves"), ("A B", "not a variable name")):
         with pytest.raises(SpecError, match=why):
             plan({"environment.secrets": [name]}, environ={"PATH": "/bin", name: "x"})
 

@@ -22,14 +22,14 @@ IMAGE = {"environment.kind": "container", "environment.image": "/shared/torch.si
 def enter(
     folder: Path, keys: dict[str, Any], *, engines: tuple[str, ...] = ("apptainer",), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Call `inside python3 "a b"` as a node would; the fake engine prints one argument per line."""
+    """Call `paceline_inside python3 "a b"` as a node would; the fake engine prints one argument per line."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     for name in engines:
         (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
         (programs / name).chmod(0o755)
     made = plan({**IMAGE, **keys}, run_path=RunPath(folder / "scratch", "vision", "base", "one"))
-    (folder / "inside.sh").write_text("\n".join([*made.environment.container, 'inside "$@"\n']))
+    (folder / "inside.sh").write_text("\n".join([*made.environment.container, 'paceline_inside "$@"\n']))
     return subprocess.run(
         ["/bin/bash", str(folder / "inside.sh"), "python3", "a b"],
         env={"PATH": str(programs), "HOME": str(folder), "HOSTNAME": "node7", **variables},

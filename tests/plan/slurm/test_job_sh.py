@@ -45,19 +45,23 @@ COMMANDS = {
 }
 
 SINGLE = """\
-run=$RUN
+paceline_run=$RUN
 source "$LIBRARY"
-start_job {options}
-launch {launcher} --nodes=1 agent
-finish_job
+paceline_start_job {options}
+{setup}
+paceline_open_rendezvous
+paceline_forward_variables PATH NOT_SET
+paceline_launch {launcher} --nodes=1 agent
+paceline_finish_job
 """
 TASK = """\
 source "$LIBRARY"
-start_task "$RUN" "$RUN/submission" tasks-1 {options}
-run_half() {{ echo "$*" >>"$CALLS/run_half"; }}
-launch_trial() {{ open_rendezvous "$trial"; launch {launcher} --nodes=1 agent; }}
-run_trials {slots}
-finish_task
+paceline_start_task "$RUN" "$RUN/submission" tasks-1 {options}
+{setup}
+paceline_run_half() {{ echo "$*" >>"$CALLS/run_half"; }}
+paceline_launch_trial() {{ paceline_open_rendezvous "$paceline_trial"; paceline_launch {launcher} --nodes=1 agent; }}
+paceline_run_trials {slots}
+paceline_finish_task
 """
 
 DONE = "echo done >verdict"
@@ -86,10 +90,11 @@ class Bench:
         options: str = "",
         launcher: str = "srun",
         slots: int = 1,
+        setup: str = "",
         **environ: str,
     ) -> subprocess.Popen[str]:
         (self.calls / "agents").write_text(agents)
-        (self.run / "job.sbatch").write_text(text.format(options=options, launcher=launcher, slots=slots))
+        (self.run / "job.sbatch").write_text(text.format(options=options, launcher=launcher, slots=slots, setup=setup))
         return subprocess.Popen(
             ["/bin/bash", str(self.run / "job.sbatch")], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={
@@ -184,7 +189,7 @@ def test_after_term_nothing_is_requeued(bench: Bench) -> None:
 
 
 def test_term_before_the_agents_start_starts_none(bench: Bench) -> None:
-    code, out = bench.carry_out(DONE, SINGLE.replace("launch", "kill -TERM $$\nlaunch", 1))
+    code, out = bench.carry_out(DONE, setup="kill -TERM $$")
     assert (code, bench.calls_of("srun")) == (1, [])
     assert "ended before its agents started" in out
 
@@ -327,3 +332,75 @@ def test_stopped_without_requeue_is_the_end_of_a_trial(bench: Bench) -> None:
     assert bench.carry_out(STOPPED, TASK, options="--no-requeue", **TASK_3)[0] == 75
     assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 stopped"
     assert bench.requeues() == []
+
+
+# Names that job.sh might use, and that a user's `setup` lines may.
+CLASHES = """\
+launch() { :; }; fail() { :; }; await() { :; }; finish_job() { :; }; inside() { :; }; run_half() { :; }
+export job=mine run=/nowhere python=none requeue= exclude=n9 verdict=done terminated=1 job_start=x trial=9 trials=9
+export sweep=/nowhere submission=/nowhere owner=me folder=/nowhere index=7 slot=7 name=me
+"""
+STRICT = "set -euo pipefail; trap 'exit 99' ERR"
+
+
+@pytest.mark.parametrize("setup", [CLASHES, STRICT], ids=["names", "strict"])
+def test_setup_lines_do_not_break_a_job(bench: Bench, setup: str) -> None:
+    assert bench.carry_out(f"{UNFIT}; exit 9", setup=setup) == (1, "paceline: job 7: failed\n")
+    assert bench.calls_of("srun") == ["--nodes=1 agent"]
+    assert bench.requeues() == ["requeue 7", "update jobid=7 ExcNodeList=n2,n3"]
+
+
+@pytest.mark.parametrize("setup", [CLASHES, STRICT], ids=["names", "strict"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_setup_lines_do_not_break_a_task(bench: Bench, setup: str, slots: int) -> None:
+    bench.trials("0 1", 0, 1)
+    agents = 'echo "${index-}" >>"$CALLS/index"; case $PACELINE_RUN in */0) echo done >verdict ;; *) exit 9 ;; esac'
+    code, out = bench.carry_out(agents, TASK, setup=setup, slots=slots, **TASK_3)  # type: ignore[arg-type]
+    assert (code, out) == (0, "")
+    closed = sorted(call for call in bench.calls_of("run_half") if "close" in call)
+    assert closed == [f"trial close {bench.run} 0 done", f"trial close {bench.run} 1 failed"]
+    assert bench.calls_of("index") == ["7" if setup == CLASHES else ""] * 2, "a trial has the user's own variables"
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_strict_shell_runs_a_whole_job(bench: Bench, launcher: str) -> None:
+    strict = f"{STRICT}\n{SINGLE}"
+    assert bench.carry_out(f"{STOPPED}; exit 9", strict, launcher=launcher) == (75, "paceline: job 7: stopped\n")
+    assert bench.requeues() == ["requeue 7"]
+    process = bench.start(WAITS, strict, launcher=launcher, SLURM_RESTART_COUNT="1")
+    bench.until(bench.run / "job-starts" / "7-1" / "started")
+    process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process)[0] == 75
+    (bench.calls / "shown").write_text("Requeue=0\n")
+    assert bench.carry_out(STOPPED, strict, SLURM_RESTART_COUNT="2")[0] == 75
+    assert (bench.run / "job").read_text() == "78\n"
+
+
+def test_a_strict_shell_runs_a_whole_task(bench: Bench) -> None:
+    bench.trials("0 1 2", 0, 1, 2)
+    process = bench.start(WAITS, f"{STRICT}\n{TASK}", **TASK_3)
+    bench.until(bench.run / "trials" / "0" / "job-starts" / "5_3-0" / "started")
+    process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process) == (75, "")
+    assert bench.requeues() == ["requeue 5_3"]
+
+
+def test_a_job_without_a_verdict_is_not_requeued(bench: Bench) -> None:
+    assert bench.carry_out("echo n2 >requeue") == (1, "paceline: job 7: failed\n")
+    assert bench.requeues() == []
+
+
+def test_a_trial_without_a_verdict_has_failed(bench: Bench) -> None:
+    bench.trials("0", 0)
+    bench.carry_out("echo n2 >requeue", TASK, **TASK_3)
+    assert bench.requeues() == []
+    assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 failed"
+
+
+def test_a_trial_that_never_began_requeues_its_task(bench: Bench) -> None:
+    bench.trials("0 1", 0, 1)
+    process = bench.start(f"until [ -e stop ]; do /bin/sleep 0.02; done; {DONE}", TASK, **TASK_3)
+    bench.until(bench.run / "trials" / "0" / "job-starts" / "5_3-0" / "started")
+    process.send_signal(signal.SIGUSR1)
+    bench.finish(process)
+    assert bench.requeues() == ["requeue 5_3"]

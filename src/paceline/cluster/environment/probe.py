@@ -18,7 +18,7 @@ from paceline.plan.quote import quote
 from paceline.plan.slurm.plan import SlurmPlan
 
 LINES = "PACELINE_PROBE"  # the lines travel in a variable: they may hold secrets, which an argument would show
-REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `fail` writes to
+REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `paceline_fail` writes to
 STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
 CHECKING = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can check for it
 TIMEOUT = 120.0  # seconds: module systems on a busy file system take their time, and so does a first import
@@ -57,8 +57,8 @@ def environment_lines(plan: SlurmPlan) -> list[str]:
     """Return the lines of a script that set up its environment, with the variables themselves."""
     section = plan.environment
     return [
-        f"run={quote(str(plan.run_path.folder.path))}",
-        f"python={quote(plan.launch_spec.python)}",
+        f"paceline_run={quote(str(plan.run_path.folder.path))}",
+        f"paceline_python={quote(plan.launch_spec.python)}",
         plan.environment_file,
         *module_lines(section.modules),
         f"{STEP}={ACTIVATION}",
@@ -80,7 +80,7 @@ def probe(lines: Sequence[str], command: str, *args: str, environ: Mapping[str, 
         cwd.mkdir()
         head = [
             f"unset {LINES}; export -n {REPORT}; export {CHECKING}=1",
-            f'fail() {{ printf "%s\\n" "${STEP}" "$*" >"${REPORT}"; exit 1; }}',
+            f'paceline_fail() {{ printf "%s\\n" "${STEP}" "$*" >"${REPORT}"; exit 1; }}',
         ]
         variables = {**environ, LINES: "\n".join([*head, *lines, command]), REPORT: str(report)}
         # Files, not pipes: a line of `setup` may leave something in the background that holds them open.
@@ -113,7 +113,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def probe_python(plan: SlurmPlan, args: Sequence[str]) -> ProbeResult:
     """Run the job's own Python with these arguments: in its container, if it has one that bash can enter."""
     start = FUNCTION if plan.environment.container else "exec"
-    return probe(environment_lines(plan), f'{start} "$python" "$@"', *args, environ=plan.submitter)
+    return probe(environment_lines(plan), f'{start} "$paceline_python" "$@"', *args, environ=plan.submitter)
 
 
 def module_hint(plan: SlurmPlan, name: str) -> str:

@@ -23,7 +23,7 @@ def run_on_node(node: str, args: Sequence[str]) -> int:
         raise ClusterError("Cannot find srun here.", hint="Run this on a login node, or leave out --node.")
     command = [
         "srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--time=10", "--quiet", "--export=ALL",
-        "--job-name=paceline-clean", sys.executable, "-c", PACELINE, *args,
+        f"--job-name=paceline-{args[0]}", sys.executable, "-c", PACELINE, *args,
     ]  # fmt: skip
     # The variables of a job around this one do not apply to the new one.
     environ = {

@@ -19,14 +19,14 @@ class EnvironmentSection:
     modules: ModuleSection = field(default_factory=ModuleSection)
     activation: Sequence[str] = ()
     setup: Sequence[str] = ()  # the user's own lines
-    container: Sequence[str] = ()  # defines `inside`
+    container: Sequence[str] = ()  # defines `paceline_inside`
 
     def lines(self, folder: str) -> list[str]:
         """Return the section as a script has it; the files of the run are in `folder`, as bash names it."""
         return [
-            "# The environment. Only you can read the file with the variables' values.",
+            "# Only you can read the file with the variables' values.",
             "{ set +x; } 2>/dev/null",
-            f'source "{folder}/environment.sh" || fail "Cannot read {folder}/environment.sh."',
+            f'source "{folder}/environment.sh" || paceline_fail "Cannot read {folder}/environment.sh."',
             *self.after_variables(),
             "# The part of Paceline that runs inside jobs travels with the run: the job's Python needs only torch.",
             python_path(f'"{folder}/paceline.zip'),
@@ -65,7 +65,7 @@ def activation_lines(job: Job, environ: Mapping[str, str]) -> list[str]:
     if job.environment.kind == "venv":
         path = environment_path(job, environ)
         activate = quote(f"{path}/bin/activate")
-        return [f"source {activate} || fail {quote(f'There is no venv in {path}.')}"]
+        return [f"source {activate} || paceline_fail {quote(f'There is no venv in {path}.')}"]
     if job.environment.kind == "conda":
         return [
             "# What `conda activate` does, without conda on the node.",

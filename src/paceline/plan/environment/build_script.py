@@ -118,7 +118,7 @@ target={quote(str(build.target))}
 lock="$target{LOCK}"
 
 say() {{ echo "paceline: $*"; }}
-fail() {{
+paceline_fail() {{
     echo "paceline: error: $*" >&2
     exit 1
 }}
@@ -145,7 +145,8 @@ is_alive() {{
 # To take it over from a builder that is gone, rename that file: only one builder succeeds.
 take_lock() {{
     mkdir -p "$build/lock" && : >"$build/lock/$me"
-    [ -e "$build/lock/$me" ] || fail "Cannot write to $build from $HOSTNAME. It must be on a shared file system."
+    [ -e "$build/lock/$me" ] ||
+        paceline_fail "Cannot write to $build from $HOSTNAME. It must be on a shared file system."
     mv -T "$build/lock" "$lock" 2>/dev/null && return
     for other in "$lock"/*; do
         other=${{other##*/}}
@@ -196,18 +197,18 @@ def _environment(build: BuildScript) -> list[str]:
     lines = [
         "# The environment, with the modules of the runs.",
         "{ set +x; } 2>/dev/null",
-        'source "$build/environment.sh" || fail "Cannot read $build/environment.sh."',
+        'source "$build/environment.sh" || paceline_fail "Cannot read $build/environment.sh."',
         *build.modules,
     ]
     if build.setup:
         lines += ["# `setup` in paceline.toml:", *build.setup]
-    return [*lines, f"cd {quote(str(build.cwd))} || fail {quote(f'Cannot enter {build.cwd}.')}"]
+    return [*lines, f"cd {quote(str(build.cwd))} || paceline_fail {quote(f'Cannot enter {build.cwd}.')}"]
 
 
 def _end() -> list[str]:
     return [
         "# The environment counts as built from here on.",
         f'cp "$build/marker.json" "$target/{MARKER}.partial" && mv "$target/{MARKER}.partial" "$target/{MARKER}"',
-        'is_built || fail "Cannot write to $target."',
+        'is_built || paceline_fail "Cannot write to $target."',
         'say "built $target"',
     ]

@@ -14,13 +14,13 @@ from paceline.plan.quote import command_line, quote
 from paceline.plan.run_path import RunPath
 from paceline.spec import Job
 
-FUNCTION = "inside"  # `inside COMMAND...` runs a command in the container
+FUNCTION = "paceline_inside"  # `paceline_inside COMMAND...` runs a command in the container
 NO_ENGINE = 96  # its exit code where there is no engine
 
 
 @dataclass(frozen=True)
 class ContainerEntry:
-    """Options of srun, arguments before the command (already quoted), and the lines that define `inside`."""
+    """Options of srun, arguments before the command (already quoted), and the lines that define `paceline_inside`."""
 
     srun_options: Sequence[str] = ()
     prefix: Sequence[str] = ()
@@ -41,9 +41,9 @@ def container_entry(job: Job, run_path: RunPath, *, gpus: int) -> ContainerEntry
             )
     if environment.engine == "pyxis":
         return ContainerEntry(srun_options=_pyxis_options(job, shared))
-    # job.sh writes `inside` to this file, where every node finds it.
+    # job.sh writes `paceline_inside` to this file, where every node finds it.
     return ContainerEntry(
-        prefix=["bash", f'"$run/job-starts/$job_start/{FUNCTION}.sh"'],
+        prefix=["bash", '"$paceline_run/job-starts/$paceline_job_start/inside.sh"'],
         definition=_definition(job, run_path, shared, gpus=gpus),
     )
 
@@ -103,29 +103,29 @@ def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) ->
         "# folders that exist there.",
         "# shellcheck disable=SC2317 # the nodes call it",
         f"{FUNCTION}() {{",
-        "    local engine options=() folder",
-        f"    engine=$({found}) || {{",
+        "    local paceline_engine paceline_options=() paceline_folder",
+        f"    paceline_engine=$({found}) || {{",
         '        echo "paceline: error: There is neither apptainer nor singularity on $HOSTNAME." >&2',
         f"        exit {NO_ENGINE}",
         "    }",
         *(_GPUS if gpus else []),
         *(_data_folder_lines(data_folder) if data_folder else []),
-        "    for folder in \\",
+        "    for paceline_folder in \\",
         *(f"        {quote(path)} \\" for path in shared),
-        *(['        "$folder" \\'] if data_folder else []),
+        *(['        "$paceline_folder" \\'] if data_folder else []),
         '        "${SLURM_TMPDIR:-}" "${TMPDIR:-}"; do',
-        '        [ -d "$folder" ] && options+=(--bind "$folder:$folder")',
+        '        [ -d "$paceline_folder" ] && paceline_options+=(--bind "$paceline_folder:$paceline_folder")',
         "    done",
         "    export PYTHONNOUSERSITE=1 # use the image's packages, not those in the home folder",
         "    # Keep the engine from creating a folder in the home folder.",
         '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-/tmp}/.apptainer-$UID"',
         *(_cache_lines(run_path) if is_fetched(job) else []),
-        f'    exec "$engine" exec "${{options[@]}}" {command_line([*fixed, image_path(job)])} "$@"',
+        f'    exec "$paceline_engine" exec "${{paceline_options[@]}}" {command_line([*fixed, image_path(job)])} "$@"',
         "}",
     ]
 
 
-_GPUS = ["    [ -e /dev/nvidiactl ] && options+=(--nv)", "    [ -e /dev/kfd ] && options+=(--rocm)"]
+_GPUS = ["    [ -e /dev/nvidiactl ] && paceline_options+=(--nv)", "    [ -e /dev/kfd ] && paceline_options+=(--rocm)"]
 
 
 def _data_folder_lines(folder: str) -> list[str]:
@@ -136,8 +136,10 @@ def _data_folder_lines(folder: str) -> list[str]:
         is_variable = part.startswith("$") and name.isidentifier()
         text += f'"${{{name}:?}}"' if is_variable else quote(part) if part else ""
     return [
-        f"    folder={text}",
-        '    until [ -d "$folder" ] || [ "$folder" = "${folder%/*}" ]; do folder=${folder%/*}; done',
+        f"    paceline_folder={text}",
+        '    until [ -d "$paceline_folder" ] || [ "$paceline_folder" = "${paceline_folder%/*}" ]; do',
+        "        paceline_folder=${paceline_folder%/*}",
+        "    done",
     ]
 
 

@@ -93,11 +93,11 @@ def _check_lines(lines: Sequence[str]) -> None:
 
 def image_steps(*, engine: str, base: str, installs: bool) -> list[str]:
     """Return the lines that build from the definition, or fetch the base as it is if there is nothing to install."""
-    failed = '|| fail "$engine could not build the image."'
+    failed = '|| paceline_fail "$engine could not build the image."'
     if installs:
         make = f'"$engine" build ${{fakeroot:+"$fakeroot"}} "$target/{IMAGE}" "$build/image.def" {failed}'
     elif is_remote(base):
-        make = f'"$engine" pull "$target/{IMAGE}" {quote(base)} || fail {quote(f"Cannot fetch {base}.")}'
+        make = f'"$engine" pull "$target/{IMAGE}" {quote(base)} || paceline_fail {quote(f"Cannot fetch {base}.")}'
     else:
         make = f'"$engine" build "$target/{IMAGE}" {quote(base)} {failed}'
     lines = f"""\
@@ -105,10 +105,10 @@ engine=''
 for name in {" ".join(engines(engine))}; do
     if [ -z "$engine" ] && command -v "$name" >/dev/null; then engine=$name; fi
 done
-[ -n "$engine" ] || fail "There is neither apptainer nor singularity on $HOSTNAME."
+[ -n "$engine" ] || paceline_fail "There is neither apptainer nor singularity on $HOSTNAME."
 # Keep layers and temporary files on scratch: a home folder is small, and a node's /tmp may be memory.
 cache="${{target%/*}}/cache/$engine"
-mkdir -p "$target" "$cache" "$build/tmp" || fail "Cannot write to ${{target%/*}}."
+mkdir -p "$target" "$cache" "$build/tmp" || paceline_fail "Cannot write to ${{target%/*}}."
 export APPTAINER_CACHEDIR="$cache" SINGULARITY_CACHEDIR="$cache"
 export APPTAINER_TMPDIR="$build/tmp" SINGULARITY_TMPDIR="$build/tmp"
 """.splitlines()

@@ -24,7 +24,7 @@ if ! command -v module >/dev/null; then
         if [ -r "$init" ]; then source "$init"; break; fi
     done
 fi
-command -v module >/dev/null || fail "The job uses modules, but there is no 'module' command on $HOSTNAME."
+command -v module >/dev/null || paceline_fail "The job uses modules, but there is no 'module' command on $HOSTNAME."
 """
 
 
@@ -45,7 +45,7 @@ class ModuleSection:
 
 
 def load_line(name: str) -> str:
-    return f"module load {quote(name)} || fail {quote(f'Cannot load the module {name}.')}"
+    return f"module load {quote(name)} || paceline_fail {quote(f'Cannot load the module {name}.')}"
 
 
 def purges(environment: Environment) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.plan.environment.modules import module_variables
 from paceline.plan.quote import quote
-from paceline.plan.secrets import SCRIPT_NAMES, Secrets
+from paceline.plan.secrets import SCRIPT_PREFIX, Secrets
 from paceline.plan.slurm.directives import Directive
 from paceline.spec import Job
 
@@ -93,7 +93,7 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     variables.update({name: environ[name] for name in _WANDB if environ.get(name)})
     variables.update(secrets.values)
     # The ranks get every plain variable from the launch spec; here they must not overwrite the script's own.
-    variables.update({k: v for k, v in job.environment.variables.items() if k not in SCRIPT_NAMES})
+    variables.update({k: v for k, v in job.environment.variables.items() if not k.startswith(SCRIPT_PREFIX)})
     lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
     return "\n".join(["# The variables of this run, sourced by job.sbatch.", *lines]) + "\n"
 

@@ -57,25 +57,25 @@ class Trials:
 
 def array_script(plan: ScriptPlan, trials: Trials) -> Script:
     """Return the script of a sweep. `plan.counts` are those of one trial, `plan.directives` those of a task."""
-    launch = launch_lines(_share(plan, trials), "$submission", rendezvous=' "$trial"')
+    launch = launch_lines(_share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"')
     return Script(
         header_lines(plan, "Each task runs the trials in its line of a list: sbatch --array=0-9 job.sbatch tasks-1"),
         [
-            f"sweep={quote(str(trials.sweep))} # everything about this sweep is in this folder",
-            f"submission={quote(str(plan.folder.path))} # and everything about this submission in this one",
-            f"python={quote(plan.python)}",
-            *source_library("$submission"),
-            f'start_task "$sweep" "$submission" "${{1:-tasks-1}}"{plan.start_options}',
+            f"paceline_sweep={quote(str(trials.sweep))} # everything about this sweep is in this folder",
+            f"paceline_submission={quote(str(plan.folder.path))} # and everything about this submission in this one",
+            f"paceline_python={quote(plan.python)}",
+            *source_library("$paceline_submission"),
+            f'paceline_start_task "$paceline_sweep" "$paceline_submission" "${{1:-tasks-1}}"{plan.start_options}',
         ],
-        plan.environment.lines("$submission"),
+        plan.environment.lines("$paceline_submission"),
         [
             "# Each trial opens and closes with Paceline on this host, and runs on the nodes in between.",
-            f'run_half() {{ {_run_half(plan)} "$@"; }}',
-            "launch_trial() {",
+            f'paceline_run_half() {{ {_run_half(plan)} "$@"; }}',
+            "paceline_launch_trial() {",
             *(f"    {line}" for line in launch),
             "}",
-            f"run_trials {trials.pack}" + (" # side by side" if trials.pack > 1 else " # at a time"),
-            "finish_task",
+            f"paceline_run_trials {trials.pack}" + (" # side by side" if trials.pack > 1 else " # at a time"),
+            "paceline_finish_task",
         ],
     )
 
@@ -85,7 +85,7 @@ def _run_half(plan: ScriptPlan) -> str:
     entry = [*plan.container.prefix]
     if plan.container.srun_options:
         entry = ["srun --export=ALL --nodes=1 --ntasks=1 --mpi=none", *plan.container.srun_options]
-    return " ".join([*entry, '"$python" "$submission/paceline.zip"'])
+    return " ".join([*entry, '"$paceline_python" "$paceline_submission/paceline.zip"'])
 
 
 def _share(plan: ScriptPlan, trials: Trials) -> ScriptPlan:

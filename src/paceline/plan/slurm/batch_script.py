@@ -17,6 +17,10 @@ from paceline.plan.environment.container import ContainerEntry
 from paceline.plan.quote import quote
 from paceline.plan.slurm.directives import Directive, TaskCounts, render
 
+# The headings of a script's sections. `paceline shell` evaluates the lines between them.
+ENVIRONMENT = "# -- environment --"
+LAUNCH = "# -- launch --"
+
 
 @dataclass(frozen=True)
 class ScriptPlan:
@@ -38,7 +42,7 @@ class ScriptPlan:
 
     @property
     def start_options(self) -> str:
-        """What `start_job` and `start_task` of job.sh are given."""
+        """What `paceline_start_job` and `paceline_start_task` of job.sh are given."""
         options = [] if self.requeue else ["--no-requeue"]
         if self.exclude and self.requeue:
             options.append(f"--exclude={self.exclude}")
@@ -55,7 +59,7 @@ class Script:
     launch: Sequence[str]
 
     def __str__(self) -> str:
-        sections = (self.header, self.start, self.environment, self.launch)
+        sections = (self.header, self.start, [ENVIRONMENT, *self.environment], [LAUNCH, *self.launch])
         return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
@@ -69,13 +73,13 @@ def job_script(plan: ScriptPlan) -> Script:
     return Script(
         header_lines(plan, "You can read it, keep it, and submit it again: sbatch job.sbatch"),
         [
-            f"run={quote(str(plan.folder.path))} # everything about this run is in this folder",
-            f"python={quote(plan.python)}",
-            *source_library("$run"),
-            f"start_job{plan.start_options}",
+            f"paceline_run={quote(str(plan.folder.path))} # everything about this run is in this folder",
+            f"paceline_python={quote(plan.python)}",
+            *source_library("$paceline_run"),
+            f"paceline_start_job{plan.start_options}",
         ],
-        plan.environment.lines("$run"),
-        [*launch_lines(plan, "$run"), "finish_job"],
+        plan.environment.lines("$paceline_run"),
+        [*launch_lines(plan, "$paceline_run"), "paceline_finish_job"],
     )
 
 
@@ -104,9 +108,11 @@ def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[st
     agents = "One agent per rank." if plan.counts.tasks_per_node > 1 else "One agent per node starts the ranks."
     return [
         f"# {agents}",
-        *([f"open_rendezvous{rendezvous}"] if plan.counts.tasks > 1 else []),
-        *([f"forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
-        *_folded(["launch " + command[0], *command[1:], *entry, f'"$python" "{folder}/paceline.zip"']),
+        *([f"paceline_open_rendezvous{rendezvous}"] if plan.counts.tasks > 1 else []),
+        *([f"paceline_forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
+        *_folded(
+            ["paceline_launch " + command[0], *command[1:], *entry, f'"$paceline_python" "{folder}/paceline.zip"']
+        ),
     ]
 
 
@@ -127,7 +133,7 @@ def _mpirun(plan: ScriptPlan) -> list[str]:
     counts = plan.counts
     return [
         f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe --bind-to none",
-        '"${forward[@]}"',
+        '"${paceline_forward[@]}"',
     ]
 
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.errors import UsageError
 from paceline.plan.environment.activation import python_path
 from paceline.plan.environment.container import FUNCTION
 from paceline.plan.quote import quote
+from paceline.plan.slurm.batch_script import ENVIRONMENT, LAUNCH
 from paceline.plan.slurm.plan import SlurmPlan
 
 SETUP = "PACELINE_SHELL_SETUP"  # the lines travel in a variable: there may be no file that all nodes see
@@ -24,15 +26,25 @@ _ANY_SHELL = "sh -c 'if command -v bash >/dev/null; then exec bash; else exec sh
 # Options of a batch job that mean nothing to an interactive one, or would harm it.
 _BATCH_ONLY = {"output", "open-mode", "requeue", "no-requeue", "signal", "chdir", "export", "mail-user", "mail-type"}
 
-# What a batch script calls besides setting up its environment, and the names that it takes.
-_STAND_INS = "start_job open_rendezvous forward_variables launch finish_job start_task run_trials finish_task"
-_FUNCTIONS = f"{_STAND_INS} fail run_half launch_trial"
-_VARIABLES = "run python sweep submission forward PACELINE_SHELL"
+_NO_RUN = "Omit the run to open a shell in a new allocation."
 
 
 def setup_from_script(script: Path, launch_spec: LaunchSpec) -> str:
-    """Return what a shell in a run's environment evaluates first: the run's own script, without launching anything."""
-    return _setup([f"PACELINE_SHELL=1; source {quote(str(script))}"], launch_spec)
+    """Return what a shell in a run's environment evaluates first: the environment section of the run's own script."""
+    try:
+        lines = script.read_text(encoding="utf-8").splitlines()
+    except OSError as problem:
+        raise UsageError(f"Cannot read {script}: {problem.strerror}.", hint=_NO_RUN) from None
+    if ENVIRONMENT not in lines or LAUNCH not in lines[lines.index(ENVIRONMENT) :]:
+        raise UsageError(
+            f"Cannot tell which lines of {script} set up the environment: they are expected between "
+            f"{ENVIRONMENT!r} and {LAUNCH!r}.",
+            hint=_NO_RUN,
+        )
+    lines = lines[lines.index(ENVIRONMENT) :]
+    folder = quote(str(script.parent))
+    names = f"paceline_run={folder}; paceline_submission={folder}"
+    return _setup([names, *lines[: lines.index(LAUNCH)]], launch_spec)
 
 
 def setup_from_plan(plan: SlurmPlan, run_half: str) -> str:
@@ -46,11 +58,11 @@ def _setup(environment: Sequence[str], launch_spec: LaunchSpec) -> str:
     folder = quote(str(PurePath(launch_spec.python).parent))
     return "\n".join(
         [
-            f'for name in {_STAND_INS}; do eval "$name() {{ :; }}"; done; unset name',
-            'fail() { echo "paceline: error: $*" >&2; }',
+            'paceline_fail() { echo "paceline: error: $*" >&2; }',
             *environment,
+            "set +eu +o pipefail",  # lines of the user may have set them; one failed command would end the shell
             f"cd {quote(launch_spec.cwd)} 2>/dev/null",
-            f"unset {_VARIABLES}; unset -f {_FUNCTIONS}",
+            "unset paceline_run paceline_submission; unset -f paceline_fail",
             # An agent's variables win over what modules and the venv have made of them, so they do here.
             *(f"export {name}={quote(text)}" for name, text in launch_spec.variables.items()),
             # The job calls its Python by its path; a person types `python`.

@@ -5,14 +5,14 @@
 #
 # - Slurm sends USR1 to this shell before the time limit. The shell creates the file `stop`, which the head agent
 #   polls for; the ranks then save and stop.
-# - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; a preempted one is requeued by Slurm.
+# - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; Slurm requeues a preempted one.
 # - The head agent runs on this host. It writes `verdict` (done, stopped or failed) and, if the run should go back into
 #   the queue, `requeue` (the nodes to exclude). The exit codes of srun and mpirun arrive garbled and are not used.
+#
+# The user's `setup` lines run in this same shell. So every function and every variable that outlives a function begins
+# with `paceline_`, and no command here may fail unhandled: the lines may have said `set -euo pipefail`.
 
-# `paceline shell` sources job.sbatch for its environment alone, with stand-ins for these functions.
-[ -z "${PACELINE_SHELL:-}" ] || return 0
-
-fail() {
+paceline_fail() {
     echo "paceline: error: $*" >&2
     exit 1
 }
@@ -22,56 +22,69 @@ fail() {
 # Name this job and this start of it (a requeued job keeps its id), and read the options:
 #   --no-requeue      end at the time limit
 #   --exclude=NODES   nodes that the user excluded
-identify_job() {
+paceline_identify_job() {
     # A task of an array is ARRAY_TASK: its plain id may mean the whole array.
-    job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-    job=${job:-$SLURM_JOB_ID}
-    job_start="$job-${SLURM_RESTART_COUNT:-0}"
-    export PACELINE_JOB_START="$job_start"
-    terminated='' interrupted='' mpirun_pid='' requeue=1 exclude=''
+    paceline_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+    paceline_job=${paceline_job:-$SLURM_JOB_ID}
+    paceline_job_start="$paceline_job-${SLURM_RESTART_COUNT:-0}"
+    export PACELINE_JOB_START="$paceline_job_start"
+    paceline_terminated=''
+    paceline_interrupted=''
+    paceline_mpirun_pid=''
+    paceline_requeue=1
+    paceline_exclude=''
     local option
     for option in "$@"; do
         case $option in
-            --no-requeue) requeue='' ;;
-            --exclude=*) exclude=${option#*=} ;;
+            --no-requeue) paceline_requeue='' ;;
+            --exclude=*) paceline_exclude=${option#*=} ;;
         esac
     done
     # Some clusters do not let jobs be requeued, whatever the script asks for: a new job continues there.
-    resubmit=''
-    [ -z "$requeue" ] || resubmit=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | grep -o 'Requeue=0')
+    paceline_resubmit=''
+    if [ -n "$paceline_requeue" ]; then
+        paceline_resubmit=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | grep -o 'Requeue=0') || :
+    fi
 }
 
-make_job_start_folder() {
-    mkdir -p "$run/job-starts/$job_start" ||
-        fail "Cannot write to $run from $HOSTNAME. The run folder must be on a shared file system."
+paceline_make_job_start_folder() {
+    mkdir -p "$paceline_run/job-starts/$paceline_job_start" ||
+        paceline_fail "Cannot write to $paceline_run from $HOSTNAME. The run folder must be on a shared file system."
 }
 
 # Claim the run folder: two jobs must not train in the same one. If two start at once, the last to write its id wins.
-claim_run() {
-    owner=$(cat "$run/job" 2>/dev/null)
-    echo "$job" >"$run/job-starts/$job_start/job" && mv -f "$run/job-starts/$job_start/job" "$run/job"
-    if [ -n "$owner" ] && [ "$owner" != "$job" ]; then
-        case $(squeue --noheader --jobs="$owner" --format=%T 2>/dev/null) in
-            RUNNING | SUSPENDED | STOPPED) echo "$owner" >"$run/job" ;;
+paceline_claim_run() {
+    local written="$paceline_run/job-starts/$paceline_job_start/job"
+    paceline_owner=$(cat "$paceline_run/job" 2>/dev/null) || :
+    { echo "$paceline_job" >"$written" && mv -f "$written" "$paceline_run/job"; } || :
+    if [ -n "$paceline_owner" ] && [ "$paceline_owner" != "$paceline_job" ]; then
+        case $(squeue --noheader --jobs="$paceline_owner" --format=%T 2>/dev/null) in
+            RUNNING | SUSPENDED | STOPPED) echo "$paceline_owner" >"$paceline_run/job" || : ;;
         esac
     fi
-    owner=$(cat "$run/job")
-    [ "$owner" = "$job" ]
+    paceline_owner=$(cat "$paceline_run/job") || :
+    [ "$paceline_owner" = "$paceline_job" ]
 }
 
-trap_signals() { # the function that creates the files `stop`
+paceline_trap_signals() { # the function that creates the files `stop`
     # shellcheck disable=SC2064 # the function's name is known now
-    trap "interrupted=1; $1" USR1
+    trap "paceline_interrupted=1; $1" USR1
+    trap paceline_terminate TERM
+}
+
+paceline_terminate() {
+    paceline_interrupted=1
+    paceline_terminated=1
     # mpirun's processes on this host belong to the batch step, which Slurm's own TERM does not reach.
-    trap 'interrupted=1; terminated=1; [ -z "$mpirun_pid" ] || kill -TERM "$mpirun_pid"' TERM
+    [ -z "$paceline_mpirun_pid" ] || kill -TERM "$paceline_mpirun_pid" || :
 }
 
 # Wait for a process. A trap interrupts `wait`, so wait again.
-await() {
+paceline_await() {
     while :; do
-        interrupted=''
-        wait "$1"
-        [ -n "$interrupted" ] || break
+        paceline_interrupted=''
+        wait "$1" || :
+        [ -n "$paceline_interrupted" ] || break
     done
 }
 
@@ -79,7 +92,7 @@ await() {
 
 # The rendezvous of the agents: this host, and a port on which nobody answers. Every job, job start and trial tries a
 # different port first. The token keeps strangers out.
-open_rendezvous() {
+paceline_open_rendezvous() {
     local port=$((20000 + (SLURM_JOB_ID * 31 + ${SLURM_RESTART_COUNT:-0} * 7 + ${1:-0} * 13) % 12000))
     while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
     PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
@@ -87,213 +100,232 @@ open_rendezvous() {
 }
 
 # mpirun passes only the variables that it is given by name to other nodes, and warns about those that are not set.
-forward_variables() {
+paceline_forward_variables() {
     local name
-    forward=()
+    paceline_forward=()
     for name in "$@"; do
-        [ -n "${!name+set}" ] && forward+=(-x "$name")
+        if [ -n "${!name+set}" ]; then paceline_forward+=(-x "$name"); fi
     done
 }
 
-# Write `inside`, the way into a container, to a file that every node can run. Not every script defines it.
-share_container_entry() {
-    declare -F inside >/dev/null || return 0
-    { declare -f inside && echo 'inside "$@"'; } >"$run/job-starts/$job_start/inside.sh" || fail "Cannot write to $run."
+# Write `paceline_inside`, the way into a container, to a file that every node can run. Not every script defines it.
+paceline_share_container_entry() {
+    declare -F paceline_inside >/dev/null || return 0
+    { declare -f paceline_inside && echo 'paceline_inside "$@"'; } \
+        >"$paceline_run/job-starts/$paceline_job_start/inside.sh" || paceline_fail "Cannot write to $paceline_run."
 }
 
 # Start the agents and wait for them. All work on the nodes happens in this one step: after a cancel, a preemption or
 # the time limit Slurm refuses to start another.
-launch() {
-    if [ -n "$terminated" ]; then
-        echo "paceline: job $job was ended before its agents started"
-        return 1
+paceline_launch() {
+    if [ -n "$paceline_terminated" ]; then
+        echo "paceline: job $paceline_job was ended before its agents started"
+        return 0
     fi
-    share_container_entry
+    paceline_share_container_entry
     if [ "$1" = mpirun ]; then
         SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@" </dev/null &
-        mpirun_pid=$!
+        paceline_mpirun_pid=$!
     else
         "$@" </dev/null &
     fi
-    await $!
-    mpirun_pid=''
+    paceline_await $!
+    paceline_mpirun_pid=''
 }
 
-read_verdict() {
-    verdict=$(cat "$run/job-starts/$job_start/verdict" 2>/dev/null || echo failed)
+paceline_read_verdict() {
+    paceline_verdict=$(cat "$paceline_run/job-starts/$paceline_job_start/verdict" 2>/dev/null || echo failed)
 }
 
 # -- back into the queue -------------------------------------------------------------------------------------
 
-# The nodes to exclude, as the head agents wrote them into these files. The list replaces the user's own, so add that.
-excluded_nodes() {
-    local nodes
-    nodes=$(cat "$@" 2>/dev/null | grep . | sort -u | paste -sd, -)
-    echo "${nodes:+${exclude:+$exclude,}$nodes}"
+# Whether the head agent wants a requeue. It writes the verdict last: without one, it did not get to the end.
+paceline_wants_requeue() {
+    [ -e "$paceline_run/job-starts/$paceline_job_start/requeue" ] &&
+        [ -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
 }
 
-requeue_job() { # NODES, to exclude
+# The nodes to exclude, as the head agents wrote them into these files. The list replaces the user's own, so add that.
+paceline_excluded_nodes() {
+    local nodes
+    nodes=$(cat "$@" 2>/dev/null | grep . | sort -u | paste -sd, -) || :
+    echo "${nodes:+${paceline_exclude:+$paceline_exclude,}$nodes}"
+}
+
+paceline_requeue_job() { # NODES, to exclude
     local pause
     # The controller may be unreachable for a moment (a restart, a failover), so ask more than once.
     for pause in 2 5 10 20 0; do
-        if scontrol requeue "$job"; then
+        if scontrol requeue "$paceline_job"; then
             # Slurm does not exclude nodes from a running job; a requeued one is pending.
-            [ -n "$1" ] && scontrol update jobid="$job" ExcNodeList="$1"
-            sleep 60 # until Slurm ends this shell
-            return
+            [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
+            sleep 60 || : # until Slurm ends this shell
+            return 0
         fi
-        sleep "$pause"
+        sleep "$pause" || :
     done
 }
 
 # Submit a job that continues once this one is gone, and print its id. It inherits nothing but the user's defaults.
-submit_next() {
+paceline_submit_next() {
     local name kept=() id
     for name in HOME USER LOGNAME SHELL LANG PATH TZ KRB5CCNAME SLURM_CONF SLURM_CLUSTERS "${!SBATCH_@}"; do
-        [ -n "${!name+set}" ] && kept+=("$name=${!name}")
+        if [ -n "${!name+set}" ]; then kept+=("$name=${!name}"); fi
     done
-    id=$(env -i "${kept[@]}" sbatch --parsable --dependency="afterany:$job" "$@") && echo "${id%%;*}"
+    id=$(env -i "${kept[@]}" sbatch --parsable --dependency="afterany:$paceline_job" "$@") && echo "${id%%;*}"
 }
 
-# -- a single run: job.sbatch sets `run` ---------------------------------------------------------------------
+# -- a single run: job.sbatch sets `paceline_run` ------------------------------------------------------------
 
-start_job() { # [--no-requeue] [--exclude=NODES]
-    identify_job "$@"
+paceline_start_job() { # [--no-requeue] [--exclude=NODES]
+    paceline_identify_job "$@"
     # Newer versions of Slurm requeue a preempted job even if it has finished in the meantime.
-    if [ "$(cat "$run/job-starts/$job-$((${SLURM_RESTART_COUNT:-0} - 1))/verdict" 2>/dev/null)" = "done" ]; then
-        echo "paceline: job $job: already done"
+    local previous="$paceline_run/job-starts/$paceline_job-$((${SLURM_RESTART_COUNT:-0} - 1))"
+    if [ "$(cat "$previous/verdict" 2>/dev/null)" = "done" ]; then
+        echo "paceline: job $paceline_job: already done"
         exit 0
     fi
-    [ ! -e "$run/cancelled" ] || fail "This run was cancelled. Remove $run/cancelled to continue it."
-    make_job_start_folder
-    claim_run || fail "This run is already running as job $owner."
-    trap_signals stop_run
-    export PACELINE_RUN="$run"
+    [ ! -e "$paceline_run/cancelled" ] ||
+        paceline_fail "This run was cancelled. Remove $paceline_run/cancelled to continue it."
+    paceline_make_job_start_folder
+    paceline_claim_run || paceline_fail "This run is already running as job $paceline_owner."
+    paceline_trap_signals paceline_stop_run
+    export PACELINE_RUN="$paceline_run"
 }
 
-stop_run() { : >"$run/job-starts/$job_start/stop"; }
+paceline_stop_run() { : >"$paceline_run/job-starts/$paceline_job_start/stop" || :; }
 
-finish_job() {
+paceline_finish_job() {
     local next nodes
-    read_verdict
-    echo "paceline: job $job: $verdict"
-    if [ -n "$requeue" ] && [ -z "$terminated" ] && [ ! -e "$run/cancelled" ] &&
-        [ -e "$run/job-starts/$job_start/requeue" ]; then
+    paceline_read_verdict
+    echo "paceline: job $paceline_job: $paceline_verdict"
+    if [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] &&
+        paceline_wants_requeue; then
         trap '' TERM # a requeue ends this shell with TERM, and there is more to do before that
-        nodes=$(excluded_nodes "$run/job-starts/$job_start/requeue")
-        if [ -z "$resubmit" ]; then
-            requeue_job "$nodes"
-        else
-            next=$(submit_next ${nodes:+"--exclude=$nodes"} "$run/job.sbatch") && echo "$next" >"$run/job"
+        nodes=$(paceline_excluded_nodes "$paceline_run/job-starts/$paceline_job_start/requeue")
+        if [ -z "$paceline_resubmit" ]; then
+            paceline_requeue_job "$nodes"
+        elif next=$(paceline_submit_next ${nodes:+"--exclude=$nodes"} "$paceline_run/job.sbatch"); then
+            echo "$next" >"$paceline_run/job" || :
         fi
     fi
-    case $verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
+    case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
 }
 
-# -- a task of a sweep: job.sbatch defines `launch_trial`, and `run_half` (Paceline on this host) --------------
+# -- a task of a sweep: job.sbatch defines `paceline_launch_trial`, and `paceline_run_half` (Paceline on this host) --
 
-start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
-    sweep=$1 submission=$2 list=$3
-    identify_job "${@:4}"
+paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
+    paceline_sweep=$1
+    paceline_submission=$2
+    paceline_list=$3
+    paceline_identify_job "${@:4}"
     # The trials of this task are in its line of the list, after its index.
     local index line
-    trials=()
+    paceline_trials=()
     while read -r index line; do
-        [ "$index" = "$SLURM_ARRAY_TASK_ID" ] && read -r -a trials <<<"$line"
-    done <"$submission/$list"
-    [ ${#trials[@]} -gt 0 ] || fail "$submission/$list has no trials for task $SLURM_ARRAY_TASK_ID."
-    trap_signals stop_trials
+        if [ "$index" = "$SLURM_ARRAY_TASK_ID" ]; then read -r -a paceline_trials <<<"$line"; fi
+    done <"$paceline_submission/$paceline_list"
+    [ ${#paceline_trials[@]} -gt 0 ] ||
+        paceline_fail "$paceline_submission/$paceline_list has no trials for task $SLURM_ARRAY_TASK_ID."
+    paceline_trap_signals paceline_stop_trials
 }
 
-stop_trials() {
+paceline_stop_trials() {
     local trial folder
-    for trial in "${trials[@]}"; do
-        folder="$sweep/trials/$trial"
-        [ -e "$folder/result.json" ] && continue
-        mkdir -p "$folder/job-starts/$job_start" && : >"$folder/job-starts/$job_start/stop"
+    for trial in "${paceline_trials[@]}"; do
+        folder="$paceline_sweep/trials/$trial"
+        [ ! -e "$folder/result.json" ] || continue
+        { mkdir -p "$folder/job-starts/$paceline_job_start" && : >"$folder/job-starts/$paceline_job_start/stop"; } || :
     done
 }
 
-# Run the trials of this task: one after the other, or in this many slots side by side.
-run_trials() {
-    local slot slots=() index
+# Run the trials of this task: one after the other, or in this many slots side by side. A local variable takes the
+# place of the user's, in the trials too: so these have the prefix as well.
+paceline_run_trials() {
+    local paceline_slot paceline_slots=() paceline_index
     if [ "$1" = 1 ]; then
-        for trial in "${trials[@]}"; do run_trial "$trial"; done
-        return
+        for paceline_trial in "${paceline_trials[@]}"; do paceline_run_trial "$paceline_trial"; done
+        return 0
     fi
-    for ((slot = 0; slot < $1; slot++)); do
+    for ((paceline_slot = 0; paceline_slot < $1; paceline_slot++)); do
         (
-            trap_signals : # the task's own shell creates the files `stop`
-            for ((index = slot; index < ${#trials[@]}; index += $1)); do run_trial "${trials[index]}"; done
+            paceline_trap_signals : # the task's own shell creates the files `stop`
+            for ((paceline_index = paceline_slot; paceline_index < ${#paceline_trials[@]}; paceline_index += $1)); do
+                paceline_run_trial "${paceline_trials[paceline_index]}"
+            done
         ) &
-        slots+=("$!")
+        paceline_slots+=("$!")
     done
-    for slot in "${slots[@]}"; do await "$slot"; done
+    for paceline_slot in "${paceline_slots[@]}"; do paceline_await "$paceline_slot"; done
 }
 
 # One trial is a run with its own folder. Trials that have a result or are cancelled are skipped.
-run_trial() {
-    trial=$1 run="$sweep/trials/$1"
-    if [ -e "$sweep/cancelled" ] || [ -e "$run/cancelled" ] || [ -e "$run/result.json" ]; then return; fi
-    make_job_start_folder
-    export PACELINE_RUN="$run"
-    open_and_run_trial >>"$run/slurm.log" 2>&1
+paceline_run_trial() {
+    paceline_trial=$1
+    paceline_run="$paceline_sweep/trials/$1"
+    [ ! -e "$paceline_sweep/cancelled" ] || return 0
+    if [ -e "$paceline_run/cancelled" ] || [ -e "$paceline_run/result.json" ]; then return 0; fi
+    paceline_make_job_start_folder
+    export PACELINE_RUN="$paceline_run"
+    paceline_open_and_run_trial >>"$paceline_run/slurm.log" 2>&1 || : # the next trial runs in any case
 }
 
-open_and_run_trial() {
-    if ! claim_run; then
-        echo "paceline: trial $trial is already running as job $owner"
+paceline_open_and_run_trial() {
+    local paceline_folder="$paceline_run/job-starts/$paceline_job_start"
+    if ! paceline_claim_run; then
+        echo "paceline: trial $paceline_trial is already running as job $paceline_owner"
         return
     fi
-    [ -z "$terminated" ] || return
-    if [ -e "$run/job-starts/$job_start/stop" ]; then # too late to begin: the next start of this task runs it
-        : >"$run/job-starts/$job_start/requeue"
+    [ -z "$paceline_terminated" ] || return
+    if [ -e "$paceline_folder/stop" ]; then # too late to begin: the next start of this task runs it
+        : >"$paceline_folder/requeue"
+        echo stopped >"$paceline_folder/verdict"
         return
     fi
-    share_container_entry
-    if ! run_half trial open "$sweep" "$submission" "$trial"; then
+    paceline_share_container_entry
+    if ! paceline_run_half trial open "$paceline_sweep" "$paceline_submission" "$paceline_trial"; then
         # With a result: the search has no point left.
-        if [ -n "$terminated" ] || [ -e "$run/result.json" ]; then return; fi
-        echo failed >"$run/job-starts/$job_start/verdict"
-        run_half trial close "$sweep" "$trial" failed
+        if [ -n "$paceline_terminated" ] || [ -e "$paceline_run/result.json" ]; then return; fi
+        echo failed >"$paceline_folder/verdict"
+        paceline_run_half trial close "$paceline_sweep" "$paceline_trial" failed
         return
     fi
-    launch_trial
-    read_verdict
-    echo "paceline: job $job: trial $trial: $verdict"
-    if [ -n "$requeue" ]; then
+    paceline_launch_trial
+    paceline_read_verdict
+    echo "paceline: job $paceline_job: trial $paceline_trial: $paceline_verdict"
+    if [ -n "$paceline_requeue" ]; then
         # A trial that was stopped, or whose job is ended from outside, has no result yet.
-        if [ "$verdict" = stopped ] || [ -e "$run/job-starts/$job_start/requeue" ]; then return; fi
-        if [ "$verdict" = failed ] && [ -n "$terminated" ]; then return; fi
+        if [ "$paceline_verdict" = stopped ] || paceline_wants_requeue; then return; fi
+        if [ "$paceline_verdict" = failed ] && [ -n "$paceline_terminated" ]; then return; fi
     fi
-    run_half trial close "$sweep" "$trial" "$verdict"
+    paceline_run_half trial close "$paceline_sweep" "$paceline_trial" "$paceline_verdict"
 }
 
-finish_task() {
-    local code=0 again='' files=() nodes next
+paceline_finish_task() {
+    local code=0 again='' files=() nodes next log="$paceline_submission/logs/$paceline_job.log"
     # The task is done if all its trials are, and failed if one of them is.
-    for trial in "${trials[@]}"; do
-        run="$sweep/trials/$trial"
-        files+=("$run"/job-starts/*/requeue)
-        case $(cat "$run/job-starts/$job_start/verdict" 2>/dev/null) in
+    for paceline_trial in "${paceline_trials[@]}"; do
+        paceline_run="$paceline_sweep/trials/$paceline_trial"
+        files+=("$paceline_run"/job-starts/*/requeue)
+        case $(cat "$paceline_run/job-starts/$paceline_job_start/verdict" 2>/dev/null) in
             failed) code=1 ;;
             stopped) [ "$code" = 1 ] || code=75 ;;
         esac
-        if [ -e "$run/job-starts/$job_start/requeue" ] && [ ! -e "$run/cancelled" ]; then again=1; fi
+        if paceline_wants_requeue && [ ! -e "$paceline_run/cancelled" ]; then again=1; fi
     done
-    [ -s "$submission/logs/$job.log" ] || rm -f "$submission/logs/$job.log"
-    if [ -n "$again" ] && [ -n "$requeue" ] && [ -z "$terminated" ] && [ ! -e "$sweep/cancelled" ]; then
-        trap '' TERM # as in finish_job
-        nodes=$(excluded_nodes "${files[@]}")
-        if [ -z "$resubmit" ]; then
-            requeue_job "$nodes"
-        else
-            next=$(submit_next ${nodes:+"--exclude=$nodes"} --array="$SLURM_ARRAY_TASK_ID" \
-                "$submission/job.sbatch" "$list") &&
-                for trial in "${trials[@]}"; do
-                    [ -e "$sweep/trials/$trial/result.json" ] ||
-                        echo "${next}_$SLURM_ARRAY_TASK_ID" >"$sweep/trials/$trial/job"
-                done
+    [ -s "$log" ] || rm -f "$log" || :
+    if [ -n "$again" ] && [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] &&
+        [ ! -e "$paceline_sweep/cancelled" ]; then
+        trap '' TERM # as in paceline_finish_job
+        nodes=$(paceline_excluded_nodes "${files[@]}")
+        if [ -z "$paceline_resubmit" ]; then
+            paceline_requeue_job "$nodes"
+        elif next=$(paceline_submit_next ${nodes:+"--exclude=$nodes"} --array="$SLURM_ARRAY_TASK_ID" \
+            "$paceline_submission/job.sbatch" "$paceline_list"); then
+            for paceline_trial in "${paceline_trials[@]}"; do
+                [ -e "$paceline_sweep/trials/$paceline_trial/result.json" ] ||
+                    echo "${next}_$SLURM_ARRAY_TASK_ID" >"$paceline_sweep/trials/$paceline_trial/job" || :
+            done
         fi
     fi
     exit "$code"
