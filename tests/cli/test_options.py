@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from paceline.cli import doctor, env, options, run, shell, submit, sweep
+from paceline.cli import doctor, env, options, run, run_command, shell, submit, sweep
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
@@ -121,6 +121,42 @@ def test_contradictions_name_both_flags(values: dict[str, Any]) -> None:
 def test_invalid_numbers_are_left_to_validation() -> None:
     nodes = next(option for option in ALL if option.kind == NUMBER and option.name == "--nodes")
     assert [flag.value for flag in read_flags([(nodes, "two")], {})] == ["two"]
+
+
+@pytest.mark.parametrize(("text", "value"), [(" 2", 2), ("+2 ", 2), ("-1", -1), ("\u0662", "\u0662"), ("2 3", "2 3")])
+def test_numbers_are_ascii_digits(text: str, value: object) -> None:
+    assert [flag.value for flag in read_flags(typed("submit", nodes=text), {})] == [value]
+
+
+JOB_ONLY = [
+    "--image=x", "--conda=x", "--setup=x", "--load-module=x", "--bind=x", "--engine=x", "--engine-option=x",
+    "--purge-modules", "--no-purge-modules", "--module-path=x", "--requirements=x", "--constraints=x",
+    "--with-horovod", "--no-horovod", "--base-python=x", "--base-image=x", "--system-packages", "--proxies",
+    "--gpu-binding=one", "--mpirun-over=ranks",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arg", JOB_ONLY)
+def test_run_rejects_options_of_jobs(arg: str) -> None:
+    flag = arg.partition("=")[0]
+    with pytest.raises(UsageError) as caught:
+        run_command("run", ["--dry-run", arg, "train.py"])
+    assert caught.value.message == f"{flag} applies to `paceline submit`, not to `paceline run`."
+
+
+def test_typed_paths_are_right_in_a_job(paceline: Paceline, tmp_path: Path) -> None:
+    """A job starts in its run folder."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for name in ("train.py", "python3"):
+        (inner / name).touch()
+    (tmp_path / "paceline.toml").touch()
+    args = ["--image", "/torch.sif", "--load-module", "cuda", "--module-path", "modules", "--bind", "data:/data:ro"]
+    for python, is_path in (("env/bin/python", True), ("python3", False)):
+        text = paceline("submit", "--dry-run", *args, "--python", python, "train.py", cwd=inner, check=True).stdout
+        for part in (f"module use {inner}/modules", f"--bind {inner}/data:/data:ro", python):
+            assert part in text
+        assert (f"{inner}/{python}" in text) == is_path
 
 
 def test_short_forms_work_as_in_sbatch(paceline: Paceline, tmp_path: Path) -> None:

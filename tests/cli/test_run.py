@@ -155,8 +155,10 @@ WRONG = {
     "a negative number of restarts": (["run", "--max-restarts", "-1", "train.py"], 2, "Invalid --max-restarts -1"),
     "restarts and attempts": (["run", "--max-restarts", "1", "--max-attempts", "2", "train.py"], 2, "contradict"),
     "W&B on and off": (["run", "--no-wandb", "--wandb-project", "x", "train.py"], 2, "contradict each other"),
-    "two environments": (["run", "--venv", "a", "--image", "b", "train.py"], 2, "--venv and --image contradict"),
-    "a venv and a conda": (["run", "--venv", "a", "--conda", "b", "train.py"], 2, "--venv and --conda contradict"),
+    "two environments": (["submit", "--venv", "a", "--image", "b", "train.py"], 2, "--venv and --image contradict"),
+    "a venv and a conda": (["submit", "--venv", "a", "--conda", "b", "train.py"], 2, "--venv and --conda contradict"),
+    "a container": (["run", "--environment", "container", "--config", "image.toml", "train.py"], 2, "paceline submit"),
+    "a missing secret file": (["run", "--secret-file", "s.env", "train.py"], 2, "--secret-file names s.env, which"),
     "a bad time": (["submit", "--time", "5x", "train.py"], 2, 'Invalid --time "5x": use a duration such as 90m'),
     "a short form": (["submit", "-N", "none", "train.py"], 2, 'Invalid --nodes "none": use a whole number.'),
 }  # fmt: skip
@@ -166,6 +168,7 @@ WRONG = {
 def test_a_wrong_command_line_is_one_clear_error(case: str, paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").touch()
     (project / "bad.toml").write_text("[job]\nnods = 1")
+    (project / "image.toml").write_text('[environment]\nimage = "x.sif"')
     args, code, part = WRONG[case]
     done = paceline(*args, cwd=project)
     assert (done.returncode, done.stdout) == (code, "")

@@ -38,6 +38,8 @@ WRONG = {
     "a bad variable": ('[environment.variables]\n"A B" = "1"', ["variables = {A B} in [environment]", "'A B'"]),
     "a number for a table": ("job = 3", ["Invalid job = 3 in FILE: use a table."]),
     "a bad time": ('[job]\ntime = "7x"', ['Invalid time = "7x" in [job] of FILE: use a duration such as 90m']),
+    "a bare time": ("[job]\ntime = 30", ['time = 30 in [job] of FILE: use a duration such as "30m" or "2:30:00".']),
+    "no time": ('[job]\ntime = "0"', ['time = "0" in [job] of FILE: use a time limit above zero, e.g. 30m.']),
     "a bare number in quotes": ('[resume]\ngrace = "7"', ['Invalid grace = "7" in [resume] of FILE: use a duration']),
     "a bad size": ('[job]\nmem_per_gpu = "lots"', ['mem_per_gpu = "lots" in [job] of FILE: use a size such as 512M']),
     "bad steps": ('[runtime]\nprofile = "4:2"', ['profile = "4:2" in [runtime] of FILE: use steps as first:end']),
@@ -78,6 +80,7 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
         (("--nodes", "job.nodes", "two"), 'Invalid --nodes "two": use a whole number.'),
         (("--time", "job.time", "5x"), 'Invalid --time "5x": use a duration such as 90m, 2h30m or 1-12:00:00.'),
         (("--time", "job.time", "-5"), 'Invalid --time "-5": use a duration'),
+        (("--time", "job.time", "0"), 'Invalid --time "0": use a time limit above zero, e.g. 30m.'),
         (("--mem-per-gpu", "job.mem_per_gpu", "32"), 'Invalid --mem-per-gpu "32": use a size such as 512M, 32G'),
         (("--style", "launch.style", "x"), 'Invalid --style "x": use one of fork, srun, torchrun,'),
         (("--profile", "runtime.profile", "3"), 'Invalid --profile "3": use steps as first:end, e.g. 10:13.'),
@@ -96,8 +99,8 @@ def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_
 
 
 def test_a_time_limit_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
-    assert load(tmp_path, "[job]\ntime = 30").resources.time == 1800
     assert load(tmp_path, '[job]\ntime = "30"').resources.time == 1800
+    assert load(tmp_path, "", ("--time", "job.time", "30")).resources.time == 1800
     assert load(tmp_path, "", ("--time", "job.time", "1-12")).resources.time == 129600
     assert load(tmp_path, '[job]\ntime = "2h"\n[resume]\ngrace = 90').grace == 90  # other durations: seconds
 

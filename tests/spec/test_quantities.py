@@ -31,7 +31,7 @@ def test_durations(text: object, seconds: int) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("30", 1800), (30, 1800), ("30:00", 1800), ("2:30:00", 9000), ("1-12", 129600), ("1-12:30", 131400),
+        ("30", 1800), ("30:00", 1800), ("2:30:00", 9000), ("1-12", 129600), ("1-12:30", 131400),
         ("1-12:30:00", 131400), ("90m", 5400), ("2h30m", 9000), ("90s", 90), (" 5 ", 300),
     ],
 )  # fmt: skip
@@ -39,9 +39,17 @@ def test_time_limits_take_all_of_slurms_forms(text: object, seconds: int) -> Non
     assert parse_time_limit(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5x", "-5", -5, True, "1:2:3:4", "1-", "-12", "1.5", "\u0663\u0660x", None])
+@pytest.mark.parametrize(
+    "text", ["", "5x", "-5", -5, True, "1:2:3:4", "1-", "-12", "1.5", 30, "\u0663\u0660", "\u0663m", None]
+)
 def test_invalid_time_limits(text: object) -> None:
     with pytest.raises(ValueError, match="a duration such as"):
+        parse_time_limit(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0m", "00:00:00", "0-0", "0.1s"])
+def test_a_time_limit_is_not_zero(text: str) -> None:
+    with pytest.raises(ValueError, match="a time limit above zero"):
         parse_time_limit(text)
 
 
@@ -65,7 +73,7 @@ def test_sizes(text: str, mebibytes: int) -> None:
     assert parse_mebibytes(text) == mebibytes
 
 
-@pytest.mark.parametrize("text", ["32", 32, "", "G", "-1G", "1K", "32 gigs", None])
+@pytest.mark.parametrize("text", ["32", 32, "", "G", "-1G", "1K", "32 gigs", "\u0663G", None])
 def test_invalid_sizes(text: object) -> None:
     with pytest.raises(ValueError, match="a size such as"):
         parse_mebibytes(text)

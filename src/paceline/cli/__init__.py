@@ -126,8 +126,8 @@ def _usage_error(error: Any, name: str) -> UsageError:
     if type(error).__name__ != "NoSuchOption":
         message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
         return UsageError(f"{message}.", hint=hint)
-    if name != "submit" and any(option in each.flags for _, each in options_of("submit")):
-        return UsageError(f"`paceline {name}` has no option {option}, but `paceline submit` does.", hint=hint)
+    if name != "submit" and any(option in each.all_flags for _, each in options_of("submit")):
+        return UsageError(f"{option} applies to `paceline submit`, not to `paceline {name}`.", hint=hint)
     close = difflib.get_close_matches(option, error.possibilities or [], n=1)
     return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
 

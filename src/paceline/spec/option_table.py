@@ -23,6 +23,9 @@ BUILD = ANY | {"env"}
 
 TEXT, NUMBER, SWITCH, LIST, VARIABLES = "text", "number", "switch", "list", "variables"
 PATH, NAME_OR_PATH = "path", "name or path"  # typed relative to the current folder; the latter if that exists
+# The same, but made absolute, as jobs start in their run folder: a program (a bare name stays), the outside of a bind,
+# a folder.
+PROGRAM, BIND, FOLDER = "program", "bind", "folder"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Option:
         return f"--no-{self.name.removeprefix('--').removeprefix('with-')}"
 
     @property
+    def all_flags(self) -> tuple[str, ...]:
+        return (*self.flags, self.negative) if self.kind == SWITCH else self.flags
+
+    @property
     def parameter(self) -> str:
         return self.name.removeprefix("--").replace("-", "_")
 
@@ -81,6 +88,8 @@ _SWEEP_ONLY: Mapping[str, Any] = {"commands": frozenset({"sweep"})}
 _BUILD_ONLY: Mapping[str, Any] = {"commands": frozenset({"env"})}
 _ANY: Mapping[str, Any] = {"commands": ANY}
 _BUILD: Mapping[str, Any] = {"commands": BUILD}
+_JOB: Mapping[str, Any] = {"commands": QUEUE}  # `paceline run` has no modules, containers or setup
+_JOB_OR_BUILD: Mapping[str, Any] = {"commands": QUEUE | {"env"}}
 _WANDB: Mapping[str, Any] = {"implies": ("tracking.wandb", True)}
 _CONTAINER: Mapping[str, Any] = {"implies": ("environment.kind", "container"), "path": NAME_OR_PATH}
 
@@ -146,19 +155,19 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("runtime.backend", "--backend NAME", "Process group backend: nccl, gloo, ..."),
         _list("launch.preload", "--preload MODULE", "Module to import once per node before ranks are forked"),
         Option("launch.gpu_binding", "--gpu-binding all|one",
-               "GPUs that each rank sees: all of its node (default), or only its own."),
+               "GPUs that each rank sees: all of its node (default), or only its own.", commands=RUNS - {"run"}),
         Option("launch.mpirun_over", "--mpirun-over ranks|torchrun",
-               "What mpirun starts: each rank (default), or one torchrun per node."),
+               "What mpirun starts: each rank (default), or one torchrun per node.", commands=RUNS - {"run"}),
         _switch("launch.check", "--check", "Check the job before it is queued and when it starts (default)."),
         _switch("launch.debug", "--debug", "Enable debug output of NCCL and torch.distributed."),
     ),
     ENVIRONMENT: (
-        _list("environment.modules", "--load-module NAME", "Environment module to load", **_BUILD),
+        _list("environment.modules", "--load-module NAME", "Environment module to load", **_JOB_OR_BUILD),
         Option("environment.path", "--venv PATH", "Use the venv in this folder.", path=PATH,
                implies=("environment.kind", "venv"), **_ANY),
         Option("environment.path", "--conda ENV", "Use this conda environment (name or folder).",
-               path=NAME_OR_PATH, implies=("environment.kind", "conda"), **_ANY),
-        Option("environment.image", "--image IMAGE", "Use this container image.", **_ANY, **_CONTAINER),
+               path=NAME_OR_PATH, implies=("environment.kind", "conda"), **_JOB),
+        Option("environment.image", "--image IMAGE", "Use this container image.", **_JOB, **_CONTAINER),
         Option("environment.kind", "--environment KIND",
                "Kind of environment: current (default: this Python), venv, conda or container.", **_BUILD),
         Option("environment.variables", "--env K=V", "Environment variable for the ranks; repeatable.",
@@ -167,29 +176,31 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
               "Variable to take from your shell; never written to scripts or logs", **_ANY),
         _list("environment.secret_files", "--secret-file FILE",
               "File of secrets (default: .env, ~/.config/paceline/secrets.env, ~/.netrc, ...)", path=PATH, **_ANY),
-        _list("environment.binds", "--bind OUTSIDE:INSIDE", "Folder to mount in the container", **_ANY),
+        _list("environment.binds", "--bind OUTSIDE:INSIDE", "Folder to mount in the container", path=BIND, **_JOB),
         Option("environment.engine", "--engine NAME",
-               "Container engine: apptainer (default), singularity or pyxis.", **_BUILD),
+               "Container engine: apptainer (default), singularity or pyxis.", **_JOB_OR_BUILD),
         _list("environment.engine_options", "--engine-option OPTION",
-              "Extra option of the engine's exec, or of srun with pyxis", **_ANY),
-        Option("environment.python", "--python PATH", "Interpreter, if not the environment's own.", **_ANY),
-        _list("environment.module_paths", "--module-path DIR", "Extra module folder, as for `module use`", **_BUILD),
+              "Extra option of the engine's exec, or of srun with pyxis", **_JOB),
+        Option("environment.python", "--python PATH", "Interpreter, if not the environment's own.", path=PROGRAM,
+               **_ANY),
+        _list("environment.module_paths", "--module-path DIR", "Extra module folder, as for `module use`", path=FOLDER,
+              **_JOB_OR_BUILD),
         _switch("environment.purge", "--purge-modules",
-                "Unload all modules first (default, if you load any).", **_BUILD),
-        _list("environment.setup", "--setup COMMAND", "Shell command to run in the job before the launch", **_ANY),
-        _switch("environment.proxies", "--proxies", "Pass on http_proxy, https_proxy and no_proxy.", **_ANY),
+                "Unload all modules first (default, if you load any).", **_JOB_OR_BUILD),
+        _list("environment.setup", "--setup COMMAND", "Shell command to run in the job before the launch", **_JOB),
+        _switch("environment.proxies", "--proxies", "Pass on http_proxy, https_proxy and no_proxy.", **_JOB),
         _list("environment.requirements", "--requirements FILE",
-              "Requirements: requirements.txt, pyproject.toml[extra], Pipfile or a lock file", path=PATH, **_ANY),
+              "Requirements: requirements.txt, pyproject.toml[extra], Pipfile or a lock file", path=PATH, **_JOB),
         Option("environment.constraints", "--constraints FILE",
-               "Version constraints (default: constraints.txt next to the requirements).", path=PATH, **_BUILD),
+               "Version constraints (default: constraints.txt next to the requirements).", path=PATH, **_JOB_OR_BUILD),
         Option("environment.base_python", "--base-python PATH",
                "Python to build a venv with (default: python3 of the modules, or this one).",
-               path=NAME_OR_PATH, alias={"env": "--python"}, **_BUILD),
+               path=NAME_OR_PATH, alias={"env": "--python"}, **_JOB_OR_BUILD),
         Option("environment.base", "--base-image IMAGE",
-               "Image to build the container from, e.g. docker://python:3.12.", **_BUILD, **_CONTAINER),
+               "Image to build the container from, e.g. docker://python:3.12.", **_JOB_OR_BUILD, **_CONTAINER),
         _switch("environment.system_packages", "--system-packages",
-                "Let a venv see the packages of its base Python.", **_BUILD),
-        _switch("environment.horovod", "--with-horovod", "Compile Horovod for the venv's torch.", **_BUILD),
+                "Let a venv see the packages of its base Python.", **_JOB_OR_BUILD),
+        _switch("environment.horovod", "--with-horovod", "Compile Horovod for the venv's torch.", **_JOB_OR_BUILD),
     ),
     TRAINING: (
         Option("params", "--param K=V", "Hyperparameter: run.params.K in the script; repeatable.", LIST),

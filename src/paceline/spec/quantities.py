@@ -12,18 +12,22 @@ A_SIZE = "a size such as 512M, 32G or 1.5T"
 
 
 def parse_time_limit(value: object) -> int:
-    """Return the seconds of a time limit. A bare number counts minutes, as in sbatch."""
-    if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*", value):
-        value = int(value)
+    """Return the seconds of a time limit. A bare number in quotes counts minutes, as in sbatch."""
+    if isinstance(value, int):  # minutes to Slurm, seconds in our other keys
+        raise ValueError('a duration such as "30m" or "2:30:00"')
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value):
+        value = f"{value.strip()}m"
     seconds = parse_seconds(value)
-    return seconds * 60 if isinstance(value, int) else seconds
+    if seconds == 0:
+        raise ValueError("a time limit above zero, e.g. 30m")
+    return seconds
 
 
 def parse_seconds(value: object) -> int:
     """Return the seconds of a duration: a whole number, "90m", "1d12h", or Slurm's "days-hours[:minutes[:seconds]]"."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isascii():
         raise ValueError(A_TIME)
     text = value.strip().lower()
     if re.fullmatch(r"(\d+(\.\d+)?[smhdw]\s*)+", text):
@@ -65,7 +69,7 @@ def show_seconds(seconds: float) -> str:
 def parse_mebibytes(value: object) -> int:
     """Return mebibytes, as Slurm counts memory: "32G", "512M", "1.5TB". The unit is required."""
     if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
         if match:
             mebibytes = float(match[1]) * _MEBIBYTES[match[2].upper()]
             if mebibytes >= 1:

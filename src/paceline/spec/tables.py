@@ -1,4 +1,4 @@
-"""The tables of `paceline.toml` as frozen data: the type and the default of each key. `options.py` describes them."""
+"""The tables of `paceline.toml` as frozen data: each key's type and default. `option_table.py` describes them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.spec.option_table import NAME_OR_PATH, NUMBER, VARIABLES, Option
+from paceline.spec.option_table import BIND, FOLDER, NAME_OR_PATH, NUMBER, PROGRAM, VARIABLES, Option
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Flag:
     name: str
     key: str
     value: Any
-    path: str = ""  # PATH or NAME_OR_PATH
+    path: str = ""  # PATH, NAME_OR_PATH, PROGRAM, BIND or FOLDER
 
 
 def read_flags(typed: Iterable[tuple[Option, Any]], environ: Mapping[str, str]) -> list[Flag]:
@@ -51,7 +51,7 @@ def _contradiction(first: Flag, second: Flag) -> UsageError:
 
 
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
-    if option.kind == NUMBER and re.fullmatch(r"[+-]?\d+", value):
+    if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
         return int(value)
     return _variables(value, environ) if option.kind == VARIABLES else value
 
@@ -68,13 +68,20 @@ def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
 
 
 def from_folder(flag: Flag, folder: str) -> Any:
-    """Return a flag's value with paths relative to the project's folder, as in the file."""
+    """Return a flag's value with its paths absolute, or relative to the project's folder as in the file."""
     if not flag.path:
         return flag.value
     cwd = os.getcwd()
 
     def move(name: str) -> str:
-        if os.path.isabs(name) or name.startswith(("~", "$")) or os.path.realpath(cwd) == os.path.realpath(folder):
+        if os.path.isabs(name) or name.startswith(("~", "$")):
+            return name
+        if flag.path == BIND:
+            outside, colon, inside = name.partition(":")
+            return os.path.abspath(outside) + colon + inside
+        if flag.path in (PROGRAM, FOLDER):
+            return os.path.abspath(name) if flag.path == FOLDER or "/" in name else name
+        if os.path.realpath(cwd) == os.path.realpath(folder):
             return name
         if flag.path == NAME_OR_PATH and not os.path.exists(os.path.join(cwd, name)):
             return name

@@ -14,7 +14,7 @@ from typing import Any
 
 import paceline
 from paceline.contract.gpus import visible_devices
-from paceline.errors import EnvironmentProblem
+from paceline.errors import EnvironmentProblem, SpecError
 from paceline.plan.shape import Machine
 from paceline.spec import Job
 
@@ -38,6 +38,11 @@ def current_folder() -> Path:
 
 def interpreter(job: Job) -> str:
     """Return the Python that runs the ranks on this machine: the configured one, the venv's, or this one."""
+    if job.environment.kind in ("conda", "container") and job.is_typed("environment.kind"):
+        raise SpecError(
+            f"{job.source('environment.kind')} sets kind = {job.environment.kind}, which applies to `paceline submit`.",
+            hint="Use --venv or --python on this machine.",
+        )
     if job.environment.kind == "venv" and job.environment.path is None:
         from paceline.cluster.environment.store import require_built, resolve_environment
 
