@@ -220,7 +220,7 @@ def test_secret_files_replaces_the_default_files(project: Path, home: Path) -> N
     found = read(project, home, secret_files=["conf/prod.env", "~/more"])
     assert dict(found.values) == {"A": "1", "B": "2"}
     assert not read(project, home, secret_files=[]).values
-    with pytest.raises(SpecError, match=r"lists nothing\.env, which does not exist"):
+    with pytest.raises(SpecError, match=r"names nothing\.env, which does not exist"):
         read(project, home, secret_files=["nothing.env"])
 
 
@@ -259,9 +259,9 @@ def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f'variables = {{ "A-KEY" = "{HUSH}" }}', "found a table of A-KEY, expected names"),
-        (f'variables = {{ A_KEY = ["{HUSH}"] }}', "found a table of A_KEY, expected a text or a number for A_KEY"),
-        (f'secrets = {{ A_KEY = "{HUSH}" }}', "found a table of A_KEY, expected a list of texts"),
+        (f'variables = {{ "A-KEY" = "{HUSH}" }}', "variables = {A-KEY} in .*: use letters, digits and _"),
+        (f'variables = {{ A_KEY = ["{HUSH}"] }}', "variables = {A_KEY} in .*: use a string or a number for A_KEY"),
+        (f'secrets = {{ A_KEY = "{HUSH}" }}', "secrets = {A_KEY} in .*: use a list of strings"),
     ],
 )
 def test_config_errors_do_not_quote_values(project: Path, text: str, message: str) -> None:

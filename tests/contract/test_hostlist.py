@@ -25,5 +25,6 @@ def test_expand(text: str, hosts: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]"])
 def test_invalid_host_lists_are_rejected(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a host list"):
+    with pytest.raises(UsageError, match="Invalid host list") as caught:
         expand(text)
+    assert caught.value.message == f"Invalid host list {text!r}: use names and ranges such as gpu[01-04,7],big1."

@@ -55,4 +55,4 @@ def _numbers(text: str, whole: str) -> list[str]:
 
 
 def _malformed(text: str) -> UsageError:
-    return UsageError(f"{text!r} is not a host list.", hint="Use names and ranges, such as gpu[01-04,7],big1.")
+    return UsageError(f"Invalid host list {text!r}: use names and ranges such as gpu[01-04,7],big1.")

@@ -45,6 +45,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"job.extra": ["--ntasks=3"]}, "has --ntasks=3", "--nproc"),
     ({"job.extra": ["-N", "3"]}, "has -N3", "--nodes"),
     ({"job.extra": ["--gres=gpu:2"]}, "has --gres=gpu:2", "--gpus"),
+    ({"job.extra": ["--dependency=afterok:1"]}, "has --dependency=afterok:1", "Use --dependency instead."),
+    ({"job.extra": ["--no-requeue"]}, "has --no-requeue", "Use --no-requeue instead."),
+    ({"job.extra": ["--signal=USR1"]}, "has --signal=USR1", "Use --grace instead."),
     ({"job.extra": ["oops"]}, "is not an option of sbatch", "--sbatch-arg"),
     ({"environment.secrets": ["NOT_THERE"]}, "names NOT_THERE, which is not set here", "Export NOT_THERE"),
 ]  # fmt: skip

@@ -45,7 +45,8 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         if kind.only_for is not None and kind.only_for in known:
             continue  # the file is not needed, so its mode does not matter
         label = show_path(path, job, environ)
-        content = _read(path, label, must_exist=job.environment.secret_files is not None)
+        named_by = job.source("environment.secret_files") if job.environment.secret_files is not None else None
+        content = _read(path, label, named_by=named_by)
         if content is None:
             continue
         found = kind.parse(content.text, _Source(path, label, known))
@@ -112,23 +113,23 @@ class _Content:
     mode: int
 
 
-def _read(path: Path, label: str, *, must_exist: bool) -> _Content | None:
-    """Return a file's text and mode, or None if it does not exist."""
+def _read(path: Path, label: str, *, named_by: str | None) -> _Content | None:
+    """Return a file's text and mode; None if it does not exist and no setting names it."""
     try:
         # Non-blocking: the path may be a pipe without a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (FileNotFoundError, NotADirectoryError):
-        if must_exist:
+        if named_by is not None:
             raise SpecError(
-                f"secret_files in [environment] lists {label}, which does not exist.",
-                hint="Create it (with chmod 600), or remove it from secret_files.",
+                f"{named_by} names {label}, which does not exist.",
+                hint="Create it (with chmod 600), or correct the path.",
             ) from None
         return None
     except OSError as problem:
         raise _read_error(label, problem.strerror or "") from None
     try:
         mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode) and not must_exist:
+        if stat.S_ISDIR(mode) and named_by is None:
             return None  # a virtual environment may be called `.env`
         if not stat.S_ISREG(mode):
             raise _read_error(label, "it is not a regular file")
