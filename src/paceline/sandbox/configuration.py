@@ -15,8 +15,9 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         "SlurmUser": user,
         "SlurmdUser": user,
         "AuthType": "auth/munge",
-        # A requeued job can restart only after its old credential has expired (default 120 s, minimum 5 s).
-        "AuthInfo": f"socket={paths.munge_socket},cred_expire=6",
+        # A requeued job can restart only after its old credential has expired (default 120 s, minimum 5 s). A busy
+        # machine takes a few seconds to start a step, and the credential must still be valid then.
+        "AuthInfo": f"socket={paths.munge_socket},cred_expire=12",
         "StateSaveLocation": str(paths.path / "state"),
         "SlurmdSpoolDir": str(paths.path / "spool" / "%n"),
         "SlurmctldPidFile": str(paths.run / "slurmctld.pid"),
