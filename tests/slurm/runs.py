@@ -55,8 +55,8 @@ def rank_reports(folder: RunFolder, *, attempt: int = 1) -> dict[int, dict[str, 
     """Return what each rank of an attempt reported."""
     found = {}
     for path in (folder.path / f"attempt-{attempt}").glob("rank-*.log"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("report "):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.startswith("report ") and line.endswith("\n"):  # a rank may still be writing it
                 report = json.loads(line.removeprefix("report "))
                 assert int(report["RANK"]) not in found, "a rank ran twice"
                 found[int(report["RANK"])] = report
