@@ -41,6 +41,14 @@ Options of Paceline go before the script; everything after it is passed to the s
 Run `paceline COMMAND --help` for the options of a command."""
 
 
+# Options that Slurm users type, and ours that mean the same.
+SBATCH_EQUIVALENTS = {
+    "--mem": "--mem-per-node", "--gres": "--gpus", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
+    "--cpus-per-task": "--cpus-per-gpu", "--job-name": "--name", "--container-image": "--image",
+    "--modules": "--load-module",
+}  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its code. Expected errors print no traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -128,7 +136,11 @@ def _usage_error(error: Any, name: str) -> UsageError:
         return UsageError(f"{message}.", hint=hint)
     if name != "submit" and any(option in each.all_flags for _, each in options_of("submit")):
         return UsageError(f"{option} applies to `paceline submit`, not to `paceline {name}`.", hint=hint)
-    close = difflib.get_close_matches(option, error.possibilities or [], n=1)
+    possible = error.possibilities or []
+    if option in SBATCH_EQUIVALENTS:
+        close = [SBATCH_EQUIVALENTS[option]]
+    else:
+        close = difflib.get_close_matches(option, possible, n=1)
     return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
 
 

@@ -26,7 +26,8 @@ def command(
 ) -> int:
     """Cancel runs for good: a cancelled run is not requeued.
 
-    To resume one later, remove the file `cancelled` from its folder first.
+    `paceline run --resume RUN` resumes a local run. To resubmit a run of Slurm by hand, first remove the file
+    `cancelled` from its folder.
 
     \b
       paceline cancel 1a2b

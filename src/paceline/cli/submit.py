@@ -89,7 +89,8 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
         print(f"prepared {run}; submit it: sbatch {script_only}")
     else:
         nodes = f"{plan.counts.nodes} node{'s' * (plan.counts.nodes > 1)}"
-        print(f"submitted {run} as job {job_id}: {nodes} x {plan.counts.nproc} per node")
+        ranks = f"{plan.counts.nproc} rank{'s' * (plan.counts.nproc > 1)}"
+        print(f"submitted {run} as job {job_id}: {nodes} x {ranks}")
     print(f"  folder  {submitted.folder.path}")
     if job_id is not None:
         print(f"  logs    paceline logs -f {run}")

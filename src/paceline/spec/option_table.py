@@ -207,7 +207,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("runtime.precision", "--precision TYPE", "Autocast precision: fp32, bf16 or fp16."),
         _number("runtime.seed", "--seed N", "Seed for Python, NumPy and torch on all ranks."),
         _number("runtime.max_steps", "--max-steps N", "Stop after N training steps."),
-        Option("runtime.start_from", "--start-from RUN", "Start from a checkpoint of another run."),
+        Option("runtime.start_from", "--start-from FOLDER", "Start from a checkpoint, or from a run's newest."),
         _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only."),
         Option("runtime.on_nonfinite", "--on-nonfinite ACTION", "On a NaN or infinite loss: stop, skip or ignore."),
         Option("runtime.profile", "--profile A:B", "Profile steps A to B - 1; the trace goes to the run folder."),
