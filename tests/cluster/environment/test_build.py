@@ -216,7 +216,7 @@ def test_a_killed_builder_is_replaced(tmp_path: Path) -> None:
 def test_setup_lines_cannot_change_what_is_removed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
-    one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "fail no")
+    one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "paceline_fail no")
     out = one.communicate(timeout=60)[0]
     assert (one.returncode, "readonly" in out) == (1, True), out
     assert precious.exists()
