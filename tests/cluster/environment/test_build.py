@@ -155,7 +155,7 @@ class Bench:
         folder.path.mkdir()
         folder.environment.write_text("export GREETING=hello\n")
         folder.marker.write_text("{}\n")
-        default = ['mkdir "$target" || fail "no clean place"', 'echo x >"$target/half"', f"echo {name} >>{self.count}"]
+        default = ['mkdir "$target" || paceline_fail full', 'echo x >"$target/half"', f"echo {name} >>{self.count}"]
         build = BuildScript(title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*default, *steps])
         folder.script.write_text(render_build(build))
         return subprocess.Popen(
