@@ -16,7 +16,7 @@ from paceline.runtime.data.randomness import seed_everything
 from paceline.runtime.distributed import communication_check, rank_placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
-from paceline.runtime.distributed.cpu_binding import bind_to_device_cpus
+from paceline.runtime.distributed.cpu_affinity import bind_to_device_cpus
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics

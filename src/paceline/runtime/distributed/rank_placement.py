@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline.errors import DeviceError, RunError
-from paceline.runtime.distributed.cpu_binding import allowed_cpus, format_cpu_list
+from paceline.runtime.distributed.cpu_affinity import allowed_cpus, format_cpu_list
 from paceline.runtime.distributed.device import SHARED_HINT, find_shared_gpu, hardware_id
 from paceline.runtime.distributed.identity import Identity
 
