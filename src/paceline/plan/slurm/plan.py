@@ -93,12 +93,7 @@ def plan_slurm(
         job, run_path=run_path, counts=counts, python=interpreter(job, environ, python), path_in_job=path_in_job
     )
     entry = container_entry(job, run_path, gpus=counts.gpus)
-    environment = EnvironmentSection(
-        modules=module_section(job.environment),
-        activation=activation_lines(job, environ),
-        setup=job.environment.setup,
-        container=entry.definition,
-    )
+    environment = _environment(job, environ, entry.definition)
     uses_mpirun = job.launch.style == "mpirun"
     script_plan = ScriptPlan(
         title=_title(job, counts, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"),
@@ -127,6 +122,15 @@ def plan_slurm(
         submitter=submission.variables,
         notes=tuple(f"{name} sets {option} to {environ[name]!r}" for name, option in submission.defaults.items()),
         secrets=secrets.describe(),
+    )
+
+
+def _environment(job: Job, environ: Mapping[str, str], container: Sequence[str]) -> EnvironmentSection:
+    return EnvironmentSection(
+        modules=module_section(job.environment),
+        activation=activation_lines(job, environ),
+        setup=job.environment.setup,
+        container=container,
     )
 
 
