@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -218,3 +219,18 @@ def test_options_of_sbatch_suggest_their_equivalent(typed: str, ours: str, pacel
     done = paceline("submit", typed, "1", "train.py")
     assert done.returncode == 2
     assert f"Unknown option {typed}. Did you mean {ours}?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("submit", "[OPTIONS] SCRIPT [ARGS]..."),
+        ("shell", "[OPTIONS] [RUN]"),
+        ("cancel", "[OPTIONS] RUN..."),
+        ("sandbox exec", "[OPTIONS] NODE COMMAND..."),
+    ],
+)
+def test_help_shows_how_to_type_a_command(paceline: Paceline, command: str, usage: str) -> None:
+    text = paceline(*command.split(), "--help", check=True).stdout
+    assert text.startswith(f"Usage: paceline {command} {usage}\n")
+    assert not re.search(r" <(int|str|path|float)>", text), "an option has no metavar"

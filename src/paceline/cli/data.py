@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.help import GroupedCommand
 from paceline.cluster.local.staging import scan_data, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
@@ -25,10 +26,11 @@ def group() -> None:
     """Prepare the data that runs copy to the nodes' own disks."""
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def stage(
     paths: Annotated[
-        list[str] | None, typer.Argument(help="Paths to stage [default: stage in [data] of paceline.toml].")
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="Paths to stage [default: stage in [data] of paceline.toml]."),
     ] = None,
     *,
     config: options.Config = None,

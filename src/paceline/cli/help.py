@@ -12,6 +12,7 @@ from paceline.spec.option_table import TABLE
 
 GENERAL = "Options"
 WIDTH = 110
+_TYPE = re.compile(r"([a-z]+) <(int|str|path)>$")
 _SWITCH = re.compile(r"--(\S+) / --no-\1$")
 
 
@@ -27,15 +28,37 @@ class GroupedCommand(TyperCommand):
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
         super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [self.options_metavar or "", *(_usage(each) for each in self.get_params(ctx) if _is_argument(each))]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in TABLE}, GENERAL: []}
         for param in self.get_params(ctx):
-            if param.param_type_name == "argument":
+            if _is_argument(param):
                 groups["Arguments"].append((param.metavar or str(param.name), getattr(param, "help", None) or ""))
             elif record := param.get_help_record(ctx):
                 group = getattr(param, "rich_help_panel", None) or GENERAL
-                groups.setdefault(group, []).append((_SWITCH.sub(r"--[no-]\1", record[0]), record[1]))
+                groups.setdefault(group, []).append((_flags(record[0]), record[1]))
         for name, records in groups.items():
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+
+
+def _is_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument")
+
+
+def _usage(argument: Any) -> str:
+    """Write an argument as `NAME`, `NAME...` or `[NAME]`. A metavar with brackets says it all."""
+    name = str(argument.metavar or argument.name)
+    if "[" in name:
+        return name
+    name = f"{name}..." if argument.nargs == -1 else name
+    return name if argument.required else f"[{name}]"
+
+
+def _flags(text: str) -> str:
+    """Write a switch as `--[no-]name`, and a value without a metavar as N or the option's own name."""
+    text = _SWITCH.sub(r"--[no-]\1", text)
+    return _TYPE.sub(lambda match: f"{match[1]} {'N' if match[2] == 'int' else match[1].upper()}", text)

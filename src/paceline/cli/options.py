@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Command = Callable[..., int]
 
 ScriptArgs = Annotated[
-    list[str] | None, typer.Argument(metavar="train.py [ARGS]", help="Your script and its arguments.")
+    list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="Your script and its arguments.")
 ]
 Module = Annotated[bool, typer.Option("-m", "--module", help="Run a module, as in python -m.")]
 Config = Annotated[

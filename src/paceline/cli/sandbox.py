@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
 from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.sandbox.lifecycle import stop_all
@@ -50,7 +51,7 @@ def open_sandbox(folder: Path | None) -> Sandbox:
     return Sandbox(folder or default_folder())
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def up(
     *,
     folder: Folder = None,
@@ -104,7 +105,7 @@ def _parse_option(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def down(folder: Folder = None) -> None:
     """Stop the cluster and remove its network interfaces. Logs stay."""
     paths = SandboxPaths((folder or default_folder()).absolute())
@@ -114,7 +115,7 @@ def down(folder: Folder = None) -> None:
         print(f"no sandbox is running in {paths.path}")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def status(folder: Folder = None) -> None:
     """Show daemons, nodes and jobs."""
     sandbox = open_sandbox(folder)
@@ -144,7 +145,7 @@ def status(folder: Folder = None) -> None:
         console.print(f"  {job}", highlight=False, markup=False)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def env(folder: Folder = None) -> None:
     """Print the environment variables for your shell.
 
@@ -154,7 +155,9 @@ def env(folder: Folder = None) -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
-@app.command(name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@app.command(
+    cls=GroupedCommand, name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
+)
 def exec_(node: NodeName, command: Command, folder: Folder = None) -> None:
     """Run a command on a node.
 
@@ -164,7 +167,7 @@ def exec_(node: NodeName, command: Command, folder: Folder = None) -> None:
     raise typer.Exit(open_sandbox(folder).exec(node, argv, capture=False).returncode)
 
 
-@app.command(name="kill-node")
+@app.command(cls=GroupedCommand, name="kill-node")
 def kill_node(
     node: NodeName,
     *,
@@ -177,25 +180,25 @@ def kill_node(
     open_sandbox(folder).kill_node(node, mark_down=mark_down)
 
 
-@app.command(name="start-node")
+@app.command(cls=GroupedCommand, name="start-node")
 def start_node(node: NodeName, folder: Folder = None) -> None:
     """Switch a node on, and wait until it accepts jobs."""
     open_sandbox(folder).start_node(node)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def cut(node: NodeName, folder: Folder = None) -> None:
     """Disconnect a node from the network (namespaces only)."""
     open_sandbox(folder).cut(node)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def heal(node: NodeName, folder: Folder = None) -> None:
     """Reconnect a node to the network."""
     open_sandbox(folder).heal(node)
 
 
-@app.command(name="restart-controller")
+@app.command(cls=GroupedCommand, name="restart-controller")
 def restart_controller(
     *, kill: Annotated[bool, typer.Option("--kill", help="Crash it first (SIGKILL).")] = False, folder: Folder = None
 ) -> None:

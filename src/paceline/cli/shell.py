@@ -26,7 +26,7 @@ from paceline.watch.records import read_record
 @options.takes_settings("shell", shown=(RESOURCES, PROJECT))
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run in progress; without it, a new allocation.")
+        str | None, typer.Argument(metavar="RUN", help="A run in progress; without it, a new allocation.")
     ] = None,
     *,
     settings: options.Settings,

@@ -65,6 +65,8 @@ def command(
     draft = Draft(job, after=after or ())
     if dry_run:
         print(draft.plan(draft.run_path).show(), end="")
+        if not draft.partitions and not job.resources.cpus_per_gpu:
+            console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
         return 0
     warn(draft.check())
     submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)

@@ -23,6 +23,8 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("#!/bin/bash\n")
     assert "# submitted by: sbatch --parsable " in shown.stdout
+    assert "train.py 'a b'\n" in shown.stdout.partition("# each rank runs: python ")[2]
+    assert "requests 1 core per GPU" in shown.stderr
     assert not (tmp_path / "scratch").exists()
 
     refused = run_paceline("submit", "--gpus", "1", "train.py")

@@ -56,7 +56,9 @@ class SlurmPlan:
 
     def show(self) -> str:
         """Return what a dry run prints: the script as it would be submitted, then the command."""
-        notes = [f"note: {note}" for note in self.notes]
+        spec = self.launch_spec
+        program = [*(["-m"] if spec.is_module else []), spec.program, *spec.args]
+        notes = [*(f"note: {note}" for note in self.notes), f"each rank runs: python {command_line(program)}"]
         if self.secrets:
             notes.append(f"secrets, whose values are in environment.sh alone: {self.secrets}")
         notes.append("job.sh, which the script sources, is written to the run folder; it is the same for every run")
