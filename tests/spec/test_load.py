@@ -169,6 +169,16 @@ def test_home_relative_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.Mo
     assert environment.binds == ("/home/ann/data:/data", "/opt")
 
 
+def test_a_files_paths_start_at_its_folder(tmp_path: Path) -> None:
+    """A job starts in another folder, and uses these as they are."""
+    text = 'python = "env/bin/python"\nbinds = ["data:/data:ro", "~/x"]\nmodule_paths = ["modules", "/m"]'
+    environment = load(tmp_path, f"[environment]\n{text}").environment
+    assert environment.python == f"{tmp_path}/env/bin/python"
+    assert environment.binds == (f"{tmp_path}/data:/data:ro", f"{Path.home()}/x")
+    assert environment.module_paths == (f"{tmp_path}/modules", "/m")
+    assert load(tmp_path, '[environment]\npython = "python3.11"').environment.python == "python3.11"
+
+
 def test_an_unknown_profile_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, "[profiles.juwels.job]\nnodes = 1", profile="jewels")

@@ -67,6 +67,8 @@ def results(sweep: SweepFolder) -> dict[int, dict[str, Any]]:
 def test_a_local_sweep_prints_the_best_trial_and_reruns_failed_ones(
     paceline: Paceline, folder: Path, scratch: Path
 ) -> None:
+    refused = paceline("sweep", "--local", "--setup", "module load cuda", "digits.toml", cwd=folder)
+    assert "--setup applies to jobs on Slurm" in refused.stderr
     shown = paceline("sweep", "--local", "--dry-run", "digits.toml", cwd=folder, check=True)
     assert "  2: x=2" in shown.stdout
     assert not scratch.exists()

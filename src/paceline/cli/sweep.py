@@ -13,7 +13,7 @@ import typer
 from paceline.cli import options, single_command
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE
+from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE, options_of
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
@@ -82,11 +82,21 @@ def command(
 
     if resubmit not in (None, "failed", "missing"):
         raise UsageError(f'Invalid --resubmit "{resubmit}": use failed or missing.')
+    if local:
+        _reject_job_flags(settings)
     sweep = (LocalSweep if local else SlurmSweep)(load(file, settings), ConsoleReporter())
     if dry_run:
         print(sweep.describe(resubmit))
         return 0
     return sweep.run(resubmit)
+
+
+def _reject_job_flags(settings: options.Settings) -> None:
+    """A local sweep takes the flags of `paceline run`, and its own."""
+    known = OWN_KEYS | {option.key for _, option in options_of("run")}
+    for flag in settings.flags:
+        if flag.key not in known:
+            raise UsageError(f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it.")
 
 
 def load(file: str, settings: options.Settings) -> SweepSettings:

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
+from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
 from paceline.spec.tables import Tables
-from paceline.spec.typed_flags import Flag, from_folder
+from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 if sys.version_info >= (3, 11):
@@ -71,6 +72,7 @@ def load_job(
         layers.append(_Layer(dict(overlay[0]), str(overlay[1])))
     merged, sources = _merge(layers)
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
+    _fix_paths(merged, folder)
     for flag in flags:
         _add_flag(flag, folder, merged, sources)
     _add_params(params, merged, sources)
@@ -195,6 +197,14 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:
             for key in keys:
                 sources[f"{table}.{key}"] = f"{table}.{key} in {layer.source}"
     return merged, sources
+
+
+def _fix_paths(merged: dict[str, Any], folder: Path) -> None:
+    """Make a file's paths absolute where a job uses them as they are: it starts in another folder."""
+    for option in (option for group in TABLE.values() for option in group):
+        table, _, key = option.key.partition(".")
+        if option.path in (PROGRAM, BIND, FOLDER) and merged.get(table, {}).get(key):
+            merged[table][key] = absolute_paths(merged[table][key], option.path, str(folder))
 
 
 def _overlay(under: dict[str, Any], over: Mapping[str, Any]) -> None:

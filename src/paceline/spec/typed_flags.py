@@ -72,19 +72,28 @@ def from_folder(flag: Flag, folder: str) -> Any:
     if not flag.path:
         return flag.value
     cwd = os.getcwd()
+    if flag.path in (PROGRAM, BIND, FOLDER):
+        return absolute_paths(flag.value, flag.path, cwd)
 
     def move(name: str) -> str:
-        if os.path.isabs(name) or name.startswith(("~", "$")):
-            return name
-        if flag.path == BIND:
-            outside, colon, inside = name.partition(":")
-            return os.path.abspath(outside) + colon + inside
-        if flag.path in (PROGRAM, FOLDER):
-            return os.path.abspath(name) if flag.path == FOLDER or "/" in name else name
-        if os.path.realpath(cwd) == os.path.realpath(folder):
+        if _is_fixed(name) or os.path.realpath(cwd) == os.path.realpath(folder):
             return name
         if flag.path == NAME_OR_PATH and not os.path.exists(os.path.join(cwd, name)):
             return name
         return os.path.relpath(os.path.join(os.path.realpath(cwd), name), os.path.realpath(folder))
 
     return move(flag.value) if isinstance(flag.value, str) else [move(name) for name in flag.value]
+
+
+def absolute_paths(value: Any, kind: str, folder: str) -> Any:
+    """Return a PROGRAM, or a list of BINDs or FOLDERs, with relative paths taken from `folder`."""
+    if not isinstance(value, str):
+        return [absolute_paths(each, kind, folder) for each in value]
+    if _is_fixed(value) or (kind == PROGRAM and "/" not in value):
+        return value
+    path, colon, inside = value.partition(":") if kind == BIND else (value, "", "")
+    return os.path.normpath(os.path.join(folder, path)) + colon + inside
+
+
+def _is_fixed(path: str) -> bool:
+    return os.path.isabs(path) or path.startswith(("~", "$"))
