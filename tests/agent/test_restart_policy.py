@@ -33,7 +33,8 @@ def diverged(step: int | None, **more: Any) -> AttemptSummary:
 # history, max_restarts -> restart?, part of the reason
 TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
     "no restarts requested": ([ended(KILLED, 5)], 0, False, "requested"),
-    "an error after some steps": ([diverged(5)], 1, True, "1 of 1"),
+    "an error after some steps": ([diverged(5)], 1, True, "from the beginning: no checkpoint yet (1 of 1)"),
+    "an error after a save": ([diverged(5, saved=4)], 1, True, "restarting from step 4 (free"),
     "the same error at the same step": ([diverged(5), diverged(5)], 9, False, "twice"),
     "the same, with another failure between": ([diverged(5), ended(KILLED, 3), diverged(5)], 9, False, "twice"),
     "the same error at another step": ([diverged(5), diverged(8)], 9, True, "2 of 9"),
@@ -57,7 +58,12 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
         "free",
     ),
     "progress, then none": ([ended(KILLED, 5, saved=4), ended(HANG, 6, resumed_from=4, saved=4)], 1, True, "1 of 1"),
-    "no runtime in the script: only the count matters": ([diverged(None, uses_runtime=False)] * 2, 2, True, "2 of 2"),
+    "no runtime in the script: only the count matters": (
+        [diverged(None, uses_runtime=False)] * 2,
+        2,
+        True,
+        "from the script's own checkpoint, if any (2 of 2)",
+    ),
     "no runtime, used up": ([diverged(None, uses_runtime=False)] * 3, 2, False, "used up"),
     "another job start's failures are not counted here": (
         [ended(KILLED, 1, job_start="7-0"), ended(KILLED, 2, job_start="7-0"), ended(KILLED, 3, job_start="7-1")],

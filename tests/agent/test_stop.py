@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import restart_policy
+from paceline.agent.stop_signals import LOST
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import WITHIN, Launch, Launched, until
 
@@ -80,8 +81,43 @@ def test_stop(launch: Launch, script: str, ask: Callable[[Launched], None], styl
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
     assert "stopped" in started.events()
+    expected = {SAVES: "the script handles SIGUSR1 itself", RUNTIME: "the ranks save and stop", SLEEPS: f": {LOST}"}
+    assert expected[script] in started.err()
     if script == SAVES:
         assert all((started.run.path / f"saved-{rank}").exists() for rank in range(ranks))
+
+
+def test_a_script_that_resumes_by_itself_is_ended_and_requeued(launch: Launch) -> None:
+    """Without `requeue = "always"` it runs on until the time limit, and the run says so."""
+    started = launch(SLEEPS, env={"SLURM_JOB_ID": "1"}, requeue_always=True)
+    listening(started)
+    touch_stop(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert started.job_start.requeue.exists()
+    assert LOST in started.err()
+
+
+def test_a_script_that_takes_no_stop_request(launch: Launch) -> None:
+    """At the end of its time it runs on; once the run is cancelled, it is ended."""
+    started = launch(SLEEPS)
+    listening(started)
+    touch_stop(started)
+    until(lambda: "runs until the time limit" in started.err(), "the note")
+    assert "--requeue-always" in started.err()
+    started.run.cancelled.touch()
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+
+
+def test_sigterm_leaves_a_script_the_time_to_save(launch: Launch) -> None:
+    """One that saves on SIGUSR1 is not ended by SIGTERM while it does."""
+    script = SAVES.replace('Path("saved', 'time.sleep(1)\nPath("saved')
+    started = launch(script)
+    listening(started)
+    send_term(started)
+    assert started.wait() == 0, started.err()
+    assert all((started.run.path / f"saved-{rank}").exists() for rank in (0, 1))
 
 
 def test_a_request_before_the_ranks_start_is_kept(launch: Launch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.verdict import STOPPED, STOPPED_EXIT, read_verdict
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 60
@@ -70,7 +70,7 @@ class Training:
 
     def finish(self) -> None:
         code = self.wait()
-        assert code == 0, self.logs()
+        assert code == (STOPPED_EXIT if self.verdicts()[-1] == STOPPED else 0), self.logs()
 
     def close(self) -> None:
         """End what a failed test left behind."""

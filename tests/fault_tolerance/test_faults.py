@@ -267,6 +267,7 @@ def test_a_script_without_the_runtime(training: Make, tmp_path: Path) -> None:
     ours.resume()
     ours.finish()
     assert ours.verdicts() == ["stopped", "done"]
+    assert "continuing from the script's own checkpoint, if any" in ours.logs()
     assert all(int((ours.out / f"state-{rank}").read_text()) >= 30 for rank in (0, 1))
 
 

@@ -26,7 +26,15 @@ def test_an_undisturbed_run() -> None:
             at(100, "done"),
         ]
     )
-    assert result.seconds == {"queued": 10, "starting": 5, "training": 83, "saving": 2, "lost": 0, "idle": 0}
+    assert result.seconds == {
+        "queued": 10,
+        "starting": 5,
+        "running": 0,
+        "training": 83,
+        "saving": 2,
+        "lost": 0,
+        "idle": 0,
+    }
     assert result.total == 100
     assert result.share("training") == pytest.approx(0.83)
 
@@ -44,8 +52,29 @@ def test_a_crash_loses_steps_and_the_wait_is_idle() -> None:
             at(60, "done"),
         ]
     )
-    assert result.seconds == {"queued": 0, "starting": 7, "training": 34, "saving": 1, "lost": 15, "idle": 3}
+    assert result.seconds == {
+        "queued": 0,
+        "starting": 7,
+        "running": 0,
+        "training": 34,
+        "saving": 1,
+        "lost": 15,
+        "idle": 3,
+    }
     assert result.attempts == 2
+
+
+def test_a_script_without_step_boundaries_runs_and_does_not_start_forever() -> None:
+    events = [
+        at(0, "started"),
+        at(1, "ranks", uses_runtime=False),
+        at(30, "failed"),
+        at(31, "ranks", uses_runtime=False),
+    ]
+    result = compute_goodput([*events, at(100, "done")])
+    assert (result.seconds["starting"], result.seconds["running"], result.seconds["idle"]) == (1, 98, 1)
+    late = compute_goodput([*events, at(41, "training", step=0), at(100, "done")])  # it has boundaries after all
+    assert (late.seconds["starting"], late.seconds["running"], late.seconds["training"]) == (11, 29, 59)
 
 
 def test_without_a_save_all_steps_are_lost() -> None:

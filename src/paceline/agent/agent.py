@@ -23,6 +23,7 @@ from paceline.agent.rendezvous.job_start import await_verdict
 from paceline.agent.rendezvous.rendezvous import Rendezvous, join
 from paceline.agent.signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
+from paceline.agent.workers import fork_safety
 from paceline.agent.workers.fork import ForkedWorkers
 from paceline.agent.workers.group import Launch
 from paceline.agent.workers.launch_style import WorkerSelection
@@ -91,6 +92,7 @@ class Agent:
             self.verdicts.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         self._check_nodes()
         self._note_thread_count()
+        self._note_resume()
         self.sampler = start_sampler(
             self.run, self.launch_spec, placement, self.heartbeats, environ=self.environ, job_start=job_start,
             warn=self.warn,
@@ -161,6 +163,14 @@ class Agent:
         if is_head and THREADS not in self.launch_spec.variables and chosen != default:
             value = self.environ[THREADS]
             self.say(f"{THREADS}={value} from the environment; the default would be {default} per rank")
+
+    def _note_resume(self) -> None:
+        """Say where a run that was started before continues, unless the runtime will say so."""
+        if not self.attempt_number or self.placement is None or not self.placement.is_head:
+            return
+        saved, uses_runtime = newest_checkpoint(self.run), fork_safety.uses_runtime(self.launch_spec)
+        if not uses_runtime or saved < 0:
+            self.say(f"continuing {restart_policy.describe_start(saved, uses_runtime=uses_runtime)}")
 
     def _stage_data(self) -> bool:
         """Stage data in while the zygote imports torch. Return False if a stop was requested meanwhile."""

@@ -7,25 +7,26 @@ of this node have ended and, on the head agent, those of all other nodes; a memb
 from __future__ import annotations
 
 import select
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from paceline.agent import failures, restart_policy
 from paceline.agent.failures import Failure, RankExit, Termination
-from paceline.agent.health import hang_detection
+from paceline.agent.health import hang_detection, independence
 from paceline.agent.health.hang_reports import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
-from paceline.agent.workers import processes
+from paceline.agent.stop_signals import StopSignals
+from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
-from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.jsonl import EventWriter
-from paceline.contract.run_folder import JobStartFolder
-from paceline.contract.verdict import FAILED, STOPPED_EXIT
+from paceline.contract.run_folder import JobStartFolder, RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
@@ -64,7 +65,11 @@ class Attempt:
         self.events, self.say = events, say
         self.launch_spec, self.placement, self.folder = launch.launch_spec, launch.placement, launch.attempt
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
+        self.stop_signals = StopSignals(self.launch_spec, workers=workers, heartbeats=heartbeats)
         self.monitor = HangMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+        self.independence = IndependenceCheck(
+            launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events
+        )
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self.spawns = self.launch_spec.style == "spawn"  # one process per node starts the ranks and is not a rank
         self.pending: set[int] = set()  # local ranks whose exit is still to come
@@ -72,7 +77,6 @@ class Attempt:
         self.exits: list[RankExit] = []
         self.failures: list[Failure] = []
         self.stop_requested = False
-        self.signalled: dict[int, int] = {}  # pid -> its state when it was last signalled
         self.unexplained: list[Exit] = []  # ended by a SIGTERM that this agent did not send
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
@@ -82,7 +86,10 @@ class Attempt:
     def run(self) -> Outcome:
         self.pending = set(self.workers.start(self.launch, self.output))
         self.output.start()
-        self.events.write("ranks", attempt=self.folder.number, ranks=sorted(self.rank_of.values()))
+        self.events.write(
+            "ranks", attempt=self.folder.number, ranks=sorted(self.rank_of.values()),
+            uses_runtime=fork_safety.uses_runtime(self.launch_spec),
+        )  # fmt: skip
         reported = False
         while True:
             self._wait()
@@ -90,6 +97,7 @@ class Attempt:
             self._handle_exits()
             self._handle_messages()
             self._check_for_hang()
+            self.independence.check()
             self.termination.tick()
             if self.pending or self.unexplained:
                 continue
@@ -122,30 +130,25 @@ class Attempt:
                 self.rendezvous.send({"kind": "stop"})
                 self._stop("SIGTERM" if self.requests.stop else "a stop file")
         if self.stop_requested and not self.termination.started:
-            self._signal_stop()
+            self.stop_signals.send(set(self.rank_of) - self.ended, with_term=self._stops_with_term())
 
     def _stop(self, source: str) -> None:
         self.stop_requested = True
         self.heartbeats.request_stop()
         if self.placement.is_head:
-            self.say(f"stop requested (by {source}): the ranks save and stop")
+            first, *more = self.stop_signals.describe(set(self.rank_of) - self.ended, with_term=self._stops_with_term())
+            self.say(f"stop requested (by {source}): {first}")
+            for line in more:
+                self.say(line)
         self.events.write("stop_requested", by=source)
         self.unexplained, late = [], self.unexplained
         for rank_exit in late:
             self._record_exit(rank_exit)
 
-    def _signal_stop(self) -> None:
-        """Signal each rank once it can take a signal, and again when its runtime listens."""
-        for local_rank in set(self.rank_of) - self.ended:
-            heartbeat = self.heartbeats.read(local_rank)
-            pid, state = heartbeat.pid, heartbeat.state
-            if state < READY or state > RUNNING or self.signalled.get(pid, 0) >= state:
-                continue
-            self.signalled[pid] = state
-            processes.send_signal(pid, signal.SIGUSR1)
-            if self.requests.by_term and state == READY:
-                # No runtime so far. The script's own handler, or Python's default, takes SIGTERM.
-                processes.send_signal(pid, signal.SIGTERM)
+    def _stops_with_term(self) -> bool:
+        """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
+        cancelled = RunFolder(self.folder.path.parent).cancelled
+        return self.requests.by_term or self.launch_spec.requeue_always or cancelled.exists()
 
     # -- exits of ranks --------------------------------------------------------------------------------
 
@@ -175,7 +178,10 @@ class Attempt:
         if self._is_failure(rank_exit, explained=explained):
             self.termination.start()
             failure = self._read_failure(rank_exit)
-        self.exits.append(RankExit(rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure))
+        coordination = self.heartbeats.read_coordination(rank_exit.local_rank)
+        self.exits.append(RankExit(
+            rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination
+        ))  # fmt: skip
         if failure is not None:
             self._fail(failure)
 
@@ -241,6 +247,8 @@ class Attempt:
                 self.member_exits[message["from"]] = exits
             elif kind == "verdict":
                 self.outcome = Outcome(message["verdict"], restart_delay=message["restart_delay"])
+            elif kind == independence.REPORT:
+                self.independence.update(message)
             elif kind == hang_detection.REPORT:
                 self.monitor.update(message)
             elif kind == "stacks":
@@ -278,4 +286,6 @@ class Attempt:
         failure = failures.first_failure(known)
         verdict = failures.verdict_of(exits, failed=failure is not None, stop_requested=self.stop_requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
+        if verdict == DONE:
+            self.independence.conclude(rank_exit.coordination for rank_exit in exits)
         return Outcome(verdict, failure, exits, self.stop_requested)

@@ -15,7 +15,7 @@ from paceline.agent import restart_policy
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import WorkerGroup
-from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
+from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT
 
@@ -28,6 +28,8 @@ CONSEQUENCE = re.compile(
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|recvBytes|sendBytes",
     re.IGNORECASE,
 )
+PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+CALLS_SPAWN = "torch/multiprocessing/spawn.py"
 RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
 
 
@@ -65,6 +67,18 @@ class Failure:
             return f"node {self.host} failed: {self.message}"
         return f"rank {self.rank} of {world_size} on host {self.host} failed: {self._describe_exit()}"
 
+    def hint(self, style: str) -> str:
+        """Return what to do about a script that clashes with how its ranks are started; empty if it does not."""
+        text = f"{self.message}\n{self.traceback}"
+        if style == "spawn" or not PORT_IN_USE.search(text):
+            return ""
+        if CALLS_SPAWN in text:
+            return "each rank calls mp.spawn: use --style spawn, which starts the script once per node, or --nproc 1"
+        return (
+            "a port is taken: leave MASTER_ADDR and MASTER_PORT as they are set, "
+            "or use --style spawn if the script starts its ranks itself"
+        )
+
     def format(self, world_size: int, *, with_traceback: bool) -> str:
         """Return the text for the console."""
         lines = [self.headline(world_size)]
@@ -85,6 +99,7 @@ class RankExit:
     state: int
     step: int
     failure: Failure | None = None
+    coordination: int = UNKNOWN  # of `contract.heartbeat_file`
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RankExit:

@@ -103,7 +103,15 @@ def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes:
     idle = _idle_attempts(history)
     delay = 0.0 if idle <= 1 else min(MAX_DELAY, FIRST_DELAY * 2 ** (idle - 2))
     cost = "free, as the checkpoint advanced" if last.advanced else f"{used} of {max_restarts}"
-    return Decision(True, f"restarting ({cost})", delay=delay, exclude=exclude)
+    start = describe_start(last.saved, uses_runtime=last.uses_runtime)
+    return Decision(True, f"restarting {start} ({cost})", delay=delay, exclude=exclude)
+
+
+def describe_start(saved: int, *, uses_runtime: bool) -> str:
+    """Describe where an attempt starts, from the step of the newest checkpoint; -1 if there is none."""
+    if saved >= 0:
+        return f"from step {saved}"
+    return "from the beginning: no checkpoint yet" if uses_runtime else "from the script's own checkpoint, if any"
 
 
 def nodes_to_exclude(history: Sequence[AttemptSummary]) -> list[str]:

@@ -131,18 +131,17 @@ class VerdictWriter:
             return
         on_console = self.launch_spec.tee == "all" or (self.launch_spec.tee == "0" and failure.rank == 0)
         self.say(failure.format(self.launch_spec.world_size, with_traceback=not on_console))
+        if self.launch_spec.world_size > 1 and (hint := failure.hint(self.launch_spec.style)):
+            self.say(hint)
 
     def _decide(
         self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int
     ) -> restart_policy.Decision:
-        source = fork_safety.read_source(
-            self.launch_spec.program, is_module=self.launch_spec.is_module, import_path=self.launch_spec.import_path
-        )
         stepped = any(rank_exit.state >= RUNNING for rank_exit in outcome.exits)
         summary = restart_policy.AttemptSummary(
             number=attempt.number, cause=failure.cause, error=failure.error, step=last_step(outcome),
             resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
-            uses_runtime=stepped or "paceline" in source, job_start=self.job_start_name,
+            uses_runtime=stepped or fork_safety.uses_runtime(self.launch_spec), job_start=self.job_start_name,
         )  # fmt: skip
         self.try_write(lambda: restart_policy.write_summary(attempt, summary))
         earlier = [each for each in restart_policy.read_history(self.run) if each.number != attempt.number]

@@ -67,7 +67,7 @@ def project_file(
         '# preload = ["numpy"]     # imported once per node, before the ranks are forked',
         "",
         "[resume]",
-        "# requeue = true          # requeue at the time limit, and resume",
+        '# requeue = true          # requeue at the time limit, and resume ("always": the script resumes by itself)',
         '# grace = "2m"            # save and stop this long before the time limit',
         "# max_attempts = 3        # failed attempts before giving up",
         '# hang_timeout = "30m"    # treat ranks as hung after this long without a heartbeat',

@@ -102,7 +102,7 @@ def _parameter(option: Option, group: str, shown: Sequence[str]) -> inspect.Para
     """Return an option of the table as typer wants it. Values stay strings: they are validated as those of the file."""
     kinds: dict[str, Any] = {SWITCH: bool | None, LIST: list[str] | None, VARIABLES: list[str] | None}
     flags = option.flags
-    if option.kind == SWITCH:
+    if option.kind == SWITCH and option.sets is True:
         flags = (*flags[:-1], f"{flags[-1]}/{option.negative}")
     info = typer.Option(
         *flags, metavar=option.metavar, help=option.help, rich_help_panel=group,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, read_verdict
+from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
@@ -104,7 +104,7 @@ def _launch(plan: LocalPlan) -> int:
     console.say(f"paceline: {outcome} after {took}: {folder.path}", colour=COLOURS.get(outcome, console.GREY))
     if outcome in ("interrupted", STOPPED):
         console.say_note(f"to resume it: paceline run --resume {plan.run_path.run_id}")
-    return code or int(verdict == FAILED)
+    return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
 
 
 def _zygote_socket() -> int | None:

@@ -19,7 +19,8 @@ from paceline.watch.records import Record, read_json, read_record
 WIDTH = 60
 MAX_NODES = 8  # nodes whose usage is shown
 COLOURS = {
-    "queued": "grey50", "starting": "yellow", "training": "green", "saving": "cyan", "lost": "red", "idle": "grey30",
+    "queued": "grey50", "starting": "yellow", "running": "blue", "training": "green", "saving": "cyan", "lost": "red",
+    "idle": "grey30",
 }  # fmt: skip
 
 
@@ -72,16 +73,24 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
         ("why", _why(record)),
         ("job", record.job or ""),
-        (
-            "ranks",
-            f"{details.get('nodes', '?')} x {details.get('nproc', '?')} per node ({details.get('style', '?')} style)",
-        ),
+        ("ranks", _ranks(record)),
         ("command", command_line(str(arg) for arg in details.get("command", []))),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
         ("folder", str(record.folder.path)),
         ("step", "" if record.step is None else str(record.step)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _ranks(record: Record) -> str:
+    details = record.details
+    style = f"{details.get('style', '?')} style"
+    alone = [event for event in read_events(record.folder.events) if event["event"] == "independent"]
+    if alone:
+        processes = int(alone[-1].get("processes", 0))
+        plural = "es, each of which ran the script for itself" if processes > 1 else ""
+        return f"none, but {processes} process{plural} ({style})"
+    return f"{details.get('nodes', '?')} x {details.get('nproc', '?')} per node ({style})"
 
 
 def _why(record: Record) -> str:

@@ -15,10 +15,20 @@ SLOT_SIZE = 64
 # States of a rank, in the order in which they happen.
 ABSENT, READY, RUNNING, SAVED_AND_STOPPED, FINISHED = range(5)
 
+# What a rank knows of the others, in the same slot. Only the rank's bootstrap writes it.
+COORDINATION = struct.Struct("=q")
+# Nothing is known; it read its rank; it trains without having read it; it calls mp.spawn without having read it; it
+# ended without having read it.
+UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
+
 
 def slot_offset(local_rank: int) -> int:
     """Return where the slot of a local rank begins."""
     return SLOT_SIZE * (local_rank + 1)
+
+
+def coordination_offset(local_rank: int) -> int:
+    return slot_offset(local_rank) + SLOT.size
 
 
 def file_size(ranks: int) -> int:

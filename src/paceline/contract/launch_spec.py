@@ -35,6 +35,7 @@ class LaunchSpec:
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
     max_restarts: int = 0  # restarts within one job start
     hang_timeout: float = 0.0  # seconds without a heartbeat until ranks count as hung; 0 means never
+    requeue_always: bool = False  # the script resumes by itself: end it on a stop request, and requeue the job
     fixed_nodes: bool = False  # the user chose the nodes, so none can be excluded
     kill_after: float = 5.0  # seconds between SIGTERM and SIGKILL
     check: bool = True  # run the preflight inside the job

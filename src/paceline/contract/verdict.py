@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STOPPED_EXIT = 75  # EX_TEMPFAIL: a script without the runtime asks to be resumed
+STOPPED_EXIT = 75  # EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
 USAGE_EXIT = 2  # the command line or a configuration file is wrong
 INTERRUPTED_EXIT = 130  # Ctrl-C
 

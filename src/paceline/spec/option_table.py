@@ -39,6 +39,7 @@ class Option:
     commands: frozenset[str] = RUNS
     path: str = ""
     implies: tuple[str, object] | None = None  # another key, and what setting this one makes it
+    sets: object = True  # what a switch makes its key; only one that makes it true can be turned off
     alias: Mapping[str, str] = field(default_factory=dict)  # command -> a flag that only this command has
 
     @property
@@ -57,7 +58,7 @@ class Option:
 
     @property
     def all_flags(self) -> tuple[str, ...]:
-        return (*self.flags, self.negative) if self.kind == SWITCH else self.flags
+        return (*self.flags, self.negative) if self.kind == SWITCH and self.sets is True else self.flags
 
     @property
     def parameter(self) -> str:
@@ -218,6 +219,8 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
     UNTIL_DONE: (
         _queue("resume.requeue", "--requeue",
                "Requeue at the time limit or after preemption, and resume (default).", SWITCH),
+        Option("resume.requeue", "--requeue-always",
+               "The same for a script that resumes by itself, without paceline.session.", SWITCH, QUEUE, sets="always"),
         _number("resume.max_attempts", "--max-attempts N",
                 "Failed attempts before giving up (default: 1 here, 3 on a cluster)."),
         Option("resume.hang_timeout", "--hang-timeout TIME",

@@ -57,6 +57,12 @@ def _expand_home(value: str) -> str:
     return os.path.expanduser(value) if value.startswith("~/") else value
 
 
+def _requeue(value: object) -> object:
+    if not isinstance(value, bool) and value != "always":
+        raise ValueError('true, false or "always"')
+    return value
+
+
 def _one_line(value: str) -> str:
     if not value or "\n" in value or "\0" in value:
         raise ValueError("one line of text")
@@ -173,7 +179,7 @@ class Checkpoint(Table):
 
 
 class Resume(Table):
-    requeue: bool = True
+    requeue: Annotated[bool | Literal["always"], BeforeValidator(_requeue)] = True
     grace: Seconds | None = None
     max_attempts: Count | None = None
     hang_timeout: Seconds | None = None

@@ -2,6 +2,7 @@
 
     queued    submitted or requeued, but not yet started
     starting  an agent runs, but its ranks have not reached their first step
+    running   ranks run, but their script has no step boundaries
     training  steps that did not have to be repeated
     saving    time for which saves blocked training
     lost      repeated steps, and the time until a failed or hung rank was noticed
@@ -9,8 +10,9 @@
 
 When a requeued job starts again, the time since the last event of the previous job start counts as queued.
 
-The events used are `queued` (or `submitted`), `started`, `ranks`, `training` (the first step boundary of an attempt,
-with its first step), `saving` (with `step` and `blocked` seconds), `failed`, `stopped` and `done`.
+The events used are `queued` (or `submitted`), `started`, `ranks` (with `uses_runtime`), `training` (the first step
+boundary of an attempt, with its first step), `saving` (with `step` and `blocked` seconds), `failed`, `stopped` and
+`done`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SHARES = ("queued", "starting", "training", "saving", "lost", "idle")
+SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
 ENDS = frozenset({"failed", "stopped", "done"})
 
 
@@ -74,7 +76,7 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
     current: _TrainingSpan | None = None
 
     def close(until: float) -> None:
-        if phase in ("queued", "starting", "idle"):
+        if phase in ("queued", "starting", "running", "idle"):
             result.seconds[phase] += max(0.0, until - since)
 
     for event in events:
@@ -83,7 +85,7 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
             if current is not None:
                 current.ended, current = last, None
                 phase, since = "queued", last
-            elif phase in ("idle", "starting"):
+            elif phase in ("idle", "starting", "running"):
                 close(last)
                 phase, since = "queued", last
         job_start, last = str(event.get("job_start", job_start)), time
@@ -93,9 +95,12 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
                 current.ended = time
                 current = None
             close(time)
+            if not event.get("uses_runtime", True):
+                after = "running"
             phase, since = after, time
             result.attempts += kind == "ranks"
         elif kind == "training" and current is None:
+            phase = "starting" if phase == "running" else phase  # it has step boundaries after all
             close(time)
             current = _TrainingSpan(began=time, step=int(event.get("step", 0)))
             spans.append(current)

@@ -11,7 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.heartbeat_file import HEADER, READY, SLOT, file_size, slot_offset
+from paceline.contract.heartbeat_file import (
+    COORDINATED,
+    COORDINATION,
+    HEADER,
+    READY,
+    SLOT,
+    coordination_offset,
+    file_size,
+    slot_offset,
+)
 
 PREFIX = "paceline-heartbeat-"
 MIN_AGE = 60.0  # seconds; a younger file may belong to an agent that has not locked it yet
@@ -61,6 +70,11 @@ class Heartbeats:
     def read(self, local_rank: int) -> Heartbeat:
         return Heartbeat(local_rank, *SLOT.unpack_from(self._map, slot_offset(local_rank)))
 
+    def read_coordination(self, local_rank: int) -> int:
+        """Return what a rank knows of the others."""
+        coordination: int = COORDINATION.unpack_from(self._map, coordination_offset(local_rank))[0]
+        return coordination
+
     def remove(self) -> None:
         self._map.close()
         self.path.unlink(missing_ok=True)
@@ -85,16 +99,18 @@ def mark_ready(path: str, local_rank: int) -> None:
 
 def write_state(path: str, *, local_rank: int, state: int) -> None:
     """Write a rank's state from its bootstrap, and keep the step that the runtime wrote."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return  # the agent is gone, and its ranks end with it
-    try:
-        offset = slot_offset(local_rank)
-        _, step, _, _, seconds = SLOT.unpack(os.pread(descriptor, SLOT.size, offset))
-        os.pwrite(descriptor, SLOT.pack(state, step, os.getpid(), time.time(), seconds), offset)
-    finally:
-        os.close(descriptor)
+    offset = slot_offset(local_rank)
+    with suppress(OSError), open(path, "r+b", buffering=0) as file:  # without it, the agent is gone
+        _, step, _, _, seconds = SLOT.unpack(os.pread(file.fileno(), SLOT.size, offset))
+        os.pwrite(file.fileno(), SLOT.pack(state, step, os.getpid(), time.time(), seconds), offset)
+
+
+def write_coordination(path: str, *, local_rank: int, coordination: int) -> None:
+    """Write what a rank knows of the others, unless a child that it forked has read the rank."""
+    offset = coordination_offset(local_rank)
+    with suppress(OSError), open(path, "r+b", buffering=0) as file:
+        if COORDINATION.unpack(os.pread(file.fileno(), COORDINATION.size, offset)) != (COORDINATED,):
+            os.pwrite(file.fileno(), COORDINATION.pack(coordination), offset)
 
 
 def read_step(path: str, local_rank: int) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.agent.health import heartbeat
 from paceline.agent.workers import processes
+from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env, process
@@ -40,6 +41,8 @@ def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat
         "program": launch_spec.program, "args": launch_spec.args, "is_module": launch_spec.is_module,
         "import_path": launch_spec.import_path, "cwd": launch_spec.cwd, "threads": launch_spec.threads,
         "attempt": attempt.number, "attempt_folder": str(attempt.path), "heartbeat": heartbeat,
+        # mpirun starts programs that find each other through MPI.
+        "probe": launch_spec.world_size > 1 and launch_spec.style != "mpirun",
     }  # fmt: skip
 
 
@@ -94,9 +97,16 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     if is_rank:
         _dump_stacks_on_signal(attempt.stacks(rank))
         heartbeat.mark_ready(spec["heartbeat"], local_rank)
+    probe = CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
+    if probe is not None:
+        probe.install()
     try:
         _run_program(spec)
+        if probe is not None:
+            probe.conclude()
     except SystemExit as leaving:
+        if probe is not None and not leaving.code:
+            probe.conclude()
         if leaving.code == STOPPED_EXIT and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
         raise

@@ -10,6 +10,10 @@ import os
 import sys
 from pathlib import Path
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a zygote must start fast
+    from paceline.contract.launch_spec import LaunchSpec
+
 # Libraries read these variables when they load: setting one in a forked rank is too late.
 READ_AT_IMPORT = (
     "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "ATEN_",
@@ -37,6 +41,13 @@ def read_source(program: str, *, is_module: bool, import_path: list[str]) -> str
         except OSError:
             continue
     return ""
+
+
+def uses_runtime(launch_spec: LaunchSpec) -> bool:
+    """Return whether the program's text mentions Paceline; otherwise it probably has no step boundaries."""
+    return "paceline" in read_source(
+        launch_spec.program, is_module=launch_spec.is_module, import_path=launch_spec.import_path
+    )
 
 
 def variable_set_before_torch(source: str) -> str | None:

@@ -69,6 +69,16 @@ def is_alive(pid: int) -> bool:
     return state not in (b"Z", b"X")
 
 
+def has_handler(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
 def send_signal(pid: int, signum: int) -> bool:
     """Signal one process. Returns False if it is gone."""
     try:

@@ -44,6 +44,7 @@ def common_variables(
     run = RunFolder(Path(environ[env.RUN]))
     return {
         **tracker_variables(launch_spec, run, environ),
+        **framework_variables(launch_spec),
         **inherited,
         **thread_variables(thread_count(launch_spec, environ)),
         **exported,
@@ -80,6 +81,16 @@ def tracker_variables(launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[
     if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):  # an existing one is only read
         variables["WANDB_CONFIG_DIR"] = str(cache / "wandb-config")
     return variables
+
+
+def framework_variables(launch_spec: LaunchSpec, devices: Path = Path("/dev")) -> dict[str, str]:
+    """Return what frameworks need besides torchrun's variables in order to train on the same ranks and devices.
+
+    Accelerate takes ranks on the CPU for single processes, unless it is told to use the CPU.
+    """
+    # GPUs that are not counted, such as Intel's, have device files here too: Accelerate may use those.
+    without_gpus = launch_spec.world_size > 1 and not launch_spec.gpus and not (devices / "dri").exists()
+    return {"ACCELERATE_USE_CPU": "true"} if launch_spec.runtime.get("cpu") or without_gpus else {}
 
 
 def node_variables(launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int) -> dict[str, str]:

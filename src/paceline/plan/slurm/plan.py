@@ -107,7 +107,7 @@ def plan_slurm(
         container=entry,
         mpirun=uses_mpirun,
         forwarded=forwarded_names(job, environ, secrets) if uses_mpirun else (),
-        requeue=job.resume.requeue,
+        requeue=bool(job.resume.requeue),
         exclude=job.resources.exclude or "",
         step_options=[str(each) for each in options if each.option == "gpus-per-task"],
     )

@@ -1,0 +1,138 @@
+"""Finds out whether a script knows that it runs as one of several ranks.
+
+A script that never reads its rank forms no process group: it runs in as many independent copies as there are ranks.
+The probe watches reads of `os.environ` until the first one that counts, which ends it. Optimizer steps without one mean
+that the copies train. Time alone means nothing: a script may prepare data for hours before it forms a group.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from paceline.agent.health import heartbeat
+from paceline.contract import env
+from paceline.contract.heartbeat_file import COORDINATED, ENDED_ALONE, SPAWNS_ALONE, TRAINS_ALONE
+from paceline.contract.launcher_variables import TABLE
+
+SECONDS = 30.0  # from the first optimizer step: a script may try a few steps before it forms its group
+STEPS = 3
+
+# Whoever reads one of these knows of other ranks. `init_process_group` reads the address, even if it is given the rank.
+VARIABLES = {env.RANK, env.LOCAL_RANK, env.WORLD_SIZE, env.LOCAL_WORLD_SIZE, env.GROUP_RANK, "ROLE_RANK", "NODE_RANK"}
+VARIABLES |= {env.MASTER_ADDR, env.MASTER_PORT}
+VARIABLES |= {
+    name for row in TABLE for name in (row.rank, row.world_size, row.local_rank, row.local_world_size) if name
+}
+
+# Libraries that read these variables, or copy all of them, without doing anything about the other ranks. When they do,
+# they form a process group.
+UNCONCERNED = (
+    "accelerate", "datasets", "huggingface_hub", "lightning", "lightning_fabric", "lightning_utilities", "matplotlib",
+    "pytorch_lightning", "torch", "torchmetrics", "tqdm", "transformers", "triton", "wandb",
+)  # fmt: skip
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+class CoordinationProbe:
+    """The probe of one process. `is_rank` is false for a process that starts the ranks of its node itself."""
+
+    def __init__(self, heartbeat_file: str, local_rank: int, *, is_rank: bool) -> None:
+        self._heartbeat_file, self._local_rank, self._is_rank = heartbeat_file, local_rank, is_rank
+        self._pid = os.getpid()
+        self._finished = self._hooked = False
+        self._steps = 0
+        self._first_step = 0.0
+        self._names = {os.environ.encodekey(name) for name in VARIABLES}
+
+    def install(self) -> None:
+        environs: list[Any] = [os.environ, getattr(os, "environb", os.environ)]  # two views of the same variables
+        watched = _WatchedVariables(environs[0]._data)
+        _WatchedVariables.probe = self
+        for environ in environs:
+            environ._data = watched
+        self._hook_torch()
+
+    def conclude(self) -> None:
+        """Write down what is certain at the end of the script."""
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        own, children = (usage.ru_utime + usage.ru_stime for usage in used)
+        # A script that leaves the work to other programs may have told them their ranks.
+        if self._is_rank and (self._steps or children < own / 2):
+            self._finish(ENDED_ALONE)
+        elif self._steps:
+            self._finish(TRAINS_ALONE)
+
+    def check_read(self, key: object, frame: FrameType) -> None:
+        """Called before each read of a variable."""
+        if key in self._names and _is_concerned(frame):
+            self._finish(COORDINATED)
+        elif not self._hooked:
+            self._hook_torch()
+
+    def _finish(self, coordination: int) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        heartbeat.write_coordination(self._heartbeat_file, local_rank=self._local_rank, coordination=coordination)
+        if coordination == COORDINATED:
+            with suppress(AttributeError):  # from now on, reads cost what they always do
+                del _WatchedVariables.__getitem__
+
+    def _hook_torch(self) -> None:
+        """Watch for optimizer steps and mp.spawn as soon as the script has imported torch."""
+        optimizer, spawn = (sys.modules.get(f"torch.{name}") for name in ("optim.optimizer", "multiprocessing.spawn"))
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        original = getattr(spawn, "start_processes", None)
+        if register is None or original is None or not hasattr(sys.modules["torch"], "distributed"):
+            return
+        self._hooked = True
+        register(self._count_step)
+
+        def start_processes(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() == self._pid:
+                self._finish(SPAWNS_ALONE if self._is_rank else COORDINATED)
+            return original(*args, **kwargs)
+
+        for module in (spawn, sys.modules["torch.multiprocessing"]):
+            module.start_processes = start_processes  # type: ignore[union-attr]
+
+    def _count_step(self, *_: object) -> None:
+        if self._finished or os.getpid() != self._pid:
+            return
+        distributed = sys.modules["torch"].distributed
+        if distributed.is_available() and distributed.is_initialized():
+            self._finish(COORDINATED)
+            return
+        self._steps += 1
+        self._first_step = self._first_step or time.monotonic()
+        if self._steps >= STEPS and time.monotonic() - self._first_step >= SECONDS:
+            self._finish(TRAINS_ALONE)
+
+
+class _WatchedVariables(dict[Any, Any]):
+    """The variables behind `os.environ`."""
+
+    probe: CoordinationProbe
+
+    def __getitem__(self, key: Any) -> Any:
+        self.probe.check_read(key, sys._getframe(1))
+        return super().__getitem__(key)
+
+
+def _is_concerned(frame: FrameType | None) -> bool:
+    """Return whether the code that reads a variable does so to find out about ranks."""
+    while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        frame = frame.f_back
+    if frame is None:
+        return True
+    path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    if any(folder in path for folder in _LIBRARIES):
+        return module.partition(".")[0] not in UNCONCERNED or module.startswith("torch.distributed")
+    return not path.startswith((_STANDARD_LIBRARY, "<frozen"))

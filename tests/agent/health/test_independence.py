@@ -1,0 +1,109 @@
+"""Ranks that run a script independently: the run says so while it lasts, and never of scripts that form a group."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.conftest import Launch, Launched, until
+
+INDEPENDENT = "2 processes run this script independently"
+
+TRAIN = """
+import os, time
+import torch
+from paceline.agent.workers import coordination_probe
+coordination_probe.SECONDS = 0.1
+model = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(model.parameters(), 0.1)
+def step():
+    model(torch.randn(1, 2)).sum().backward()
+    opt.step()
+"""
+FOREVER = """
+while not os.path.exists("enough"):
+    step()
+    time.sleep(0.01)
+"""
+GROUP = """
+torch.distributed.init_process_group("gloo")
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+ddp(torch.randn(1, 2)).sum().backward()
+torch.distributed.destroy_process_group()
+"""
+
+
+def independent_events(started: Launched) -> list[dict[str, Any]]:
+    lines = (started.run.events / "agent-0.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "independent"]
+
+
+@pytest.mark.parametrize("style", ["fork", "torchrun"])
+def test_copies_that_train_are_reported_while_they_do(launch: Launch, style: str) -> None:
+    started = launch(TRAIN + FOREVER, light=False, style=style)
+    until(lambda: INDEPENDENT in started.err(), f"the warning; console:\n{started.err()}")
+    (started.run.path / "enough").touch()
+    assert started.wait() == 0, started.err()
+    assert started.err().count("independently") == 1
+    assert "--nproc 1" in started.err()
+    assert "init_process_group" in started.err()
+    assert [event["processes"] for event in independent_events(started)] == [2]
+
+
+def test_a_short_run_is_reported_at_its_end(launch: Launch) -> None:
+    started = launch("print('hello')")
+    assert started.wait() == 0, started.err()
+    assert started.err().count(INDEPENDENT) == 1
+
+
+@pytest.mark.parametrize("style", ["fork", "torchrun"])
+def test_a_group_that_is_formed_late(launch: Launch, style: str) -> None:
+    started = launch(TRAIN.replace("0.1\nmodel", "30\nmodel") + "for _ in range(5): step()\n" + GROUP, light=False,
+                     style=style)  # fmt: skip
+    assert started.wait() == 0, started.err()
+    assert "independently" not in started.err()
+
+
+SPAWN = """
+import os
+import torch.multiprocessing as mp
+def child(index):
+    import torch.distributed as dist
+    os.environ["MASTER_PORT"] = "{port}"
+    dist.init_process_group("gloo", rank=index, world_size=2, init_method="tcp://127.0.0.1:{port}")
+    dist.barrier()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(child, nprocs=2)
+"""
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_script_that_spawns_its_own_ranks(launch: Launch, free_port: int) -> None:
+    """Under fork each rank would spawn all of them, and all would want the same port."""
+    started = launch(SPAWN.format(port=free_port), light=False)
+    started.wait()
+    assert "each calls mp.spawn" in started.err() or "each rank calls mp.spawn" in started.err()
+    assert "--style spawn" in started.err()
+
+
+def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(
+    launch: Launch, free_port: int, tmp_path: Path
+) -> None:
+    started = launch(SPAWN.format(port=free_port), light=False, style="spawn")
+    assert started.wait() == 0, started.err()
+    assert "warning" not in started.err()
+    started = launch(TRAIN + "for _ in range(5): step()\n", light=False, style="spawn", folder=tmp_path / "second")
+    assert started.wait() == 0, started.err()
+    assert "1 process runs this script, not 2" in started.err()

@@ -1,0 +1,87 @@
+"""Which scripts count as aware of their ranks, and which as independent copies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.contract.heartbeat_file import (
+    COORDINATED,
+    COORDINATION,
+    ENDED_ALONE,
+    UNKNOWN,
+    coordination_offset,
+    file_size,
+)
+
+RUN = """
+import os, sys
+from paceline.agent.workers.bootstrap import run_rank
+os.environ.update(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="here", HOME_OF="x")
+spec = {
+    "program": sys.argv[1], "args": [], "is_module": False, "import_path": [], "cwd": ".", "threads": 1,
+    "attempt": 1, "attempt_folder": os.path.dirname(sys.argv[1]), "heartbeat": sys.argv[2], "probe": True,
+}
+run_rank(spec, rank=1, local_rank=1)
+"""
+
+READERS = {
+    "a subscript": "os.environ['RANK']",
+    "a default": "os.environ.get('LOCAL_RANK', -1)",
+    "getenv": "os.getenv('WORLD_SIZE')",
+    "a test": "'RANK' in os.environ",
+    "bytes": "os.environb[b'RANK']",
+    "a copy": "dict(os.environ)",
+    "items": "[value for name, value in os.environ.items()]",
+    "only the address": "os.environ['MASTER_ADDR']",
+    "a task of Slurm": "os.environ.get('SLURM_PROCID')",
+    "a library that shards data": "import sharding_library",
+    "a module named like a library": "import datasets",
+    "late, after a failed try": "os.environ.get('HOME'); os.environ.get('HOME_OF'); os.environ['RANK']",
+    "a forked child": "pid = os.fork()\nif not pid: os.environ['RANK']; os._exit(0)\nos.waitpid(pid, 0)",
+}
+OTHERS = {
+    "nothing": ("pass", ENDED_ALONE),
+    "other variables": ("os.environ['HOME_OF']; os.environ['NEW'] = '1'; del os.environ['NEW']", ENDED_ALONE),
+    "it exits": ("import sys; sys.exit()", ENDED_ALONE),
+    "a progress bar copies all variables": ("import tqdm", ENDED_ALONE),
+    "the standard library copies them": ("import platform, sysconfig; platform.uname()", ENDED_ALONE),
+    "it fails": ("1 / 0", UNKNOWN),
+    "another program takes its place": ("os.execv('/bin/true', ['true'])", UNKNOWN),
+    "another program does the work": (
+        f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'sum(range(10**7))'])", UNKNOWN,
+    ),
+}  # fmt: skip
+
+
+def coordination_of(script: str, folder: Path) -> int:
+    """Return what the probe found while a rank ran this script."""
+    libraries = folder / "site-packages"
+    libraries.mkdir()
+    (libraries / "tqdm.py").write_text("import os\ncopy = dict(os.environ)\nrank = os.environ['RANK']\n")
+    for path in (libraries / "sharding_library.py", folder / "datasets.py"):
+        path.write_text("import os\nrank = os.environ['RANK']\n")
+    program, heartbeat = folder / "train.py", folder / "heartbeat"
+    program.write_text(f"import os\n{script}\n")
+    heartbeat.write_bytes(bytes(file_size(2)))
+    subprocess.run(
+        [sys.executable, "-c", RUN, program, heartbeat], env={**os.environ, "PYTHONPATH": str(libraries)},
+        stderr=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    value: int = COORDINATION.unpack_from(heartbeat.read_bytes(), coordination_offset(1))[0]
+    return value
+
+
+@pytest.mark.parametrize("case", READERS)
+def test_a_script_that_reads_its_rank(case: str, tmp_path: Path) -> None:
+    assert coordination_of(READERS[case], tmp_path) == COORDINATED
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_script_that_does_not(case: str, tmp_path: Path) -> None:
+    script, expected = OTHERS[case]
+    assert coordination_of(script, tmp_path) == expected
