@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,8 @@ def four_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
 class Submitted(Training):
     """The same training, as a job."""
 
-    def __init__(self, home: Path, cluster: Cluster, paceline: Paceline, **keys: str) -> None:
-        super().__init__(home, **keys)  # type: ignore[arg-type]
+    def __init__(self, home: Path, cluster: Cluster, paceline: Paceline, **keys: Any) -> None:
+        super().__init__(home, **keys)
         self.cluster = cluster
         self.paceline = paceline
         self.folder = RunFolder(home)
@@ -84,7 +85,7 @@ class Submitted(Training):
 
 @pytest.fixture
 def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Callable[..., Submitted]:
-    def make(**keys: str) -> Submitted:
+    def make(**keys: Any) -> Submitted:
         return Submitted(tmp_path / "training", cluster, slurm_paceline, **keys)
 
     return make
@@ -123,6 +124,33 @@ def test_time_limit_killed_rank_dead_controller_dead_node(
     shares = compute_goodput(ours.events())
     assert shares.seconds["queued"] > 5, shares  # Slurm delays requeued jobs
     assert shares.seconds["training"] > 0
+
+
+# Knows no signals and no runtime, but finds its own state when it starts again.
+RESUMES_BY_ITSELF = """
+import os, sys, time
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+state = out / f"state-{os.environ['RANK']}"
+started_before = state.exists()
+state.touch()
+(out / f"at-start-{os.environ['RANK']}").touch()
+time.sleep(0 if started_before else 3600)
+"""
+
+
+def test_a_script_that_resumes_by_itself(submitted: Make, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(RESUMES_BY_ITSELF)
+    ours = submitted(script=tmp_path / "plain.py")
+    ours.submit("--style", "srun", "--requeue-always")
+    ours.at("start", ranks=4)
+    ours.interrupt()
+    ours.completes()
+    assert ours.verdicts() == ["stopped", "done"], ours.logs()
+    assert cluster.restarts(ours.job) == 1
+    log = ours.folder.slurm_log.read_text()
+    assert "cannot save: progress since the script's own last checkpoint is lost" in log
+    assert "continuing from the script's own checkpoint, if any" in log
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.guests.test_frameworks import TRAINER
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
@@ -35,7 +36,7 @@ import json
 import torch
 from accelerate import Accelerator
 
-helper = Accelerator(cpu=True)
+helper = Accelerator()
 torch.manual_seed(0)
 plain = torch.nn.Linear(4, 1)
 model, opt = helper.prepare(plain, torch.optim.SGD(plain.parameters(), 0.1))
@@ -52,7 +53,14 @@ helper.end_training()
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(("style", "script"), [("lightning", LIGHTNING), ("accelerate", ACCELERATE)])
+@pytest.mark.parametrize(
+    ("style", "script"),
+    [
+        pytest.param("lightning", LIGHTNING, id="fabric"),
+        pytest.param("lightning", TRAINER, id="trainer", marks=pytest.mark.slow),
+        pytest.param("accelerate", ACCELERATE, id="accelerate"),
+    ],
+)
 def test_framework_on_two_nodes(
     style: str, script: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:

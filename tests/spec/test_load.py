@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from paceline.errors import SpecError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import parse_param, parse_value
-from paceline.spec.option_table import NAME_OR_PATH, PATH
+from paceline.spec.option_table import NAME_OR_PATH, PATH, options_of
+from paceline.spec.typed_flags import read_flags
 
 SCRIPT = Program("train.py")
 
@@ -54,6 +55,7 @@ WRONG = {
         '[job]\nmem_per_gpu = "1G"\nmem_per_node = "1G"',
         ["job.mem_per_gpu", "job.mem_per_node", "both set the memory."],
     ),
+    "neither true nor always": ('[resume]\nrequeue = "never"', ['requeue = "never"', 'use true, false or "always"']),
     "too short a grace": ('[job]\ntime = "2h"\n[resume]\ngrace = "10s"', ["resume.grace", "10 s", "at least 60 s"]),
     "too long a grace": (
         '[job]\ntime = "10m"\n[resume]\ngrace = "5m"',
@@ -103,6 +105,14 @@ def test_a_time_limit_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     assert load(tmp_path, "", ("--time", "job.time", "30")).resources.time == 1800
     assert load(tmp_path, "", ("--time", "job.time", "1-12")).resources.time == 129600
     assert load(tmp_path, '[job]\ntime = "2h"\n[resume]\ngrace = 90').grace == 90  # other durations: seconds
+
+
+def test_scripts_that_resume_by_themselves(tmp_path: Path) -> None:
+    assert load(tmp_path, '[resume]\nrequeue = "always"').resume.requeue == "always"
+    options = {option.name: option for _, option in options_of("submit")}
+    flags = read_flags([(options["--requeue-always"], True), (options["--requeue"], None)], {})
+    assert [(flag.key, flag.value) for flag in flags] == [("resume.requeue", "always")]
+    assert options["--requeue-always"].all_flags == ("--requeue-always",)
 
 
 def test_a_typed_path_is_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,11 +85,10 @@ def _facts(record: Record) -> list[tuple[str, str]]:
 def _ranks(record: Record) -> str:
     details = record.details
     style = f"{details.get('style', '?')} style"
-    alone = [event for event in read_events(record.folder.events) if event["event"] == "independent"]
-    if alone:
-        processes = int(alone[-1].get("processes", 0))
-        plural = "es, each of which ran the script for itself" if processes > 1 else ""
-        return f"none, but {processes} process{plural} ({style})"
+    for event in read_events(record.folder.events):
+        if event["event"] == "independent" and event.get("attempt") == record.attempts:
+            processes = int(event.get("processes", 0))
+            return f"{processes} independent processes ({style})" if processes > 1 else f"1 process ({style})"
     return f"{details.get('nodes', '?')} x {details.get('nproc', '?')} per node ({style})"
 
 

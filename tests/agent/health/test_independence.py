@@ -60,7 +60,7 @@ def test_a_short_run_is_reported_at_its_end(launch: Launch) -> None:
     assert started.err().count(INDEPENDENT) == 1
 
 
-@pytest.mark.parametrize("style", ["fork", "torchrun"])
+@pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_group_that_is_formed_late(launch: Launch, style: str) -> None:
     started = launch(TRAIN.replace("0.1\nmodel", "30\nmodel") + "for _ in range(5): step()\n" + GROUP, light=False,
                      style=style)  # fmt: skip

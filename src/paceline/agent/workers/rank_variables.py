@@ -88,9 +88,11 @@ def framework_variables(launch_spec: LaunchSpec, devices: Path = Path("/dev")) -
 
     Accelerate takes ranks on the CPU for single processes, unless it is told to use the CPU.
     """
-    # GPUs that are not counted, such as Intel's, have device files here too: Accelerate may use those.
-    without_gpus = launch_spec.world_size > 1 and not launch_spec.gpus and not (devices / "dri").exists()
-    return {"ACCELERATE_USE_CPU": "true"} if launch_spec.runtime.get("cpu") or without_gpus else {}
+    on_cpu = bool(launch_spec.runtime.get("cpu"))
+    if launch_spec.world_size > 1 and not launch_spec.gpus:
+        # GPUs that are not counted, such as Intel's, have device files too. A script may have been written for those.
+        on_cpu |= launch_spec.style == "accelerate" or not (devices / "dri").exists()
+    return {"ACCELERATE_USE_CPU": "true"} if on_cpu else {}
 
 
 def node_variables(launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int) -> dict[str, str]:
