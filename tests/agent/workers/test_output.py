@@ -46,7 +46,7 @@ def test_nothing_on_the_console(launch: Launch) -> None:
 def test_output_of_rank_zero_passes_unchanged(launch: Launch) -> None:
     """A bar that redraws itself, text without a newline, bytes that are not UTF-8."""
     script = "import sys; sys.stdout.buffer.write(b'10%\\r20%\\r\\xff\\x00'); sys.stderr.write('bar\\r')"
-    started = launch(script)
+    started = launch(f"import os; os.environ['RANK']; {script}")
     assert started.wait() == 0, started.err()
     assert (started.console / "out").read_bytes() == b"10%\r20%\r\xff\x00"
     assert (started.console / "err").read_bytes() == b"bar\r"
