@@ -321,3 +321,29 @@ def test_a_custom_loop_gets_the_same_answer_on_all_ranks(ranks: Ranks) -> None:
     assert first == second
     assert first[0] >= 20
     assert first[1] is True
+
+
+def by_hand_with_saves(folder: str, settings: dict[str, Any]) -> list[int]:
+    """A hand-written loop; returns the steps at which it resumed and ended."""
+    with paceline.session(cpu=True, report=False, folder=folder, keep_last=99, **settings) as run:
+        model = run.wrap(net())
+        run.resume(model=model)
+        first = run.step
+        while run.step < 100:
+            time.sleep(0.01)
+            if run.should_stop:
+                break
+        return [first, run.step]
+
+
+def test_a_custom_loop_saves_when_a_save_is_due(ranks: Ranks, tmp_path: Path) -> None:
+    def saved(folder: str) -> list[int]:
+        return sorted(int(path.parent.name[5:]) for path in (tmp_path / folder).glob("checkpoints/*/complete.json"))
+
+    by_step = {"save_every_steps": 4, "max_steps": 10}
+    assert ranks(by_hand_with_saves, 2, str(tmp_path / "steps"), by_step) == [[0, 10]] * 2
+    assert saved("steps") == [4, 8, 10]
+    assert by_hand_with_saves(str(tmp_path / "steps"), {"max_steps": 13}) == [10, 13]
+    assert ranks(by_hand_with_saves, 2, str(tmp_path / "time"), {"save_every_seconds": 0.3}) == [[0, 100]] * 2
+    assert len(saved("time")) >= 2
+    assert saved("time")[-1] == 100

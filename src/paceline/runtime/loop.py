@@ -53,6 +53,11 @@ class Loop:
         self._boundary.before_first(self.step)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the session's `max_steps` are done."""
+        return self.step >= self._max_steps
+
+    @property
     def current(self) -> int:
         """The step in progress, or the one in which the loop was left."""
         return self.step if self.left_inside else self.step + 1

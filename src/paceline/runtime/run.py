@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -141,15 +141,23 @@ class Run:
         self._loaders.append(loader)
         return loader
 
-    def resume(self, *, folder: str | Path | None = None, **objects: Any) -> Restored | None:
+    def resume(
+        self, *, folder: str | Path | None = None, per_rank: Mapping[str, Any] | None = None, **objects: Any
+    ) -> Restored | None:
         """Load the newest complete checkpoint into these objects, if there is one. From now on they are saved.
 
-        The objects are anything with `state_dict` and `load_state_dict`, by the name to save it under. Checkpoints go
+        The objects are anything with `state_dict` and `load_state_dict`, by the name to save it under. Those in
+        `per_rank` have a state of their own on each rank, such as a replay buffer; they resume only on as many ranks,
+        unless they have a method `load_rank_states(states)`, which gets the states of all saved ranks. Checkpoints go
         to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored (`step`,
         `epoch`, `folder`, ...), or None after a fresh start.
 
         Raises UsageError after the first step, and CheckpointError if the state does not fit the objects.
         """
+        own = dict(per_rank or {})
+        if twice := sorted(own.keys() & objects.keys()):
+            raise UsageError(f"{twice[0]!r} is given to run.resume twice.", hint="Leave it out outside of per_rank.")
+        objects |= own
         checkpoints_dir = Path(folder) if folder is not None else None
         if checkpoints_dir is None and self._run_folder is not None:
             checkpoints_dir = self._run_folder.checkpoints
@@ -167,6 +175,8 @@ class Run:
             checkpoints_dir, rank=self.rank, world_size=self.world_size, group=self._group.control,
             attempt=self._attempt, policy=schedule.policy(), seed=self.settings.seed or 0, warn=note,
         )  # fmt: skip
+        in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
+        checkpoints.declare(per_rank=own, in_sync=in_sync)
         self._restored = restored = schedule.resume(checkpoints, objects)
         if restored is not None:
             self._loop.step, self._loop.epoch = restored.step, restored.epoch
@@ -223,14 +233,20 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether to stop, for hand-written loops. Read it once per step on all ranks; all get the same answer.
+        """Whether to stop, for hand-written loops. Read it once at the end of each step, on all ranks.
 
-        `run.steps` does not need it: that loop ends by itself.
+        Each time counts a step, and saves if a save is due. All ranks get the same answer. It is also true after
+        `max_steps`. `run.steps` does not need it: that loop ends by itself.
         """
-        if self._loop.micro is None and not self._boundary.stopping:
-            self._loop.step += 1
-        self._loop.begun = True
-        return self._boundary.poll(self.step)
+        loop, boundary = self._loop, self._boundary
+        in_a_step = loop.micro is not None
+        if not loop.begun:
+            loop.begun = True
+            boundary.events.write("training", step=loop.step)
+        if not in_a_step and not boundary.stopping:
+            loop.step += 1
+            boundary.enter_epoch(loop.epoch)
+        return boundary.poll(loop.step, in_a_step=in_a_step) or loop.is_complete
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint now. Call it between steps, on all ranks.

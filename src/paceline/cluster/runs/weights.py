@@ -44,6 +44,11 @@ def choose_object(marker: Marker, name: str | None) -> str:
     """Return the object to export: the requested one, `model`, or the only module."""
     modules = [module for module, kind in marker.objects.items() if kind == "module"]
     if name is not None:
+        if marker.objects.get(name) == "rank":
+            raise UsageError(
+                f"{name!r} has a state of its own on each rank, so there is no one file to export.",
+                hint=f"Choose one of {', '.join(modules) or 'none'}.",
+            )
         if name in marker.objects:
             return name
         raise UsageError(f"The checkpoint has no object {name!r}.", hint=f"Use one of {', '.join(marker.objects)}.")

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.errors import UsageError
-from paceline.runtime.checkpoint import restore, retention, rng, sharded, state_tree, writer
+from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.checkpoint import restore, retention, rng, sharded, shares, state_tree, writer
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.retention import RetentionPolicy
@@ -83,6 +83,9 @@ class CheckpointManager:
         self.policy = policy or RetentionPolicy()
         self.warn = warn
         self._objects: dict[str, Any] = {}
+        self._per_rank: frozenset[str] = frozenset()  # declared, or found to differ between ranks
+        self._in_sync: frozenset[str] = frozenset()
+        self._names_compared = False
         self._task: SaveTask | None = None
         self._thread: threading.Thread | None = None
         self._finished: list[Saved] = []
@@ -95,6 +98,10 @@ class CheckpointManager:
         self._has_writer_group = False
 
     # -- what is saved ---------------------------------------------------------------------------------
+
+    def declare(self, *, per_rank: Collection[str] = (), in_sync: Collection[str] = ()) -> None:
+        """Name the objects that have their own state on each rank, and those that DDP or FSDP keep in sync."""
+        self._per_rank, self._in_sync = frozenset(per_rank), frozenset(in_sync)
 
     def register(self, **objects: Any) -> None:
         """Add objects with `state_dict` and `load_state_dict`. Raises an error if a state can't be saved."""
@@ -109,7 +116,43 @@ class CheckpointManager:
             if "/" in name:
                 raise UsageError(f"The object name {name!r} contains a slash.", hint="Use a name without one.")
             self._objects[name] = state_tree.unwrap(thing)
-        state_tree.collect(self._objects).tensors.check()
+        self._collect().tensors.check()
+
+    def _collect(self) -> state_tree.ObjectStates:
+        return state_tree.collect(self._objects, per_rank=self._per_rank, rank=self.rank)
+
+    def _collect_and_compare(self) -> state_tree.ObjectStates:
+        """Return the state of the objects. Those that differ between ranks are saved per rank from now on."""
+        states = self._collect()
+        if self.world_size == 1:
+            return states
+        differing = self._find_differing(states)
+        if not differing:
+            return states
+        self._per_rank |= differing
+        for name in sorted(differing) if self.rank == 0 else ():
+            wrap = " (if it should be the same, wrap it with run.wrap)" if states.kinds[name] == "module" else ""
+            self.warn(
+                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own, which resumes on "
+                f"{self.world_size} ranks only; declare it: run.resume(..., per_rank={{{name!r}: ...}})"
+            )
+        return self._collect()
+
+    def _find_differing(self, states: state_tree.ObjectStates) -> set[str]:
+        """Compare the state that nothing else keeps the same. What DDP or FSDP handle isn't compared."""
+        names = [
+            name for name, thing in self._objects.items()
+            if name not in self._per_rank and name not in self._in_sync and not state_tree.is_loader(thing)
+        ]  # fmt: skip
+        if not self._names_compared:
+            self._names_compared = True
+            if shares.find_differing({"names": shares.digest_state([*self._objects, names], [])}, self.group):
+                raise CheckpointError(
+                    f"The ranks resumed different objects; rank {self.rank} has {', '.join(self._objects)}.",
+                    hint="Call run.resume with the same names in the same order on all ranks.",
+                )
+        digests = {name: shares.digest_state(*states.comparable(name, self._objects[name])) for name in names}
+        return shares.find_differing(digests, self.group) if names else set()
 
     # -- saving ----------------------------------------------------------------------------------------
 
@@ -129,7 +172,7 @@ class CheckpointManager:
         return time.perf_counter() - start
 
     def _start_save(self, step: int, epoch: int, meta: Mapping[str, Any] | None) -> None:
-        states = state_tree.collect(self._objects)
+        states = self._collect_and_compare()
         image = self._images.get(states.tensors)
         ready = image.fill(states.tensors)
         self._saves += 1
@@ -158,7 +201,11 @@ class CheckpointManager:
         thread = threading.Thread(target=writer.run, args=(task,), name="paceline-checkpoint", daemon=True)
         self._task, self._thread = task, thread
         self._last_step = step
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down, which forbids new threads
+            self._thread = None
+            writer.run(task)
 
     def _prune(self, step: int) -> None:
         # A damaged checkpoint of this very step has just been replaced.
@@ -176,7 +223,7 @@ class CheckpointManager:
         self._polls += 1
         if self._polls in PREPARE_AT:
             self._prepare()
-        if self._thread is not None and not self._thread.is_alive():
+        if self._task is not None and not self.is_saving:
             self._finish_save()
         if not self._finished:
             return []
@@ -186,7 +233,7 @@ class CheckpointManager:
     def _prepare(self) -> None:
         if self._objects and self._task is None and not self._images.is_preparing:
             with _disable_gc():
-                self._images.prepare(state_tree.collect(self._objects).tensors)
+                self._images.prepare(self._collect().tensors)
 
     @property
     def is_saving(self) -> bool:
@@ -195,9 +242,10 @@ class CheckpointManager:
     def _finish_save(self, *, committed: bool = False) -> None:
         """Wait for the running save, if any, and record its outcome."""
         task, thread = self._task, self._thread
-        if task is None or thread is None:
+        if task is None:
             return
-        thread.join()
+        if thread is not None:
+            thread.join()
         if committed and self.rank != 0:
             writer.wait_for_commit(task)
         self._task = self._thread = None
@@ -231,8 +279,8 @@ class CheckpointManager:
     def _load(self, folder: Path, *, own: bool) -> Restored:
         with CheckpointReader(folder) as reader:
             restore.load(
-                reader, self._objects, rank=self.rank, world_size=self.world_size, seed=self.seed,
-                new_group=self._get_writer_group,
+                reader, self._objects, per_rank=self._per_rank, rank=self.rank, world_size=self.world_size,
+                seed=self.seed, new_group=self._get_writer_group,
             )  # fmt: skip
             marker = reader.marker
         self._last_step = marker.step if own else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,7 @@ def load(
     reader: CheckpointReader,
     objects: Mapping[str, Any],
     *,
+    per_rank: Collection[str],
     rank: int,
     world_size: int,
     seed: int,
@@ -35,6 +37,10 @@ def load(
         )
     trees = reader.json(OBJECTS_FILE)
     states = _read_rank_states(reader, rank=rank, world_size=world_size)
+    rescaled = world_size != reader.marker.world_size
+    for name, thing in objects.items() if rescaled else ():
+        if kinds[name] == "rank":
+            _check_resumable(name, thing, states, world_size=world_size, declared=name in per_rank)
     # Loading sharded tensors is a collective, so they are all loaded together.
     targets = _Targets(reader, new_group)
     for name, thing in objects.items():
@@ -43,13 +49,13 @@ def load(
     targets.load()
     for name, thing in objects.items():
         if kinds[name] == "rank":
-            _load_rank_state(name, thing, states, rank=rank)
+            _load_rank_state(name, thing, states, reader, rank=rank, rescaled=rescaled)
         else:
             _load_object(name, thing, trees[name], reader, targets)
-    if world_size == reader.marker.world_size:
-        rng.restore(state_tree.decode(states[rank]["rng"], state_tree.fetch_inline))
-    else:
+    if rescaled:
         rng.reseed(seed=seed, step=reader.marker.step, rank=rank)
+    else:
+        rng.restore(state_tree.decode(states[rank]["rng"], state_tree.fetch_inline))
 
 
 def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int) -> dict[int, Any]:
@@ -59,15 +65,37 @@ def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int) -
     return {number: reader.json(state_file(number, saved)) for number in ranks}
 
 
-def _load_rank_state(name: str, thing: Any, states: Mapping[int, Any], *, rank: int) -> None:
-    decoded = {
-        number: state_tree.decode(state["objects"][name], state_tree.fetch_inline) for number, state in states.items()
-    }
+def _check_resumable(name: str, thing: Any, states: Mapping[int, Any], *, world_size: int, declared: bool) -> None:
+    """Raise an error if an object has a state per rank, and doesn't know what to do with another number of ranks."""
+    if state_tree.is_loader(thing) or hasattr(thing, "load_rank_states"):
+        return
+    trees = [state["objects"][name] for state in states.values()]
+    # Only an object that had a state per rank refers to tensors here; small ones are in the tree itself.
+    differ = len({json.dumps(tree) for tree in trees}) > 1 or any(state_tree.tensor_references(trees))
+    if declared or differ:
+        raise CheckpointError(
+            f"{name!r} has a state of its own on each of {len(states)} ranks, and can't resume on {world_size}.",
+            hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: it is called on each "
+            "rank with the states of all saved ranks.",
+        )
+
+
+def _load_rank_state(
+    name: str, thing: Any, states: Mapping[int, Any], reader: CheckpointReader, *, rank: int, rescaled: bool
+) -> None:
+    def decode(number: int) -> Any:
+        def fetch(reference: dict[str, Any]) -> torch.Tensor:
+            if "$inline" in reference:
+                return state_tree.fetch_inline(reference)
+            return reader.tensor(state_tree.own_name(reference["$tensor"], number))
+
+        return state_tree.decode(states[number]["objects"][name], fetch)
+
     with _explain_errors(name):
-        if len(decoded) > 1 and hasattr(thing, "load_rank_states"):
-            thing.load_rank_states([decoded[number] for number in sorted(decoded)])
+        if rescaled and hasattr(thing, "load_rank_states"):
+            thing.load_rank_states([decode(number) for number in sorted(states)])
         else:
-            thing.load_state_dict(decoded.get(rank, decoded.get(0)))
+            thing.load_state_dict(decode(rank if rank in states else 0))
 
 
 def _load_object(name: str, thing: Any, tree: Any, reader: CheckpointReader, targets: _Targets) -> None:

@@ -75,7 +75,8 @@ class Image:
         if self._views is None:
             self.touch()
         assert self._views is not None
-        sources = {piece.name: _part(state.tensors[piece.name], piece) for piece in self.share.pieces}
+        tensors = state.in_share
+        sources = {piece.name: _part(tensors[piece.name], piece) for piece in self.share.pieces}
         on_cuda = next((tensor.device for tensor in sources.values() if tensor.is_cuda), None)
         devices = {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
         with torch.no_grad():
@@ -195,7 +196,10 @@ class ImageCache:
             self._image, self._layout = image, layout
 
         self._preparation = threading.Thread(target=make, name="paceline-checkpoint-memory", daemon=True)
-        self._preparation.start()
+        try:
+            self._preparation.start()
+        except RuntimeError:  # the interpreter is shutting down; the save maps its memory itself
+            self._preparation = None
 
     def get(self, state: StateTensors) -> Image:
         """Return an image that fits this state."""
@@ -214,7 +218,9 @@ class ImageCache:
             self._image = None
 
     def _make(self, state: StateTensors) -> Image:
-        return Image(make_share(state.tensors, state.sharded, rank=self.rank, world_size=self.world_size))
+        return Image(
+            make_share(state.tensors, state.sharded, own=state.own, rank=self.rank, world_size=self.world_size)
+        )
 
     def _join(self) -> None:
         if self._preparation is not None:
@@ -225,7 +231,7 @@ class ImageCache:
 def _layout(state: StateTensors) -> Any:
     """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's shards."""
     local = [(name, tensor.to_local().shape) for name, tensor in state.sharded.items()]
-    return signature(state.tensors), signature(state.sharded), local
+    return signature(state.in_share), signature(state.sharded), local
 
 
 def _cudart() -> Any:

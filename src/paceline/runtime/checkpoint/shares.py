@@ -1,13 +1,15 @@
-"""Decide which bytes of the replicated state each rank writes: one stream of all tensors, split evenly by bytes.
+"""Decide what each rank writes: an even part of the bytes of all replicated tensors, and the state of its own.
 
-Every rank computes this alone from names, dtypes and shapes, which are the same on all ranks. Rank 0 compares the
-digests in their reports to make sure.
+Every rank computes the split alone from names, dtypes and shapes, which are the same on all ranks. Rank 0 compares the
+digests in their reports to make sure. Whether state is the same on all ranks, they find out by comparing digests of it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,9 @@ from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
 SMALL = 1 << 20  # smaller pieces are packed on a GPU before they are copied to the host
 MIN_SHARE = 1 << 18  # fewer bytes are not worth a file of their own
+
+MAX_SAMPLE = 1 << 16  # elements of an object's tensors that ranks compare
+MIN_SAMPLE = 64  # of each tensor
 
 Signature = list[tuple[str, torch.Size, torch.dtype]]
 
@@ -38,19 +43,27 @@ class Share:
     local_nbytes: int
 
 
-def make_share(tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], *, rank: int, world_size: int) -> Share:
-    """Return the share of `rank`. Wider elements come first, so that every piece is aligned."""
+def make_share(
+    tensors: Mapping[str, torch.Tensor],
+    sharded: Mapping[str, Any],
+    *,
+    own: Mapping[str, torch.Tensor],
+    rank: int,
+    world_size: int,
+) -> Share:
+    """Return the share of `rank`, with its own tensors. Wider elements come first, so that every piece is aligned."""
     ordered = sorted(tensors.items(), key=_sort_key)
     total = sum(tensor.nbytes for _, tensor in ordered)
     writers = max(1, min(world_size, total // MIN_SHARE))
     low, high = (total * rank // writers, total * (rank + 1) // writers) if rank < writers else (total, total)
     pieces: list[Piece] = []
     position = offset = 0
-    for name, tensor in ordered:
+    for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key) if own else ordered:
         size = tensor.element_size()
+        is_own = name in own
         # Elements are never split: the one at the boundary belongs to the lower rank.
-        start = min(max(-(-(low - position) // size), 0), tensor.numel())
-        stop = min(max(-(-(high - position) // size), 0), tensor.numel())
+        start = 0 if is_own else min(max(-(-(low - position) // size), 0), tensor.numel())
+        stop = tensor.numel() if is_own else min(max(-(-(high - position) // size), 0), tensor.numel())
         is_whole = start == 0 and stop == tensor.numel() and (stop > 0 or rank == 0)
         if stop > start or is_whole:
             nbytes = (stop - start) * size
@@ -61,7 +74,7 @@ def make_share(tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], 
                 )
             )  # fmt: skip
             offset += nbytes
-        position += tensor.nbytes
+        position += 0 if is_own else tensor.nbytes
     local, local_nbytes = _local_parts(sharded)
     return Share(
         pieces=pieces, header=make_header(pieces), nbytes=offset, digest=_digest(ordered, sharded),
@@ -88,3 +101,31 @@ def _digest(ordered: list[tuple[str, torch.Tensor]], sharded: Mapping[str, Any])
     for name, tensor in [*ordered, *sorted(sharded.items())]:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
     return digest.hexdigest()
+
+
+# -- state that differs between ranks ------------------------------------------------------------------
+
+
+def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:
+    """Return a digest of plain values and of evenly spaced elements of the tensors."""
+    tensors = list(tensors)
+    per_tensor = max(MIN_SAMPLE, MAX_SAMPLE // max(1, len(tensors)))
+    samples: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        samples.setdefault((tensor.device, tensor.dtype), []).append(flat[:: max(1, len(flat) // per_tensor)])
+    digest = hashlib.blake2b(json.dumps(tree).encode(), digest_size=7)  # an int64, also when negated
+    digest.update(str([tensor.shape for tensor in tensors]).encode())
+    for parts in samples.values():
+        raw = torch.cat(parts).view(torch.uint8).cpu()
+        digest.update(ctypes.string_at(raw.data_ptr(), raw.numel()))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def find_differing(digests: Mapping[str, int], group: Any) -> set[str]:
+    """Return the names whose digests are not the same on all ranks. A collective; all ranks pass the same names."""
+    values = torch.tensor(list(digests.values()), dtype=torch.int64)
+    highest = torch.cat([values, -values])
+    torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=group)
+    top, bottom = highest.chunk(2)
+    return {name for name, same in zip(digests, (top == -bottom).tolist(), strict=True) if not same}

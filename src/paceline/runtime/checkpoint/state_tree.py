@@ -9,7 +9,7 @@ import base64
 import collections
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from paceline.contract.checkpoint.safetensors import DTYPES
 from paceline.errors import CheckpointError
 
 PLAIN = (type(None), bool, int, float, str)
+
+MAX_INLINE = 1 << 16  # bytes; larger tensors of one rank go into its share of the tensors
 
 TORCH_DTYPES = {short: getattr(torch, long) for long, short in DTYPES.items() if hasattr(torch, long)}
 DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
@@ -34,10 +36,12 @@ def dtensor_class() -> Any:
 
 @dataclass
 class StateTensors:
-    """The tensors of a tree by name: replicated ones, and those sharded over a device mesh."""
+    """The tensors of a tree by name: replicated ones, this rank's own, and those sharded over a device mesh."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, torch.Tensor] = field(default_factory=dict)
+    rank: int = 0
     _names: dict[int, str] = field(default_factory=dict)  # a tensor's address -> the first name stored for it
     _dtensor: Any = field(default_factory=dtensor_class)
 
@@ -55,10 +59,28 @@ class StateTensors:
         self.tensors[name] = value
         return {"$tensor": name}
 
+    def store_own(self, path: str, value: torch.Tensor) -> dict[str, Any]:
+        """Add a tensor of this rank alone. Small ones are encoded in the JSON itself: their shapes may change."""
+        if self._dtensor is not None and isinstance(value, self._dtensor):
+            raise CheckpointError(
+                f"{path} is sharded over the ranks, so it can't be saved per rank.", hint="Leave it out of per_rank."
+            )
+        if _can_be_saved(value) and value.nbytes <= MAX_INLINE:
+            return store_inline(path, value)
+        while own_name(path, self.rank) in self.own:
+            path += "'"
+        self.own[own_name(path, self.rank)] = value
+        return {"$tensor": path}
+
+    @property
+    def in_share(self) -> dict[str, torch.Tensor]:
+        """The tensors that ranks write into their shares."""
+        return {**self.tensors, **self.own} if self.own else self.tensors
+
     def check(self) -> None:
         """Raise an error that names the first tensor that can't be saved."""
-        for path, value in {**self.tensors, **self.sharded}.items():
-            if value.layout != torch.strided or value.dtype not in DTYPE_NAMES or value.device.type == "meta":
+        for path, value in {**self.in_share, **self.sharded}.items():
+            if not _can_be_saved(value):
                 raise CheckpointError(
                     f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}, which can't be saved.",
                     hint="Return a plain dense tensor from state_dict().",
@@ -82,6 +104,15 @@ class StateTensors:
         return path
 
 
+def own_name(path: str, rank: int) -> str:
+    """Return the name under which a rank stores a tensor of its own."""
+    return f"{path}@{rank}"
+
+
+def _can_be_saved(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and value.dtype in DTYPE_NAMES and value.device.type != "meta"
+
+
 def _is_same(known: torch.Tensor | None, value: torch.Tensor) -> bool:
     """Return whether two tensors that start at the same address are the same."""
     return known is not None and (known.shape, known.stride(), known.dtype) == (
@@ -100,15 +131,30 @@ class ObjectStates:
     per_rank: dict[str, Any] = field(default_factory=dict)  # trees of this rank's own objects
     kinds: dict[str, str] = field(default_factory=dict)
 
+    def comparable(self, name: str, thing: Any) -> tuple[Any, list[torch.Tensor]]:
+        """Return the plain values and the tensors of an object that should be the same on all ranks.
 
-def collect(objects: Mapping[str, Any]) -> ObjectStates:
-    """Return the state of the objects."""
-    states = ObjectStates()
+        Of a module, these are its parameters: buffers, such as the statistics of BatchNorm, may differ, and rank 0's
+        count. Sharded tensors differ by design.
+        """
+        if isinstance(thing, torch.nn.Module):
+            keys = [f"{name}/{key}" for key, _ in thing.named_parameters()]
+            return None, [self.tensors.tensors[key] for key in keys if key in self.tensors.tensors]
+        prefix = f"{name}/"
+        if any(key.startswith(prefix) for key in self.tensors.sharded):
+            return None, []
+        tree = self.per_rank[name] if name in self.per_rank else self.replicated[name]
+        return tree, [tensor for key, tensor in self.tensors.tensors.items() if key.startswith(prefix)]
+
+
+def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank: int = 0) -> ObjectStates:
+    """Return the state of the objects; those named in `per_rank` have one of their own on each rank."""
+    states = ObjectStates(StateTensors(rank=rank))
     tensors = states.tensors
     for name, thing in objects.items():
-        kind = _kind(thing)
+        kind = "rank" if name in per_rank else _kind(thing)
         before = len(tensors.tensors) + len(tensors.sharded)
-        tree = encode(thing.state_dict(), name, store_inline if kind == "rank" else tensors.store)
+        tree = encode(thing.state_dict(), name, tensors.store_own if kind == "rank" else tensors.store)
         # State without tensors is small, so every rank saves its own copy.
         if kind == "state" and len(tensors.tensors) + len(tensors.sharded) == before:
             kind = "rank"
@@ -118,11 +164,16 @@ def collect(objects: Mapping[str, Any]) -> ObjectStates:
 
 
 def _kind(thing: Any) -> str:
-    if getattr(thing, "per_rank_state", hasattr(thing, "micro_batches")):
+    if is_loader(thing):
         return "rank"
     if isinstance(thing, torch.nn.Module):
         return "module"
     return "optimizer" if hasattr(thing, "param_groups") else "state"
+
+
+def is_loader(thing: Any) -> bool:
+    """Return whether this is a loader from `run.loader`, which resumes on any number of ranks by itself."""
+    return hasattr(thing, "micro_batches")
 
 
 def unwrap(thing: Any) -> Any:

@@ -235,6 +235,17 @@ class Wrapper:
                 )
         return found
 
+    def keeps_in_sync(self, thing: Any) -> bool:
+        """Return whether DDP or FSDP2 handles this model, or all parameters of this optimizer."""
+        if isinstance(thing, DistributedDataParallel):
+            return True
+        models = [each.model for each in self.models if not isinstance(each, LocalModel)]
+        handled = {id(parameter) for model in models for parameter in model.parameters()}
+        groups = getattr(thing, "param_groups", ())
+        parameters = thing.parameters() if isinstance(thing, nn.Module) else (p for g in groups for p in g["params"])
+        found = [id(parameter) in handled for parameter in parameters]
+        return bool(found) and all(found)
+
     def sync_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks: evaluation and saves read them everywhere."""
         for each in self.models:
