@@ -190,7 +190,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_the_public_surface_is_what_it_was() -> None:
     assert paceline.__all__ == [
         "Identity", "PacelineError", "Run", "ShardedIterable", "Tracker", "read_identity", "report", "seed_everything",
-        "session", "spawn", "wandb", "__version__",
+        "session", "spawn", "start", "wandb", "__version__",
     ]  # fmt: skip
     assert dir(paceline) == sorted(paceline.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -200,7 +200,7 @@ def test_the_public_surface_is_what_it_was() -> None:
 def test_a_run_has_these_public_attributes() -> None:
     with paceline.session(cpu=True, report=False) as run:
         assert [name for name in dir(run) if not name.startswith("_")] == [
-            "autocast", "backward", "checkpoints_dir", "data_dir", "device", "epoch", "epochs", "evaluate",
+            "autocast", "backward", "checkpoints_dir", "data_dir", "device", "end", "epoch", "epochs", "evaluate",
             "experiment", "folder", "group", "identity", "is_rank_zero", "join", "loader", "local_rank", "log",
             "logs_dir", "mean", "params", "print", "project", "rank", "rank_zero_first", "report", "resume", "save",
             "scratch_dir", "seed_everything", "settings", "should_stop", "source_dir", "step", "steps", "sum", "update",

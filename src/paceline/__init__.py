@@ -25,6 +25,7 @@ _NAMES = {
     "seed_everything": "paceline.runtime.data.randomness",
     "session": "paceline.runtime.session",
     "spawn": "paceline.runtime.distributed.spawn",
+    "start": "paceline.runtime.start",
 }
 
 _MODULES = ("wandb",)  # public modules
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from paceline.runtime.metrics.report import report as report
     from paceline.runtime.run import Run as Run
     from paceline.runtime.session import session as session
+    from paceline.runtime.start import start as start
     from paceline.runtime.trackers.base import Tracker as Tracker
 
 

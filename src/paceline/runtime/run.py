@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -90,6 +90,8 @@ class Run:
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
+        self._end: Callable[[], None] | None = None  # set by `paceline.start`
+        self._pruned = False
 
     # -- models and data -------------------------------------------------------------------------------
 
@@ -303,6 +305,7 @@ class Run:
         score = self._reporter.select(value, named)
         prune = self._reporter.record(score, self.step if step is None else step)
         if self._reporter.can_prune and self._boundary.consensus.any_rank(prune):
+            self._pruned = True
             raise Pruned
 
     @overload
@@ -347,6 +350,14 @@ class Run:
     def seed_everything(seed: int, deterministic: bool = False) -> None:
         """Seed Python, NumPy and torch. With `deterministic`, also ask torch for deterministic algorithms."""
         seed_everything(seed, deterministic)
+
+    def end(self) -> None:
+        """End a session that `paceline.start` opened, before the process ends: save, and leave with all ranks."""
+        if self._end is None:
+            raise UsageError(
+                "run.end is for sessions that paceline.start opened.", hint="Leave the `with` block instead."
+            )
+        self._end()
 
     # -- called by the session -------------------------------------------------------------------------
 

@@ -37,7 +37,8 @@ class session:
     for the others; their agent ends them. `sys.exit(0)` counts as the end of the body: the last state is saved, and a
     rank that gets there first waits for the others.
 
-    Settings from the command line and `paceline.toml` override these arguments.
+    Flags and `paceline.toml` override all arguments but `best`, `straggler_factor`, `progress`, `report`, `folder` and
+    `trackers`.
 
     Args:
         seed: Seeds Python, NumPy and torch, and the loaders' order and augmentation. None leaves them alone.
@@ -114,7 +115,9 @@ class session:
         """Set the session up, together with all other ranks."""
         global _open
         if _open:
-            raise UsageError("A session is already open in this process.", hint="Leave it before you open another.")
+            raise UsageError(
+                "A session is already open in this process.", hint="Leave it, or call run.end() after paceline.start."
+            )
         _open = True
         try:
             self._parts = session_parts.build(self._settings, self._context, self._folder, self._trackers)
@@ -147,6 +150,11 @@ class session:
             explained = explain_out_of_memory(error, step=parts.run._current_step, device=parts.run.device)
             if explained is not None:
                 raise explained from error
+
+    def ignore_signals(self) -> None:
+        """Give signals back their meaning: no loop may be running that would notice a request to stop."""
+        if self._parts is not None:
+            self._parts.boundary.signals.restore()
 
     def _leave_together(self, parts: SessionParts, *, stopped: bool, pruned: bool = False) -> None:
         """Leave with all ranks: collectives work, and nothing stays in flight."""

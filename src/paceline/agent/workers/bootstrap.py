@@ -109,7 +109,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
             probe.conclude()
         if leaving.code == STOPPED_EXIT and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
-        raise
+        sys.exit(leaving.code)  # not `raise`: libraries replace this function to learn the exit code
     except BaseException as error:
         if error.__traceback__ is not None:
             error.__traceback__ = _without_our_frames(error.__traceback__)

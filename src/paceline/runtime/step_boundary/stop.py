@@ -31,8 +31,8 @@ SIZE = 6
 NO_BAD_STEP = -math.inf
 
 
-class Stopped(BaseException):
-    """Ends the training loop from within `run.steps`; the session turns it into a clean exit.
+class Stopped(SystemExit):
+    """Ends the training loop from within `run.steps`, and the script: a clean exit, with code 0.
 
     Not an Exception: an `except Exception` in the script must not swallow it.
     """

@@ -1,0 +1,125 @@
+"""`paceline.start`: a session without a `with` block, which ends when the process does."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Any, NoReturn
+
+from paceline.errors import UsageError
+from paceline.runtime.console import note
+from paceline.runtime.run import Run
+from paceline.runtime.session import session
+from paceline.runtime.step_boundary.stop import Pruned
+
+_started: _Started | None = None  # the session that is open
+
+
+def start(**settings: Any) -> Run:
+    """Open a training session for a script without a `with` block: `run = paceline.start(seed=0)`.
+
+    It takes the arguments of `paceline.session`, and ends with the process: at the end of the script it saves and
+    leaves together with the other ranks. After an uncaught exception, Ctrl-C or `sys.exit` with an error it leaves at
+    once. `run.end()` ends it earlier. In a notebook or another interactive session, errors leave it open, signals
+    keep their meaning, and starting again ends the one before.
+
+    Raises:
+        UsageError: A setting is invalid, or a session is already open in this process.
+    """
+    global _started
+    opened = session(**settings)
+    if _started is not None and is_interactive():
+        note("ending the session that was open")
+        _started.end()
+    run = opened.__enter__()
+    _started = _Started(opened, run)
+    if is_interactive():
+        opened.ignore_signals()
+    run._end = _started.end
+    return run
+
+
+def is_interactive() -> bool:
+    """Return whether code is typed in, as in a notebook, so that an error does not end the process."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+class _Started:
+    """An open session, and the hooks that end it with the process."""
+
+    def __init__(self, opened: session, run: Run) -> None:
+        self._session, self._run = opened, run
+        self._pid = os.getpid()  # forked children inherit the hooks, but not the session
+        self._exit: tuple[SystemExit, int] | None = None  # the last call of sys.exit, and the step it was in
+        self._hooks = sys.excepthook, sys.exit, {name: getattr(builtins, name, None) for name in ("exit", "quit")}
+        sys.excepthook, sys.exit = self._on_error, self._on_exit
+        for name in self._hooks[2]:
+            setattr(builtins, name, self._on_exit)
+        atexit.register(self._at_exit)
+        if multiprocessing.parent_process() is not None:  # such processes skip atexit
+            multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the session, as leaving a `with` block does, and remove the hooks."""
+        global _started
+        if not self._is_open:
+            raise UsageError("The session has ended.", hint="Call run.end once.")
+        _started = None
+        atexit.unregister(self._at_exit)
+        excepthook, leave, others = self._hooks
+        if sys.excepthook == self._on_error:
+            sys.excepthook = excepthook
+        if sys.exit == self._on_exit:
+            sys.exit = leave
+        for name, other in others.items():
+            if getattr(builtins, name, None) == self._on_exit:
+                setattr(builtins, name, other)
+        self._session.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    @property
+    def _is_open(self) -> bool:
+        return _started is self and os.getpid() == self._pid
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Leave after an uncaught exception, then print it: `sys.excepthook`."""
+        if self._is_open and not is_interactive():
+            try:
+                self.end(error)
+            except BaseException as explained:  # a better error, such as for a GPU that is out of memory
+                kind, error, trace = type(explained), explained, explained.__traceback__
+        self._hooks[0](kind, error, trace)
+
+    def _on_exit(self, status: Any = None, /) -> NoReturn:
+        """Remember the exit code, which is not known at exit: `sys.exit`."""
+        if self._is_open and threading.current_thread() is threading.main_thread():
+            self._exit = SystemExit(status), self._run.step
+        raise SystemExit(status)
+
+    def _at_exit(self) -> None:
+        if not self._is_open:
+            return
+        try:
+            self.end(self._reason())
+        except SystemExit:
+            pass
+        except BaseException as error:
+            # Python would print an error at exit, but still exit with 0.
+            self._hooks[0](type(error), error, error.__traceback__)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(1)
+
+    def _reason(self) -> BaseException | None:
+        """Return what ends the process: None at the end of the script."""
+        error = sys.exc_info()[1]  # in a child of multiprocessing
+        if error is None and self._run._pruned:
+            return Pruned()
+        if error is None and self._exit is not None and self._exit[1] == self._run.step:
+            return self._exit[0]
+        return error

@@ -1,0 +1,58 @@
+"""Run scripts as `python script.py` would, from one process that imports torch once: each rank is a fork of it.
+
+Standard input has a list of [name, ranks, code]; each rank writes to `<folder>/<name>/rank-<rank>.log`, and works in
+`<folder>/<name>`. Standard output gets the exit codes of all ranks, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+import torch
+import torch._dynamo  # what the first optimizer imports
+import torch.distributed
+import torch.utils.data
+
+import paceline.runtime.start  # noqa: F401 - before the forks, as it takes long
+
+
+def be_a_rank(folder: str, rank: int, world_size: int, port: int) -> None:
+    os.chdir(folder)
+    log = os.open(f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    os.environ.update(dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True)))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ranks() -> str | None:
+    """Run all scripts, and return None; in each rank, return its code."""
+    codes: dict[str, list[int]] = {}
+    for name, world_size, code in json.load(sys.stdin):
+        folder, port = os.path.join(sys.argv[1], name), free_port()
+        os.mkdir(folder)
+        pids = []
+        for rank in range(world_size):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                be_a_rank(folder, rank, world_size, port)
+                return str(code)
+        codes[name] = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    print(json.dumps(codes))
+    return None
+
+
+script = start_ranks()
+if script is not None:
+    exec(compile(script, "script.py", "exec"))
