@@ -45,7 +45,7 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
         assert each["environ"]["NASTY"] == NASTY
         assert "UNASKED" not in each["environ"]
         assert each["WORLD_SIZE"] == "2"
-        assert each["cwd"] == str(home)
+        assert each["cwd"] == str(folder.work / home.name)
     assert cluster.show((folder.path / "job").read_text().strip())["Partition"] == "low"
     assert oct(folder.environment.stat().st_mode & 0o777) == "0o600"
 
@@ -224,7 +224,9 @@ def test_a_queued_job_runs_the_code_as_submitted(tmp_path: Path, cluster: Cluste
     home = project(tmp_path / "project", f"GO = {str(proceed)!r}\n{slow}")
     first = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     project(home, PLAIN)
-    second = run_of(slurm_paceline("submit", *SMALL, "--after", "last", "train.py", cwd=home, check=True))
+    after = slurm_paceline("submit", *SMALL, "--after", "last", "train.py", cwd=home, check=True)
+    assert f"{first.path.name} writes new files to {first.work / 'project'}; read them from there" in after.stderr
+    second = run_of(after)
     project(home, "raise SystemExit('not the code that was submitted')\n")
     job = (second.path / "job").read_text().strip()
     assert cluster.show(job)["Dependency"].startswith(f"afterok:{(first.path / 'job').read_text().strip()}")

@@ -16,7 +16,7 @@ from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, s
 def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
-    folder = project(tmp_path / "project", SCRIPT, config=QUICK)
+    folder = project(tmp_path / "project", f"open('seen', 'a').write('again ')\n{SCRIPT}", config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     completed = slurm_paceline("sweep", "--parallel", "4", "sweep.toml", cwd=folder, check=True)
     sweep = sweep_of(completed)
@@ -41,6 +41,10 @@ def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     for number in found:  # failed trials resumed, the others did not run again
         more = 1 if number in failed else 0
         assert len(sweep.trial(number).attempts()) == attempts[number] + more
+        # A trial works in a folder of its own, and leaves only what it has written.
+        written = sweep.trial(number).work / "project"
+        assert [path.name for path in written.iterdir()] == ["seen"]
+        assert (written / "seen").read_text() == "again " * (attempts[number] + more)
 
     nothing = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder)
     assert nothing.returncode == 2

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
+from paceline.agent.work_folder import WorkFolder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
@@ -35,6 +38,38 @@ def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolde
 def read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
+    sweep, first = make(tmp_path, [Point(0, 0, {"lr": 1}), Point(1, 1, {"lr": 2})])
+    second = sweep.submission(2)
+    shutil.copytree(first, second)
+    for submission in (first, second):
+        (submission / "code/sub").mkdir(parents=True)
+        (submission / "code/sub/train.py").write_text(submission.name)
+        root = f"{submission}/work/project"
+        work = {"code": f"{submission}/code", "project": str(tmp_path), "links": []}
+        spec = replace(
+            ORDER, program=f"{root}/sub/train.py", cwd=f"{root}/sub", source=root, import_path=["/lib", root], work=work
+        )
+        (submission / "launch.json").write_text(spec.to_json())
+
+    def start(number: int, submission: Path) -> Path:
+        trial = open_trial(sweep, submission, number)
+        made = LaunchSpec.from_json(trial.launch_spec.read_text())
+        root = trial.work / "project"
+        assert (made.program, made.cwd, made.source) == (f"{root}/sub/train.py", f"{root}/sub", str(root))
+        assert made.import_path == ["/lib", str(root)]
+        folder = WorkFolder.of(made)
+        assert folder is not None
+        folder.fill(made.cwd)
+        return Path(made.cwd)
+
+    assert start(0, first) != start(1, first)
+    (start(0, first) / "out.txt").write_text("of trial 0")
+    # Submitted again with other code, after its job was killed: the new code, and its own files.
+    again = start(0, second)
+    assert ((again / "train.py").read_text(), (again / "out.txt").read_text()) == ("2", "of trial 0")
 
 
 # -- arguments ---------------------------------------------------------------------------------------------

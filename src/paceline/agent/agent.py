@@ -23,6 +23,7 @@ from paceline.agent.rendezvous.job_start import await_verdict
 from paceline.agent.rendezvous.rendezvous import Rendezvous, join
 from paceline.agent.signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
+from paceline.agent.work_folder import WorkFolder
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.fork import ForkedWorkers
 from paceline.agent.workers.group import Launch
@@ -38,6 +39,8 @@ from paceline.errors import LaunchError, PacelineError
 
 if TYPE_CHECKING:  # most runs stage nothing
     from paceline.agent.staging.node_staging import NodeStaging
+
+MAX_FILES = 100  # names of written files that the events keep
 
 
 class Agent:
@@ -56,6 +59,7 @@ class Agent:
         self.verdicts = VerdictWriter(run, launch_spec, environ=environ, say=self.say)
         self.job_start = self.verdicts.job_start
         self.workers = WorkerSelection(launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say)
+        self.work = WorkFolder.of(launch_spec)
         self.placement: Placement | None = None
         self.rendezvous: Rendezvous | None = None
         self.heartbeats: Heartbeats | None = None
@@ -93,6 +97,8 @@ class Agent:
         self._check_nodes()
         self._note_thread_count()
         self._note_resume()
+        if placement.is_head and self.work is not None:
+            self.work.fill(self.launch_spec.cwd)  # while the zygote imports torch; the ranks of all nodes wait for it
         self.sampler = start_sampler(
             self.run, self.launch_spec, placement, self.heartbeats, environ=self.environ, job_start=job_start,
             warn=self.warn,
@@ -250,6 +256,8 @@ class Agent:
             may_restart = not self.requests.end_now
             self.verdicts.record_attempt(outcome, folder, saved_before=saved_before, may_restart=may_restart)
             self._announce(outcome)
+            if self.work is not None and outcome.restart_delay is None and outcome.verdict != STOPPED:
+                self._clean_work_folder(self.work, outcome)
         return outcome
 
     def _make_launch(self, folder: AttemptFolder) -> Launch:
@@ -283,6 +291,16 @@ class Agent:
             self.events.write("restarted", attempt=self.attempt_number + 1, delay=outcome.restart_delay)
         message = {"kind": "verdict", "verdict": outcome.verdict, "restart_delay": outcome.restart_delay}
         self.rendezvous.send(message)
+
+    def _clean_work_folder(self, work: WorkFolder, outcome: Outcome) -> None:
+        """Leave only what the script has written. A failed run keeps all files, because its traceback names them."""
+        if outcome.failure is not None and outcome.failure.type == "FileNotFoundError":
+            self.say(f"relative paths start in {self.launch_spec.cwd}; see --workdir to start in the project itself")
+        if outcome.verdict == DONE or self.launch_spec.trial:
+            self.verdicts.try_write(work.prune)
+        if names := work.written():
+            self.events.write("files", names=names[:MAX_FILES])
+            self.say(f"files written in {work.path}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
 
     def _sleep(self, seconds: float) -> None:
         """Wait before a restart, or until a request arrives."""

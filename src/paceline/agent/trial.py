@@ -18,8 +18,9 @@ from typing import Any
 
 from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
+from paceline.agent.work_folder import WorkFolder
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import (
     DONE,
     FAILED,
@@ -85,7 +86,8 @@ def open_trial(
         raise
     write_atomically(trial.trial, json.dumps(record) + "\n")
     launch_spec["programs"] = _read(submission / "programs.json")
-    made = _trial_launch_spec(sweep, search, point, launch_spec, record)
+    made = _with_own_work_folder(_trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial)
+    _remove_old_copies(trial, submission)
     write_atomically(trial.launch_spec, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
     _link(submission / "code", trial.code)
     _link(submission / "paceline.zip", trial.run_half)
@@ -154,6 +156,31 @@ def _trial_launch_spec(
         variables={**launch_spec.variables, **record.get("variables", {})},
         tracking={**launch_spec.tracking, **tracking_of(record.get("variables", {}))},
     )  # fmt: skip
+
+
+def _with_own_work_folder(launch_spec: LaunchSpec, submission: Path, trial: TrialFolder) -> LaunchSpec:
+    """Each trial has a working directory of its own: trials must not overwrite each other's files."""
+    if not launch_spec.work:
+        return launch_spec
+    shared = str(RunFolder(submission).work)
+
+    def move(path: str) -> str:
+        return f"{trial.work}{path[len(shared) :]}" if path.startswith(f"{shared}/") else path
+
+    return replace(
+        launch_spec, program=move(launch_spec.program), cwd=move(launch_spec.cwd), source=move(launch_spec.source),
+        import_path=[move(path) for path in launch_spec.import_path],
+        work={**launch_spec.work, "code": str(trial.code)},
+    )  # fmt: skip
+
+
+def _remove_old_copies(trial: TrialFolder, submission: Path) -> None:
+    """Remove the code of an earlier submission from the working directory, if it is not the same."""
+    if not trial.code.exists() or os.path.realpath(trial.code) == os.path.realpath(submission / "code"):
+        return
+    before = WorkFolder.of(LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8")))
+    if before is not None:
+        before.prune()
 
 
 def arguments(search: Search, point: dict[str, Any], seed: int | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,6 +78,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("command", command_line(str(arg) for arg in details.get("command", []))),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
         ("folder", str(record.folder.path)),
+        ("files", _files(record)),
         ("step", "" if record.step is None else str(record.step)),
     ]
     return [(name, text) for name, text in facts if text]
@@ -98,6 +100,15 @@ def _why(record: Record) -> str:
         return ""
     reasons = [str(event["reason"]) for event in read_events(record.folder.events) if event.get("reason")]
     return reasons[-1] if reasons else ""
+
+
+def _files(record: Record) -> str:
+    """Return the working directory of a submitted run and, once it is over, what the script has written there."""
+    path = record.folder.work / Path(str((record.details.get("code") or {}).get("folder", ""))).name
+    if not path.is_dir():
+        return ""
+    names = [event["names"] for event in read_events(record.folder.events) if event.get("event") == "files"]
+    return f"{path}{': ' + ', '.join(names[-1]) if names else ''}"
 
 
 def _attempt(attempt: AttemptFolder) -> str:

@@ -45,6 +45,11 @@ def show_differences(folder: RunFolder, *, names_only: bool) -> int:
         exclude=tuple((spec.get("project") or {}).get("exclude") or ()),
         exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *(project / name for name in named)],
     )
+    workdir = (spec.get("project") or {}).get("workdir")
+    if record.get("backend") == "slurm" and workdir != "snapshot":
+        console.say_note("this run imports its code from the copy, but reads other files from the project as it is now")
+    for name in code.get("in_place") or ():
+        console.say_note(f"this run uses the folder {name} of the project itself, also the code in it")
     if not found:
         print(f"{project} has not changed since {folder.path.name} was started")
     for each in found:

@@ -94,6 +94,8 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
         ranks = f"{plan.counts.nproc} rank{'s' * (plan.counts.nproc > 1)}"
         print(f"submitted {run} as job {job_id}: {nodes} x {ranks}")
     print(f"  folder  {submitted.folder.path}")
+    if plan.launch_spec.cwd.startswith(f"{submitted.folder.work}/"):
+        print(f"  files   {plan.launch_spec.cwd}")
     if job_id is not None:
         print(f"  logs    paceline logs -f {run}")
         print("  state   paceline ps")

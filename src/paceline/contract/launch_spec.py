@@ -12,7 +12,7 @@ class LaunchSpec:
     """What the agents and ranks of a run do. The launch half writes it once; every agent and rank reads it."""
 
     run_id: str
-    program: str  # path of the script, absolute (inside the snapshot if there is one), or a module's name
+    program: str  # path of the script, absolute, or a module's name
     args: list[str]  # the script's arguments, unchanged
     is_module: bool = False
     import_path: list[str] = field(default_factory=list)  # prepended to sys.path
@@ -30,7 +30,8 @@ class LaunchSpec:
     project: str = ""
     experiment: str = ""
     scratch: str = ""
-    source: str = ""  # the project's code: its snapshot, or the live folder
+    source: str = ""  # the project's code as the ranks run it: the working directory's root, or the live folder
+    work: dict[str, Any] = field(default_factory=dict)  # how to fill it (`WorkFolder`); empty for the live folder
     params: dict[str, Any] = field(default_factory=dict)  # run.params
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
     max_restarts: int = 0  # restarts within one job start
@@ -47,6 +48,11 @@ class LaunchSpec:
     @property
     def world_size(self) -> int:
         return self.nodes * self.nproc
+
+    def in_snapshot(self, path: str) -> str:
+        """Return where the snapshot has a path of the working directory, which does not exist at first."""
+        inside = self.work and f"{path}/".startswith(f"{self.source}/")
+        return f"{self.work['code']}{path[len(self.source) :]}" if inside else path
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

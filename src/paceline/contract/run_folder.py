@@ -23,6 +23,7 @@ class RunFolder:
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
+    work = Entry("work")  # where the ranks of a submitted run work; filled by the head agent (`WorkFolder`)
     run_half = Entry("paceline.zip")  # a queued job keeps the version that submitted it
     metrics = Entry("metrics.jsonl")
     events = Entry("events")  # one file per writer

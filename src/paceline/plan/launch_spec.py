@@ -97,7 +97,7 @@ def make_launch_spec(
         args=list(job.program.args),
         is_module=is_module,
         import_path=[str(path_in_job(job.cwd))] if is_module else [],
-        cwd=str(job.cwd),
+        cwd=str(job.cwd if job.project.workdir == "project" else path_in_job(job.cwd)),
         python=python,
         style=style or job.launch.style,
         nodes=shape.nodes,

@@ -266,6 +266,9 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("project.snapshot_limit", "--snapshot-limit SIZE", "Largest size of that copy (default: 200M)."),
         _list("project.exclude", "--snapshot-exclude PATTERN",
               "Files to leave out of the copy, besides those git ignores"),
+        Option("project.workdir", "--workdir snapshot|project",
+               "Where relative paths start: in the run's copy of the project (default), or in the project itself.",
+               commands=RUNS - {"run"}),
     ),
     OUTPUT: (
         Option("launch.tee", "--tee 0|all|none", "Print output of rank 0 (default), all ranks, or none."),

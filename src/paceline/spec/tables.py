@@ -93,6 +93,7 @@ class Project(Table):
     snapshot: bool = True
     snapshot_limit: Mebibytes = 200
     exclude: Strings = ()
+    workdir: Literal["snapshot", "project"] = "snapshot"
 
 
 class Resources(Table):

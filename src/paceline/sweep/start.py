@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import path_in_snapshot, prepare
+from paceline.cluster.runs.prepare import path_in_run, prepare
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
@@ -152,13 +152,12 @@ class SweepStart(ABC):
             compiled=job.environment.kind == "current",
         )
         if self.search.sampler == "list":
-            copied = snapshot_required and job.project.snapshot
             # Scripts of earlier trials too: their lines may be gone from the list.
             earlier = (point.program for point in self.writer.points if point.program)
             programs = {}
             for name in dict.fromkeys((*self.settings.scripts, *earlier)):
                 path = job.cwd / name
-                programs[name] = str(path_in_snapshot(path, job=job, run_path=run_path) if copied else path)
+                programs[name] = str(path_in_run(path, job=job, run_path=run_path) if snapshot_required else path)
             write_atomically(run_path.folder.path / "programs.json", json.dumps(programs) + "\n")
         return prepared.notes
 

@@ -40,6 +40,7 @@ def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat
     return {
         "program": launch_spec.program, "args": launch_spec.args, "is_module": launch_spec.is_module,
         "import_path": launch_spec.import_path, "cwd": launch_spec.cwd, "threads": launch_spec.threads,
+        "project": launch_spec.work.get("project", ""), "source": launch_spec.source,
         "attempt": attempt.number, "attempt_folder": str(attempt.path), "heartbeat": heartbeat,
         # mpirun starts programs that find each other through MPI.
         "probe": launch_spec.world_size > 1 and launch_spec.style != "mpirun",
@@ -100,6 +101,8 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     probe = CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
     if probe is not None:
         probe.install()
+    if spec["project"]:
+        _import_from_copy(spec["project"], spec["source"])
     try:
         _run_program(spec)
         if probe is not None:
@@ -152,6 +155,25 @@ def _run_program(spec: dict[str, Any]) -> None:
     main.__dict__["__cached__"] = None
     sys.modules["__main__"] = main
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _import_from_copy(project: str, copy: str) -> None:
+    """Import the project's packages from its copy, also those that `pip install -e` has installed from the project."""
+    project, inside = os.path.realpath(project), os.path.realpath(copy)
+
+    def move(path: str) -> str:
+        real = os.path.realpath(path)
+        if not f"{real}/".startswith(f"{project}/"):
+            return path
+        moved = f"{inside}{real[len(project) :]}"
+        # A venv in the project is only linked, not copied.
+        return moved if os.path.realpath(moved) == moved and os.path.exists(moved) else path
+
+    sys.path[:] = [move(path) for path in sys.path]
+    for finder in sys.meta_path:  # setuptools maps the names of such packages to their folders
+        packages = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
+        if isinstance(packages, dict):
+            packages.update({name: move(path) for name, path in packages.items() if isinstance(path, str)})
 
 
 def _main_module() -> types.ModuleType:

@@ -56,7 +56,7 @@ class ForkedWorkers:
         variables = {name: value for name, value in environ.items() if name not in REMOVED}
         variables.update(launch_spec.variables)
         options = ZygoteOptions(
-            launch_spec.program,
+            launch_spec.in_snapshot(launch_spec.program),
             is_module=launch_spec.is_module,
             threads=thread_count(launch_spec, environ),
             preload=launch_spec.preload,
@@ -234,10 +234,7 @@ def reason_not_to_fork(launch_spec: LaunchSpec) -> str | None:
     """Return why these ranks cannot be forked, as far as the script's text shows; None if they can."""
     if sys.platform != "linux":
         return f"ranks are not forked on {sys.platform}"
-    source = fork_safety.read_source(
-        launch_spec.program, is_module=launch_spec.is_module, import_path=launch_spec.import_path
-    )
-    name = fork_safety.variable_set_before_torch(source)
+    name = fork_safety.variable_set_before_torch(fork_safety.read_program(launch_spec))
     if name is not None:
         return f"the script sets {name} before it imports torch"
     return None

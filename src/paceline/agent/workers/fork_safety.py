@@ -43,11 +43,16 @@ def read_source(program: str, *, is_module: bool, import_path: list[str]) -> str
     return ""
 
 
+def read_program(launch_spec: LaunchSpec) -> str:
+    """Return the text of a run's program, from the snapshot if it has one: that is there from the start."""
+    import_path = [launch_spec.in_snapshot(path) for path in launch_spec.import_path]
+    program = launch_spec.in_snapshot(launch_spec.program)
+    return read_source(program, is_module=launch_spec.is_module, import_path=import_path)
+
+
 def uses_runtime(launch_spec: LaunchSpec) -> bool:
     """Return whether the program's text mentions Paceline; otherwise it probably has no step boundaries."""
-    return "paceline" in read_source(
-        launch_spec.program, is_module=launch_spec.is_module, import_path=launch_spec.import_path
-    )
+    return "paceline" in read_program(launch_spec)
 
 
 def variable_set_before_torch(source: str) -> str | None:

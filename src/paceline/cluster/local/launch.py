@@ -94,6 +94,6 @@ def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Prog
     script = program.name if program.is_module else str(cwd / program.name)
     spec = replace(
         spec, program=script, args=list(program.args), is_module=program.is_module,
-        import_path=[str(cwd)] if program.is_module else [], cwd=str(cwd),
+        import_path=[str(cwd)] if program.is_module else [], cwd=str(cwd), source=str(job.folder), work={},
     )  # fmt: skip
     return ResumedRun(job, folder, spec)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
+from paceline.cluster.runs.links import Links, check_args, find_links
 from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.secrets import secret_files
@@ -58,13 +59,18 @@ def prepare(
             notes.append(f"no snapshot of the code was taken: {problem.message}")
     if snapshot is not None and snapshot.skipped_secrets:
         notes.append(f"secrets left out of the code snapshot: {', '.join(snapshot.skipped_secrets)}")
+    links = None
+    if snapshot is not None and snapshot_required and job.project.workdir == "snapshot":
+        links = find_links(job.folder.absolute(), snapshot.names, run_folders=run_folders_inside(job.folder, run_path))
+        notes += links.notes
+        launch_spec = _with_work_folder(launch_spec, job, snapshot, links, run_path)
     write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
     text = run_record(
         job, run_path=run_path, shape=shape, command=command, created=time.time(),
-        facts={**host_details(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot),
+        facts={**host_details(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot, links),
     )  # fmt: skip
     # Written last: a folder that has a run.json is a run.
     write_atomically(folder.run_json, text)
@@ -101,16 +107,30 @@ def run_folders_inside(folder: Path, run_path: RunPath) -> list[Path]:
     return [path for path in paths if not project.is_relative_to(path.resolve())]
 
 
-def path_in_snapshot(path: Path, *, job: Job, run_path: RunPath) -> Path:
-    """Return the path of a project file in the snapshot; paths outside the project stay unchanged."""
-    absolute = Path(os.path.abspath(job.cwd / path))
+def path_in_run(path: Path, *, job: Job, run_path: RunPath) -> Path:
+    """Return where a job finds a file of the project; paths outside the project stay unchanged."""
+    if not job.project.snapshot:
+        return path
+    absolute, project, folder = Path(os.path.abspath(job.cwd / path)), job.folder.absolute(), run_path.folder
     try:
-        return run_path.folder.code / absolute.relative_to(job.folder.absolute())
+        relative = absolute.relative_to(project)
     except ValueError:
         return absolute
+    return (folder.code if job.project.workdir == "project" else folder.work / project.name) / relative
 
 
-def _code(job: Job, snapshot: Snapshot | None) -> dict[str, Any]:
+def _with_work_folder(
+    launch_spec: LaunchSpec, job: Job, snapshot: Snapshot, links: Links, run_path: RunPath
+) -> LaunchSpec:
+    """Tell the head agent how to fill the working directory."""
+    project = job.folder.absolute()
+    if job.launch.check and launch_spec.cwd != str(job.cwd):
+        check_args(job.program.args, cwd=job.cwd, project=project, code=snapshot.names, links=links.names)
+    work = {"code": str(run_path.folder.code), "project": str(project), "links": links.names}
+    return replace(launch_spec, work=work)
+
+
+def _code(job: Job, snapshot: Snapshot | None, links: Links | None) -> dict[str, Any]:
     identity = identify_code(job.folder)
     details: dict[str, Any] = {
         "folder": str(job.folder),
@@ -119,5 +139,7 @@ def _code(job: Job, snapshot: Snapshot | None) -> dict[str, Any]:
         "changed": identity.changed,
     }
     if snapshot is not None:
-        details |= {"snapshot": snapshot.digest, "files": snapshot.files, "bytes": snapshot.size}
+        details |= {"snapshot": snapshot.digest, "files": len(snapshot.names), "bytes": snapshot.size}
+    if links is not None and links.in_place:
+        details["in_place"] = links.in_place
     return details

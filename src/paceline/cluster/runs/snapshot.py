@@ -38,7 +38,7 @@ CLUTTER = (
 class Snapshot:
     path: Path
     digest: str
-    files: int
+    names: tuple[str, ...]  # of its files
     size: int  # bytes
     skipped_secrets: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ def take_snapshot(
     if not path.is_dir():
         digest = _copy(folder, sizes, store)
         path = store / digest
-    return Snapshot(path, digest, len(sizes), sum(sizes.values()), tuple(skipped_secrets))
+    return Snapshot(path, digest, tuple(sizes), sum(sizes.values()), tuple(skipped_secrets))
 
 
 def find_code(

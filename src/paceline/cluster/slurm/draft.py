@@ -12,7 +12,7 @@ from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import check_job
 from paceline.cluster.environment.store import resolve_environment
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import path_in_snapshot, prepare
+from paceline.cluster.runs.prepare import path_in_run, prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm import sbatch
@@ -48,6 +48,7 @@ class Draft:
         self.run_path = folders.new_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = find_partitions()
+        self.notes: list[str] = []
         self.after = [self._job_id(name) for name in after]
 
     def plan(self, run_path: RunPath) -> SlurmPlan:
@@ -60,7 +61,7 @@ class Draft:
         )  # fmt: skip
 
         def path_in_job(path: Path) -> Path:
-            return path_in_snapshot(path, job=job, run_path=run_path) if job.project.snapshot else path
+            return path_in_run(path, job=job, run_path=run_path)
 
         return plan_slurm(
             job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
@@ -108,7 +109,7 @@ class Draft:
                 write_atomically(script_only.absolute(), plan.script)
             else:
                 job_id = self._sbatch(plan)
-        return Submitted(plan, job_id, (*plan.notes, *prepared.notes))
+        return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))
 
     def _sbatch(self, plan: SlurmPlan) -> str:
         try:
@@ -119,14 +120,18 @@ class Draft:
     def _job_id(self, name: str) -> str:
         """The job of `--after`: a run, or a job id."""
         try:
-            found = slurm.read_job_id(folders.find_run(name, self.run_path.scratch))
+            folder = folders.find_run(name, self.run_path.scratch)
         except UsageError:
             if name.replace("_", "").isdigit():
                 return name
             raise
+        found = slurm.read_job_id(folder)
         if found is None:
             raise UsageError(
                 f"Invalid --after {name}: that run is not a Slurm job.",
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
+        earlier = read_launch_spec(folder)
+        if earlier.work:
+            self.notes.append(f"{folder.path.name} writes new files to {earlier.cwd}; read them from there")
         return found

@@ -1,0 +1,141 @@
+"""The working directory of a submitted run: what it holds, what stays after the run, and what a script may do in it."""
+
+from __future__ import annotations
+
+import compileall
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.agent.work_folder import WorkFolder
+from paceline.agent.workers.bootstrap import _import_from_copy
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.errors import LaunchError
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Path:
+    """A project with data that the snapshot does not have."""
+    project = tmp_path / "home" / "project"
+    for name in ("data/x.bin", "package/weights.bin", "../datasets/y.bin"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    return project
+
+
+@pytest.fixture
+def work(tmp_path: Path, live: Path) -> WorkFolder:
+    code = tmp_path / "run" / "code"
+    for name in ("train.py", "config.yaml", "package/part.py", "package/__pycache__/part.pyc", "results/old.csv"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(f"# {name}" if name == "train.py" else f"snapshot of {name}")
+    (code / "train.py").chmod(0o755)
+    (code / "inside").symlink_to("package/part.py")
+    (code / "outside").symlink_to("../datasets/y.bin")
+    links = ["data", "package/weights.bin", "../datasets"]
+    path = tmp_path / "run" / "work" / "project"
+    found = WorkFolder.of(
+        LaunchSpec(
+            "r", "train.py", [], source=str(path), work={"code": str(code), "project": str(live), "links": links}
+        )
+    )
+    assert found is not None
+    return found
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+    path = Path(work.path)
+    work.fill(f"{work.path}/package")
+    assert names(path) == {
+        "train.py", "config.yaml", "package/part.py", "results/old.csv", "inside", "outside", "data",
+        "package/weights.bin", "__pycache__", "package/__pycache__",
+    }  # fmt: skip
+    assert os.access(path / "train.py", os.X_OK)
+    assert (path / "inside").read_text() == "snapshot of package/part.py"
+    assert (path / "outside").read_text() == (path / "../datasets/y.bin").read_text() == "../datasets/y.bin"
+    assert (path / "data/x.bin").read_text() == "data/x.bin"
+    assert work.written() == []
+
+    # A script writes new files, appends to one of the snapshot, replaces a link, and writes into a linked folder.
+    (path / "out/deep").mkdir(parents=True)
+    (path / "out/deep/model.pt").write_text("model")
+    (path / "package/new.txt").write_text("new")
+    with open(path / "results/old.csv", "a") as file:
+        file.write(", more")
+    (path / "package/weights.bin").unlink()
+    (path / "package/weights.bin").write_text("mine")
+    (path / "data/cache").write_text("cache")
+    (path / "config.yaml").unlink()
+    compileall.compile_file(path / "train.py", quiet=1)
+    (path / "../beside").mkdir()
+    expected = ["../beside/", "out/", "package/new.txt", "package/weights.bin", "results/old.csv"]
+    assert work.written() == expected
+    assert (live / "data/cache").exists()
+    assert (tmp_path / "run/code/results/old.csv").read_text() == "snapshot of results/old.csv"
+
+    work.fill(work.path)  # a requeued run continues with what it has written
+    assert (path / "results/old.csv").read_text() == "snapshot of results/old.csv, more"
+    assert (path / "config.yaml").exists()
+    work.prune()
+    assert work.written() == expected
+    assert names(path) == {"out/deep/model.pt", "package/new.txt", "package/weights.bin", "results/old.csv"}
+    assert len(list((tmp_path / "run/code/__pycache__").iterdir())) == 1, "byte code stays with the snapshot"
+    assert names(live) == {"data/x.bin", "data/cache", "package/weights.bin"}
+
+
+def test_nothing_stays_if_nothing_was_written(work: WorkFolder, tmp_path: Path) -> None:
+    work.fill(work.path)
+    work.prune()
+    assert not (tmp_path / "run/work").exists()
+    work.prune()  # again, as after a job that ended in the middle of it
+
+
+def test_an_unusable_folder_is_an_error_with_its_reason(work: WorkFolder, tmp_path: Path) -> None:
+    (tmp_path / "run/work").write_text("a file")
+    with pytest.raises(LaunchError, match=r"Cannot fill the working directory .*/work") as caught:
+        work.fill(work.path)
+    assert "--workdir project" in caught.value.hint
+
+
+def test_packages_installed_from_the_project_come_from_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install -e` leaves a path in sys.path, or a finder with a mapping."""
+    project, copy = tmp_path / "project", tmp_path / "copy"
+    for root in (project, copy):
+        (root / "src/inside").mkdir(parents=True)
+    (project / ".venv/lib").mkdir(parents=True)
+    (copy / ".venv").symlink_to(project / ".venv")
+    (tmp_path / "finder_of_a_package.py").write_text(
+        f"MAPPING = {{'inside': {str(project / 'src/inside')!r}, 'other': '/elsewhere'}}\nclass Finder:\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    finder = __import__("finder_of_a_package")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder.Finder])
+    monkeypatch.setattr(
+        sys, "path", [str(project / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"]
+    )
+    _import_from_copy(str(project), str(copy))
+    assert sys.path == [str(copy / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"]
+    mapping = finder.MAPPING
+    assert mapping == {"inside": str(copy / "src/inside"), "other": "/elsewhere"}
+
+
+def test_git_works_in_it(work: WorkFolder, live: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for args in (["init", "-q"], ["add", "data"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *args], cwd=live, check=True, capture_output=True)
+    linked = WorkFolder(work.path, work.code, work.project, work.links | {".git"})
+    linked.fill(work.path)
+    heads = {
+        subprocess.run(["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True).stdout
+        for path in (live, work.path)
+    }
+    assert len(heads) == 1
