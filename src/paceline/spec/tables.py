@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from paceline.contract.env import is_owned
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit
 
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
@@ -32,6 +33,8 @@ def _variables(value: object) -> object:
     for name, text in value.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise ValueError(f"letters, digits and _ in the name of a variable, not {name!r}")
+        if is_owned(str(name)):
+            raise ValueError(f"a name other than {name}, which Paceline sets itself")
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise ValueError(f"a string or a number for {name}")
         if "\0" in str(text):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.runs.run_half_zip import write_run_half
+from paceline.contract.launch_spec import LaunchSpec
 from tests.agent.conftest import Launch, Launched
 
 ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]
@@ -50,7 +51,7 @@ if __name__ == "__main__":
         "random": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
         "variables": {name: os.environ.get(name) for name in (
             "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "ASKED",
-            "PACELINE_TOKEN",
+            "PACELINE_TOKEN", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         )},
     }
     name = f"report-{dist.get_rank()}"
@@ -96,8 +97,8 @@ def test_modules_in_the_current_folder_do_not_hide_the_standard_library(
 def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Path) -> None:
     shadow_the_standard_library(tmp_path)
     started = launch(
-        LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, variables={"ASKED": "for, 'this'"},
-        env={"PACELINE_TOKEN": "secret"},
+        LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, env={"PACELINE_TOKEN": "secret"},
+        variables={"ASKED": "for, 'this'", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
     )  # fmt: skip
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
@@ -117,10 +118,11 @@ def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Pa
         assert report["variables"] == {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
             "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": report["variables"]["TORCHELASTIC_RUN_ID"],
-            "ASKED": "for, 'this'", "PACELINE_TOKEN": None,
+            "ASKED": "for, 'this'", "PACELINE_TOKEN": None, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         }  # fmt: skip
         assert sorted(started.log(rank).split()) == ["err", "out"]
-    assert reports[0]["variables"]["TORCHELASTIC_RUN_ID"] == "test" or style == "torchrun"
+    run_ids = {int(report["variables"]["TORCHELASTIC_RUN_ID"]) for report in reports}
+    assert run_ids == {LaunchSpec.from_json(started.run.launch_spec.read_text()).run_number}
     for first, second in zip(reports[0]["random"], reports[1]["random"], strict=True):
         assert first != second, "no seed was set: ranks must differ, as processes do"
     assert (started.out().split(), started.err().split()) == (["out"], ["err"]), "rank 0 alone is shown"

@@ -43,6 +43,7 @@ def common_variables(
     exported = {THREADS: environ[THREADS]} if parse_thread_count(environ.get(THREADS, "")) else {}
     run = RunFolder(Path(environ[env.RUN]))
     return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun does
         **tracker_variables(launch_spec, run, environ),
         **framework_variables(launch_spec),
         **inherited,
@@ -103,7 +104,7 @@ def node_variables(launch_spec: LaunchSpec, placement: Placement, *, address: st
         env.GROUP_RANK: str(placement.node),
         env.GROUP_WORLD_SIZE: str(placement.nodes),
         env.LOCAL_WORLD_SIZE: str(placement.local_world_size),
-        env.RUN_ID: launch_spec.run_id,
+        env.RUN_ID: str(launch_spec.run_number),
     }
 
 
@@ -113,11 +114,10 @@ def rank_variables(launch_spec: LaunchSpec, *, rank: int, local_rank: int, attem
         env.RANK: str(rank),
         env.LOCAL_RANK: str(local_rank),
         env.WORLD_SIZE: str(launch_spec.world_size),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(launch_spec.world_size),
-        "ROLE_NAME": "default",
-        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(launch_spec.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store itself
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        env.ROLE_RANK: str(rank),
+        env.ROLE_WORLD_SIZE: str(launch_spec.world_size),
+        env.ROLE_NAME: "default",
+        env.RESTART_COUNT: str(attempt - 1),
+        env.MAX_RESTARTS: str(launch_spec.max_restarts),
+        env.USE_AGENT_STORE: "False",  # rank 0 serves the store itself
     }

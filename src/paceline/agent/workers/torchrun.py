@@ -47,7 +47,8 @@ class TorchrunWorkers:
             launch_spec.python, "-c", RUN_TORCHRUN,
             f"--nnodes={placement.nodes}", f"--node-rank={placement.node}",
             f"--nproc-per-node={placement.local_world_size}",
-            f"--master-addr={launch.address}", f"--master-port={launch.port}", "--max-restarts=0",
+            f"--master-addr={launch.address}", f"--master-port={launch.port}",
+            f"--rdzv-id={launch_spec.run_number}", "--max-restarts=0",
             "--no-python", *python_command(launch_spec.python, "workers.bootstrap"),
         ]  # fmt: skip
         stdout, stderr = output.open(TORCHRUN, shown=False)
