@@ -92,16 +92,22 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def write_fake_torch(folder: Path) -> Path:
+    """Write an empty torch, and return the folder to import it from."""
+    fake_torch = folder / "fake" / "torch"
+    (fake_torch / "distributed").mkdir(parents=True)
+    (fake_torch / "__init__.py").write_text(FAKE_TORCH)
+    (fake_torch / "distributed" / "__init__.py").write_text("")
+    return fake_torch.parent
+
+
 Launch = Callable[..., Launched]
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """`launch(script text, nproc=2, ...)`: start an agent; other keywords are fields of the launch spec."""
-    fake_torch = tmp_path / "fake" / "torch"
-    (fake_torch / "distributed").mkdir(parents=True)
-    (fake_torch / "__init__.py").write_text(FAKE_TORCH)
-    (fake_torch / "distributed" / "__init__.py").write_text("")
+    fake_torch = write_fake_torch(tmp_path)
     with ExitStack() as cleanup:
 
         def start(
@@ -126,7 +132,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             (folder / "launch.json").write_text(json.dumps(asdict(LaunchSpec(**fields))))
             variables = {**os.environ, "PACELINE_RUN": str(folder), "PACELINE_JOB_START": "here", **(env or {})}
             if light:
-                variables["PYTHONPATH"] = str(fake_torch.parent)
+                variables["PYTHONPATH"] = str(fake_torch)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
                     [sys.executable, *argv], env=variables, stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from paceline.agent.restart_policy import (
     ERROR,
     HANG,
     KILLED,
+    LINGERED,
     LOST,
     PREFLIGHT,
     AttemptSummary,
@@ -50,6 +51,7 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
     "resumed, then failed before its first step": ([diverged(None, resumed_from=40, saved=40)], 9, False, "first step"),
     "killed from outside before the first step": ([ended(KILLED, None)], 9, True, "1 of 9"),
     "again killed before the first step": ([ended(KILLED, None), ended(KILLED, None)], 9, False, "twice"),
+    "some ranks had finished": ([ended(LINGERED, 5)], 9, False, "already finished"),
     "used up": ([ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3)], 2, False, "used up"),
     "progress is free": (
         [ended(KILLED, 9 * n, resumed_from=9 * n - 9, saved=9 * n) for n in range(1, 20)],

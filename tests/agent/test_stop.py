@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import restart_policy
-from paceline.agent.stop_signals import LOST
+from paceline.agent.stop_request import LOST
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import WITHIN, Launch, Launched, until
 
@@ -221,6 +221,54 @@ def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.wait() == 130
     assert started.verdicts()[1] == "failed"
+
+
+def test_ranks_that_do_not_stop_are_ended_at_the_deadline(launch: Launch) -> None:
+    """Rank 0 stops on SIGTERM. Rank 1 ignores it."""
+    deaf = "import os, signal\nif os.environ['RANK'] == '1': signal.signal(15, signal.SIG_IGN)\n"
+    started = launch(deaf + SLEEPS, stop_timeout=1.0, kill_after=0.2)
+    listening(started)
+    touch_stop(started)  # for a script that does not listen, this alone changes nothing
+    until(lambda: "stop_requested" in started.events(), "the stop file is seen")
+    send_term(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "did not stop within 1 s and were ended: 1; stacks: " in started.err()
+    assert "train.py" in started.attempt().stacks(1).read_text()
+
+
+# On SIGTERM rank 0 ends at once. Rank 1 notices that, and not its own signal. Rank 2 takes its time to save.
+PEERS = """
+import os, signal, sys, time
+from pathlib import Path
+rank, requests = os.environ["RANK"], []
+handlers = {"0": signal.SIG_DFL, "1": signal.SIG_IGN, "2": lambda *_: requests.append(1)}
+signal.signal(signal.SIGTERM, handlers[rank])
+Path("listening-" + rank).write_text(str(os.getpid()))
+if rank == "1":
+    while not Path("listening-0").exists() or Path("/proc", Path("listening-0").read_text()).exists():
+        time.sleep(0.005)
+    raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+while not requests:
+    time.sleep(0.01)
+time.sleep(1)
+Path("saved").touch()
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("to", ["agent", "rank"])
+def test_a_connection_that_a_stopping_rank_closes_is_not_a_failure(launch: Launch, to: str) -> None:
+    """A scheduler may signal the ranks before their agent."""
+    started = launch(PEERS, nproc=3, kill_after=0.2)
+    listening(started, 3)
+    if to == "rank":
+        os.kill(int(started.await_file("listening-0")), signal.SIGTERM)
+        until(lambda: started.attempt().error(1).exists(), "rank 1 notices")
+    send_term(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert (started.run.path / "saved").exists()
 
 
 def test_a_second_request_ends_the_run_at_once(launch: Launch) -> None:

@@ -241,8 +241,8 @@ time.sleep(300)
 """
 
 
-def start(project: Path, scratch: Path, *args: str) -> subprocess.Popen[str]:
-    (project / "train.py").write_text(SLEEP)
+def start(project: Path, scratch: Path, *args: str, script: str = SLEEP) -> subprocess.Popen[str]:
+    (project / "train.py").write_text(script)
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", *args, "train.py"],
         cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stdin=subprocess.DEVNULL,
@@ -268,8 +268,11 @@ def test_ctrl_c_ends_everything(nodes: str, project: Path, scratch: Path) -> Non
     # The guard of all tests now waits for every process that this one started.
 
 
-def test_a_request_to_stop_is_passed_on(project: Path, scratch: Path) -> None:
-    process = start(project, scratch, "--nproc", "2")
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_request_to_stop_is_passed_on(nodes: str, project: Path, scratch: Path) -> None:
+    """To the ranks of all nodes, whether the script saves on SIGUSR1 or handles no signal."""
+    script = SLEEP if nodes == "1" else SLEEP.replace("signal.signal(", "print(")
+    process = start(project, scratch, "--nodes", nodes, "--nproc", "2" if nodes == "1" else "1", script=script)
     process.send_signal(signal.SIGTERM)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 75, stderr  # `paceline run a.py && b.py` does not go on with half a model

@@ -28,7 +28,7 @@ WRONG = {
     "unknown key": ("[job]\nnods = 2", ["Unknown key 'nods' in [job] of FILE.", "Did you mean 'nodes'?"]),
     "unknown table": ("[jobs]\nnodes = 2", ["Unknown key 'jobs' in FILE.", "Did you mean 'job'?"]),
     "key of another table": ('[job]\nstyle = "fork"', ["Unknown key 'style' in [job] of FILE.", "Move it to [launch]"]),
-    "nothing near": ("[resume]\nzzz = 1", ["'zzz' in [resume]", "Use one of grace, hang_timeout"]),
+    "nothing near": ("[resume]\nzzz = 1", ["'zzz' in [resume]", "Use one of exit_timeout, grace, hang_timeout"]),
     "a string for a number": ('[job]\nnodes = "two"', ['Invalid nodes = "two" in [job] of FILE: use a whole number.']),
     "true for a number": ("[job]\nnodes = true", ["Invalid nodes = true in [job] of FILE: use a whole number."]),
     "a number for a string": ("[job]\npartition = 3", ['partition = 3 in [job] of FILE: use a string, e.g. "text".']),

@@ -13,19 +13,20 @@ from dataclasses import asdict, dataclass, field
 
 from paceline.agent import failures, restart_policy
 from paceline.agent.failures import Failure, RankExit, Termination
-from paceline.agent.health import hang_detection, independence
+from paceline.agent.health import exit_monitor, hang_detection, independence
+from paceline.agent.health.exit_monitor import FINISHED_STATES, ExitMonitor, IdleRank
 from paceline.agent.health.hang_reports import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
-from paceline.agent.stop_signals import StopSignals
+from paceline.agent.stop_request import StopRequest
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.jsonl import EventWriter
-from paceline.contract.run_folder import JobStartFolder, RunFolder
+from paceline.contract.run_folder import JobStartFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
@@ -65,8 +66,8 @@ class Attempt:
         self.events, self.say = events, say
         self.launch_spec, self.placement, self.folder = launch.launch_spec, launch.placement, launch.attempt
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
-        self.stop_signals = StopSignals(self.launch_spec, workers=workers, heartbeats=heartbeats)
-        self.monitor = HangMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+        self.hang_monitor = HangMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+        self.exit_monitor = ExitMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
         self.independence = IndependenceCheck(
             launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events
         )
@@ -76,9 +77,10 @@ class Attempt:
         self.ended: set[int] = set()  # local ranks
         self.exits: list[RankExit] = []
         self.failures: list[Failure] = []
-        self.stop_requested = False
-        self.unexplained: list[Exit] = []  # ended by a SIGTERM that this agent did not send
+        self.stop = StopRequest(launch, workers=workers, heartbeats=heartbeats)
+        self.unexplained: list[Exit] = []  # their reason may be on its way: see `_is_unexplained`
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
+        self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ class Attempt:
             self._handle_requests()
             self._handle_exits()
             self._handle_messages()
-            self._check_for_hang()
+            self._check_progress()
             self.independence.check()
             self.termination.tick()
             if self.pending or self.unexplained:
@@ -124,19 +126,22 @@ class Attempt:
             self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
         if self.requests.hurry:
             self.termination.kill_now()
-        if not self.stop_requested:
+        by_term = self.requests.by_term
+        if self.stop.is_news(by_term=by_term):
             by_file = self.placement.is_head and self.job_start.stop.exists()
             if by_file or self.requests.stop:
-                self.rendezvous.send({"kind": "stop"})
-                self._stop("SIGTERM" if self.requests.stop else "a stop file")
-        if self.stop_requested and not self.termination.started:
-            self.stop_signals.send(set(self.rank_of) - self.ended, with_term=self._stops_with_term())
+                self.rendezvous.send({"kind": "stop", "by_term": by_term})
+                self._stop("SIGTERM" if self.requests.stop else "a stop file", by_term=by_term)
+        if self.stop.requested and not self.termination.started:
+            running = set(self.rank_of) - self.ended
+            self.stop.signal_ranks(running)
+            if running and self.stop.is_overdue:
+                self._end_overdue(running)
 
-    def _stop(self, source: str) -> None:
-        self.stop_requested = True
-        self.heartbeats.request_stop()
+    def _stop(self, source: str, *, by_term: bool) -> None:
+        self.stop.start(by_term=by_term)
         if self.placement.is_head:
-            first, *more = self.stop_signals.describe(set(self.rank_of) - self.ended, with_term=self._stops_with_term())
+            first, *more = self.stop.describe(set(self.rank_of) - self.ended)
             self.say(f"stop requested (by {source}): {first}")
             for line in more:
                 self.say(line)
@@ -145,10 +150,15 @@ class Attempt:
         for rank_exit in late:
             self._record_exit(rank_exit)
 
-    def _stops_with_term(self) -> bool:
-        """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
-        cancelled = RunFolder(self.folder.path.parent).cancelled
-        return self.requests.by_term or self.launch_spec.requeue_always or cancelled.exists()
+    def _end_overdue(self, local_ranks: set[int]) -> None:
+        """End the ranks that have not stopped by the deadline; agents do so on their own, at about the same time."""
+        self.hang_monitor.dump_stacks(local_ranks)
+        ranks = ", ".join(str(self.rank_of[local_rank]) for local_rank in sorted(local_ranks))
+        self.say(
+            f"warning: these ranks on {self.placement.host} did not stop within {self.stop.timeout:g} s and were ended:"
+            f" {ranks}; stacks: {self.folder.path}/stacks-*.txt"
+        )
+        self.termination.start()
 
     # -- exits of ranks --------------------------------------------------------------------------------
 
@@ -158,8 +168,7 @@ class Attempt:
         for rank_exit in self.workers.poll():
             self.pending.discard(rank_exit.local_rank)
             self.ended |= set(self.rank_of) if self.spawns else {rank_exit.local_rank}
-            by_term = rank_exit.code in failures.TERM_EXITS
-            if by_term and not self.stop_requested and not self.termination.started:
+            if self._is_unexplained(rank_exit):
                 self.unexplained.append(rank_exit)
             else:
                 self._record_exit(rank_exit)
@@ -168,25 +177,43 @@ class Attempt:
                 self.unexplained.remove(rank_exit)
                 self._record_exit(rank_exit, explained=False)
 
+    def _is_unexplained(self, rank_exit: Exit) -> bool:
+        """Whether to wait for the reason of an exit: the SIGTERM came from outside, or a peer's connection was closed.
+
+        A scheduler's SIGTERM reaches the ranks and agents of all nodes one after the other.
+        """
+        if self.stop.requested or self.termination.started:
+            return False
+        return rank_exit.code in failures.TERM_EXITS or (
+            self._is_failure(rank_exit) and self._read_failure(rank_exit, with_log=False).is_consequence
+        )
+
     def _record_exit(self, rank_exit: Exit, *, explained: bool = True) -> None:
         rank = self.rank_of[rank_exit.local_rank]
         heartbeat = self.heartbeats.read(rank_exit.local_rank)
         failure = None
-        if rank_exit.code < 0 and self.termination.started and self.folder.error(rank).exists():
+        if self.ends_finished and heartbeat.state in FINISHED_STATES:
+            rank_exit = Exit(rank_exit.local_rank, 0, rank_exit.time)
+        elif rank_exit.code < 0 and self.termination.started and self.folder.error(rank).exists():
             # It had failed on its own, and was slow to exit.
             rank_exit = Exit(rank_exit.local_rank, 1, rank_exit.time)
         if self._is_failure(rank_exit, explained=explained):
-            self.termination.start()
+            # After a stop request, a closed connection means that a peer has stopped; others may still be saving.
+            if not (self.stop.requested and self._read_failure(rank_exit, with_log=False).is_consequence):
+                self.termination.start()
             failure = self._read_failure(rank_exit)
         coordination = self.heartbeats.read_coordination(rank_exit.local_rank)
         self.exits.append(RankExit(
             rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination
         ))  # fmt: skip
-        if failure is not None:
+        if failure is not None and self.termination.started:
             self._fail(failure)
 
-    def _read_failure(self, rank_exit: Exit) -> Failure:
-        """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank."""
+    def _read_failure(self, rank_exit: Exit, *, with_log: bool = True) -> Failure:
+        """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank.
+
+        The end of the log may take a moment to arrive.
+        """
         reported = [
             local_rank for local_rank, rank in self.rank_of.items() if self.spawns and self.folder.error(rank).exists()
         ]
@@ -197,18 +224,18 @@ class Attempt:
             found.append(failures.read_failure(
                 self.folder, rank=self.rank_of[local_rank], host=self.placement.host, code=rank_exit.code,
                 when=rank_exit.time, step=heartbeat.step if heartbeat.state >= RUNNING else None,
-                log=self.launch.log(logged), tail=self.output.tail(logged),
+                log=self.launch.log(logged), tail=self.output.tail(logged) if with_log else "",
             ))  # fmt: skip
         first = failures.first_failure(found)
         assert first is not None
         return first
 
-    def _is_failure(self, rank_exit: Exit, *, explained: bool) -> bool:
+    def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:
         if rank_exit.code in (0, STOPPED_EXIT):
             return False
         if rank_exit.code in failures.TERM_EXITS:
-            return not (explained and (self.stop_requested or self.termination.started))
-        if rank_exit.code == failures.STOP_SIGNAL_EXIT and self.stop_requested:
+            return not (explained and (self.stop.requested or self.termination.started))
+        if rank_exit.code == failures.STOP_SIGNAL_EXIT and self.stop.requested:
             return False
         # While this agent terminates the ranks, only what it did not cause counts: it may be the first failure.
         return rank_exit.code > 0 or rank_exit.local_rank not in self.termination.killed
@@ -219,17 +246,34 @@ class Attempt:
         self.rendezvous.send({"kind": "failed", "failure": asdict(failure)})
         self.termination.start()
 
-    def _check_for_hang(self) -> None:
+    def _check_progress(self) -> None:
+        """Look for ranks that hang, and for ranks that linger after others have exited."""
         if self.termination.started:
             return
-        detected = time.time()  # before the stacks are dumped: a rank that crashes meanwhile is not the cause
-        hang = self.monitor.check(set(self.rank_of) - self.ended)
+        running = set(self.rank_of) - self.ended
+        hang = self.hang_monitor.check(running)
         if hang is not None:
-            first = hang.stuck[0]
-            self._fail(Failure(
-                restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=detected,
-                log=str(self.folder.stacks(first.rank)),
-            ))  # fmt: skip
+            self._fail(hang)
+            return
+        lingering = self.exit_monitor.check(running, ended_agents=self.member_exits)
+        if lingering:
+            self._end_lingering(lingering)
+
+    def _end_lingering(self, lingering: list[IdleRank]) -> None:
+        """On the head agent: end ranks that do nothing although others have exited, and say why."""
+        detected = time.time()
+        self.hang_monitor.dump_all_stacks(set(self.rank_of) - self.ended)
+        failure = self.exit_monitor.failure(lingering, detected)
+        if failure is not None and not self.stop.requested:
+            self._fail(failure)
+            return
+        self.say(f"warning: {self.exit_monitor.describe(lingering)}; stacks: {self.folder.path}/stacks-*.txt")
+        self.rendezvous.send({"kind": "end"})
+        self._end_finished()
+
+    def _end_finished(self) -> None:
+        self.ends_finished = True
+        self.termination.start()
 
     # -- other agents ----------------------------------------------------------------------------------
 
@@ -239,9 +283,10 @@ class Attempt:
             if kind == "failed":
                 self.failures.append(Failure(**message["failure"]))
                 self.termination.start()
-            elif kind == "stop" and not self.stop_requested:
+            elif kind == "stop" and self.stop.is_news(by_term=message["by_term"]):
                 source = message["from"]
-                self._stop("the head agent" if source == 0 else self.rendezvous.describe(source))
+                sender = "the head agent" if source == 0 else self.rendezvous.describe(source)
+                self._stop(sender, by_term=message["by_term"])
             elif kind == "exits":
                 exits = [RankExit.from_json(fields) for fields in message["exits"]]
                 self.member_exits[message["from"]] = exits
@@ -249,10 +294,14 @@ class Attempt:
                 self.outcome = Outcome(message["verdict"], restart_delay=message["restart_delay"])
             elif kind == independence.REPORT:
                 self.independence.update(message)
+            elif kind == "end":
+                self._end_finished()
+            elif kind in exit_monitor.KINDS:
+                self.exit_monitor.update(message)
             elif kind == hang_detection.REPORT:
-                self.monitor.update(message)
+                self.hang_monitor.update(message)
             elif kind == "stacks":
-                self.monitor.dump_stacks(set(self.rank_of) - self.ended)
+                self.hang_monitor.dump_stacks(set(self.rank_of) - self.ended)
             elif kind in ("lost", "left"):
                 self._handle_loss(message["index"] if kind == "lost" else message["from"])
 
@@ -281,11 +330,8 @@ class Attempt:
 
     def _head_outcome(self) -> Outcome:
         exits = [*self.exits, *(rank_exit for exits in self.member_exits.values() for rank_exit in exits)]
-        # The exits of other agents hold failures whose own messages may not have arrived in time.
-        known = [*self.failures, *(rank_exit.failure for rank_exit in exits if rank_exit.failure is not None)]
-        failure = failures.first_failure(known)
-        verdict = failures.verdict_of(exits, failed=failure is not None, stop_requested=self.stop_requested)
+        verdict, failure = failures.conclude(self.failures, exits, stop_requested=self.stop.requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
         if verdict == DONE:
             self.independence.conclude(rank_exit.coordination for rank_exit in exits)
-        return Outcome(verdict, failure, exits, self.stop_requested)
+        return Outcome(verdict, failure, exits, self.stop.requested)

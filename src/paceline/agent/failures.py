@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,13 @@ class RankExit:
     failure: Failure | None = None
     coordination: int = UNKNOWN  # of `contract.heartbeat_file`
 
+    @property
+    def is_stop(self) -> bool:
+        """Whether it saved and stopped, or (if there is a stop request) the request ended it."""
+        if self.code == 0:
+            return self.state == SAVED_AND_STOPPED
+        return self.failure is None  # by code 75, by a signal of the request, or killed at its deadline
+
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RankExit:
         failure = fields.pop("failure")
@@ -131,6 +138,18 @@ def read_failure(
         return plain
 
 
+def with_stack(failure: Failure, attempt: AttemptFolder) -> Failure:
+    """Add the main thread's stack to the failure of a rank that hung or lingered."""
+    if failure.rank is None or failure.cause not in (restart_policy.HANG, restart_policy.LINGERED):
+        return failure
+    try:
+        text = attempt.stacks(failure.rank).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return failure
+    main_thread = text.strip().split("\n\n")[-1].splitlines()
+    return replace(failure, traceback="\n".join(line for line in main_thread if "paceline/agent/" not in line))
+
+
 def write_failure(attempt: AttemptFolder, failure: Failure) -> None:
     write_atomically(attempt.failure, json.dumps(asdict(failure), indent=1) + "\n")
 
@@ -140,18 +159,21 @@ def first_failure(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.is_consequence, failure.time), default=None)
 
 
-def verdict_of(exits: Iterable[RankExit], *, failed: bool, stop_requested: bool) -> str:
-    """Return the verdict of an attempt from the exits of all ranks on all nodes."""
-    if failed:
-        return FAILED
-    stopped = False
-    for rank_exit in exits:
-        saved = rank_exit.code == STOPPED_EXIT or (rank_exit.code == 0 and rank_exit.state == SAVED_AND_STOPPED)
-        if saved or (stop_requested and rank_exit.code in (*TERM_EXITS, STOP_SIGNAL_EXIT)):
-            stopped = True
-        elif rank_exit.code != 0:
-            return FAILED
-    return STOPPED if stopped else DONE
+def conclude(
+    failures: Iterable[Failure], exits: Sequence[RankExit], *, stop_requested: bool
+) -> tuple[str, Failure | None]:
+    """Return the verdict of an attempt, and its root failure if it failed, from all ranks on all nodes."""
+    # The exits of other agents hold failures whose own messages may not have arrived in time.
+    known = [*failures, *(rank_exit.failure for rank_exit in exits if rank_exit.failure is not None)]
+    stops = [rank_exit for rank_exit in exits if rank_exit.is_stop]
+    if stop_requested and stops:  # a rank that stops closes its connections, which other ranks may notice first
+        known = [failure for failure in known if not failure.is_consequence]
+    failure = first_failure(known)
+    if failure is not None:
+        return FAILED, failure
+    if not stop_requested and any(rank_exit.code not in (0, STOPPED_EXIT) for rank_exit in stops):
+        return FAILED, None
+    return STOPPED if stops else DONE, None
 
 
 class Termination:

@@ -5,10 +5,11 @@ Decisions are pure: what happened so far goes in, a decision comes out. The rule
 1. A node was lost, failed preflight, or killed ranks twice: not in this allocation. Requeue without that node, if there
    is a queue.
 2. The user asked for no restarts: no.
-3. The program failed on its own before its first step: no. A rank that was killed from outside is tried once more.
-4. The same error at the same step, twice: no.
-5. Each attempt that did not advance the checkpoint uses one of `max_restarts`. When none are left: no.
-6. Otherwise yes: at once the first time, then after a delay that doubles.
+3. Some ranks had exited, and the rest lingered: no. The program may be complete.
+4. The program failed on its own before its first step: no. A rank that was killed from outside is tried once more.
+5. The same error at the same step, twice: no.
+6. Each attempt that did not advance the checkpoint uses one of `max_restarts`. When none are left: no.
+7. Otherwise yes: at once the first time, then after a delay that doubles.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ERROR = "error"  # a rank exited with a code other than 0: the program's own fau
 CRASH = "crash"  # a signal that a program's own faults raise: SEGV, ABRT, BUS, FPE, ILL
 KILLED = "killed"  # a signal from outside: KILL (the out-of-memory killer too), TERM, HUP ...
 HANG = "hang"  # the watchdog ended it
+LINGERED = "lingered"  # it did nothing for long after other ranks had exited
 LOST = "lost"  # an agent is gone: its node died or was cut off
 PREFLIGHT = "preflight"  # a node was found unfit before the ranks started
 
@@ -87,6 +89,8 @@ def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes:
         return Decision(False, f"no restart: {names} cannot be used", requeue=requeue, exclude=exclude)
     if max_restarts <= 0:
         return Decision(False, "no restart was requested", exclude=exclude)
+    if last.cause == LINGERED:
+        return Decision(False, "no restart: some ranks had already finished", exclude=exclude)
     if last.before_first_step:
         if last.cause in PROGRAM_CAUSES:
             return Decision(False, "no restart: it failed before its first step", exclude=exclude)

@@ -45,7 +45,7 @@ class VerdictWriter:
             failure = outcome.failure or Failure(
                 restart_policy.ERROR, "?", message="ranks ended without an error report", time=time.time()
             )
-            outcome.failure = failure
+            outcome.failure = failure = failures.with_stack(failure, attempt)
             self.try_write(lambda: failures.write_failure(attempt, failure))
             self._print(failure)
             if failure.cause != failures.INTERRUPTED and may_restart:
@@ -130,7 +130,8 @@ class VerdictWriter:
             self.say(failure.message)
             return
         on_console = self.launch_spec.tee == "all" or (self.launch_spec.tee == "0" and failure.rank == 0)
-        self.say(failure.format(self.launch_spec.world_size, with_traceback=not on_console))
+        with_traceback = not on_console or failure.code is None  # a stack that the rank did not print itself
+        self.say(failure.format(self.launch_spec.world_size, with_traceback=with_traceback))
         if self.launch_spec.world_size > 1 and (hint := failure.hint(self.launch_spec.style)):
             self.say(hint)
 

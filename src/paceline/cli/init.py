@@ -70,6 +70,7 @@ def project_file(
         '# requeue = true          # requeue at the time limit, and resume ("always": the script resumes by itself)',
         '# grace = "2m"            # save and stop this long before the time limit',
         "# max_attempts = 3        # failed attempts before giving up",
+        '# exit_timeout = "30s"    # once a rank has exited, end the others after this long without progress',
         '# hang_timeout = "30m"    # treat ranks as hung after this long without a heartbeat',
         "",
         "[params]",

@@ -187,6 +187,7 @@ class Resume(Table):
     grace: Seconds | None = None
     max_attempts: Count | None = None
     hang_timeout: Seconds | None = None
+    exit_timeout: Seconds = 30
 
 
 class Data(Table):

@@ -19,6 +19,7 @@ from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+from tests.agent.conftest import write_fake_torch
 
 WITHIN = 120.0  # seconds: two imports of torch on a busy machine
 
@@ -35,10 +36,13 @@ CLEANUP = "\ndist.destroy_process_group()\n"
 
 
 class Pair:
-    """A run of two agents."""
+    """A run of two agents. `light` runs use a fake torch and start fast."""
 
-    def __init__(self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), **more: Any) -> None:
+    def __init__(
+        self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), light: bool = False, **more: Any
+    ) -> None:
         self.gpus_seen = gpus_seen
+        self.python_path = {"PYTHONPATH": str(write_fake_torch(folder.parent))} if light else {}
         self.run = RunFolder(folder)
         self.job_start = self.run.job_start("job_start")
         folder.mkdir()
@@ -54,6 +58,7 @@ class Pair:
     def _start(self, index: int) -> subprocess.Popen[str]:
         environ = {
             **os.environ,
+            **self.python_path,
             "PACELINE_RUN": str(self.run.path),
             "PACELINE_JOB_START": "job_start",
             "PACELINE_TOKEN": "s3cret",
@@ -171,6 +176,46 @@ def test_a_stop_reaches_the_ranks_of_all_nodes(pair: Callable[..., Pair]) -> Non
     run.job_start.stop.touch()
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     assert read_verdict(run.job_start.verdict) == STOPPED
+
+
+@pytest.mark.parametrize("agent", [0, 1], ids=["head", "member"])
+def test_sigterm_to_one_agent_stops_the_ranks_of_all_nodes(pair: Callable[..., Pair], agent: int) -> None:
+    """The script handles no signal, and notices closed connections at once."""
+    run = pair(SCRIPT + "\nwhile True: dist.all_reduce(total)\n", nproc=2)
+    run.await_line("sum 6", 4)
+    run.processes[agent].terminate()
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    assert read_verdict(run.run.attempt(1).verdict) == STOPPED
+    assert read_verdict(run.job_start.verdict) == STOPPED
+
+
+def test_sigterm_reaches_ranks_that_do_not_talk_to_each_other(pair: Callable[..., Pair]) -> None:
+    """After a stop file that they ignore. Rank 1 ignores SIGTERM too, until the deadline."""
+    script = """
+import os, signal, time
+if os.environ["RANK"] == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(3600)
+"""
+    run = pair(script, light=True, stop_timeout=2.0)
+    run.await_line("ready", 2)
+    run.job_start.stop.touch()
+    run.await_that(lambda: "stop requested" in run.console(0))
+    run.processes[1].terminate()
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    assert read_verdict(run.job_start.verdict) == STOPPED
+    assert "did not stop within 2 s and were ended: 1; stacks" in run.console(1)
+
+
+def test_ranks_that_linger_on_another_node_are_reported_and_ended(pair: Callable[..., Pair]) -> None:
+    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(3600)\n"
+    run = pair(script, light=True, exit_timeout=1.5, max_restarts=3)
+    assert run.codes() == [1, 1], run.console(0) + run.console(1)
+    assert (run.failure()["cause"], run.failure()["rank"], run.failure()["host"]) == ("lingered", 1, "b")
+    assert "rank 1 of 2 on host b failed: it did nothing for 1.5 s after other ranks had exited" in run.console(0)
+    assert 'train.py", line 2 in <module>' in run.console(0)
+    assert "no restart: some ranks had already finished" in run.console(0)
+    assert read_verdict(run.job_start.verdict) == FAILED
 
 
 def test_a_killed_rank_is_restarted_on_both_nodes(pair: Callable[..., Pair]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.agent import restart_policy
+from paceline.agent.failures import Failure
 from paceline.agent.health import hang_detection
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rendezvous.rendezvous import Rendezvous
@@ -33,7 +35,7 @@ class HangMonitor:
         """Take in a member's report."""
         self._cluster.update(message)
 
-    def check(self, local_ranks: Collection[int]) -> hang_detection.Hang | None:
+    def check(self, local_ranks: Collection[int]) -> Failure | None:
         """Report these ranks to the head agent; on the head agent, return a hang and dump all stacks."""
         now = time.monotonic()
         if not self._watchdog.timeout or now - self._last_check < hang_detection.REPORT_INTERVAL:
@@ -44,10 +46,20 @@ class HangMonitor:
             self._rendezvous.send(hang_detection.make_report(own), to=0)
             return None
         hang = self._watchdog.check(self._cluster.all(own))
-        if hang is not None:
-            self._rendezvous.send({"kind": "stacks"})
-            self.dump_stacks(local_ranks)
-        return hang
+        if hang is None:
+            return None
+        detected = time.time()  # before the stacks are dumped: a rank that crashes meanwhile is not the cause
+        self.dump_all_stacks(local_ranks)
+        first = hang.stuck[0]
+        return Failure(
+            restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=detected,
+            log=str(self._launch.attempt.stacks(first.rank)),
+        )  # fmt: skip
+
+    def dump_all_stacks(self, local_ranks: Collection[int]) -> None:
+        """On the head agent: have all agents dump the stacks of their ranks, and dump those of this node."""
+        self._rendezvous.send({"kind": "stacks"})
+        self.dump_stacks(local_ranks)
 
     def dump_stacks(self, local_ranks: Collection[int]) -> None:
         """Ask the ranks of this node for their Python stacks, and wait until the files are written."""

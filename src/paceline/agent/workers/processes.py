@@ -6,12 +6,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.contract.process import prctl
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+class Usage(NamedTuple):
+    cpu: float  # seconds
+    io: int  # bytes read and written
 
 
 def adopt_orphans() -> None:
@@ -24,26 +31,30 @@ def name_process(name: str) -> None:
     prctl(_PR_SET_NAME, name.encode()[:15])
 
 
-def _parents(*, dead: bool = False) -> dict[int, int]:
-    """Map every running process, or every zombie, to its parent."""
-    parents = {}
+def _read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:
+    """Map every running process, or every zombie, to the fields of /proc/PID/stat from its state on."""
+    stats = {}
     for entry in os.listdir("/proc") if sys.platform == "linux" else ():
         if entry.isdigit():
             try:
                 # The name is in parentheses and may contain anything; the fields after the last one are regular.
-                state, parent = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[:2]
-            except (OSError, ValueError):
+                fields = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:
                 continue
-            if (state in (b"Z", b"X")) is dead:
-                parents[int(entry)] = int(parent)
-    return parents
+            if fields and (fields[0] in (b"Z", b"X")) is dead:
+                stats[int(entry)] = fields
+    return stats
 
 
 def descendants(root: int) -> set[int]:
     """Return all running processes below this one."""
+    return _descendants(root, _read_stats())
+
+
+def _descendants(root: int, stats: Mapping[int, list[bytes]]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for process, parent in _parents().items():
-        children.setdefault(parent, []).append(process)
+    for process, fields in stats.items():
+        children.setdefault(int(fields[1]), []).append(process)
     found: set[int] = set()
     pending = [root]
     while pending:
@@ -56,7 +67,27 @@ def descendants(root: int) -> set[int]:
 
 def dead_children(parent: int) -> set[int]:
     """Return the children that have ended and not been reaped."""
-    return {pid for pid, its_parent in _parents(dead=True).items() if its_parent == parent}
+    return {pid for pid, fields in _read_stats(dead=True).items() if int(fields[1]) == parent}
+
+
+def tree_usage(roots: Iterable[int]) -> dict[int, Usage]:
+    """Return what each of these processes has used, together with its descendants. Those that are gone are left out."""
+    stats = _read_stats()
+    usage = {}
+    for root in set(roots) & set(stats):
+        tree = {root, *_descendants(root, stats)}
+        # User and system time, of the process and of its children that have ended.
+        ticks = sum(int(count) for pid in tree for count in stats[pid][11:15])
+        usage[root] = Usage(ticks / os.sysconf("SC_CLK_TCK"), sum(map(_transferred, tree)))
+    return usage
+
+
+def _transferred(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
 
 
 def is_alive(pid: int) -> bool:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.contract import env
+from paceline.contract.heartbeat_file import READY
 from paceline.contract.launcher_variables import SPAWNED
 from paceline.contract.process import die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
@@ -102,12 +103,22 @@ def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str
     attempt, rank = _attempt(), int(variables[env.RANK])
     if attempt is not None:
         _dump_stacks_on_request(attempt.stacks(rank))
+        _report_ready(int(variables[env.LOCAL_RANK]))
     try:
         fn(*args)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         _report(attempt, rank, type=type(error).__name__, message=str(error), traceback=text)
         raise
+
+
+def _report_ready(local_rank: int) -> None:
+    """Tell the agent which process this rank is, and that it can take signals."""
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a stop request may arrive before a session is open
+    heartbeat = Heartbeat(LaunchContext.read().heartbeat_file, local_rank)
+    heartbeat.set_state(READY)
+    heartbeat.close()
 
 
 class _SigtermForwarder:

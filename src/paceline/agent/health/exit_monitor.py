@@ -1,0 +1,147 @@
+"""The exit monitor: finds ranks that linger, i.e. do nothing although others of the run have exited.
+
+A rank may legitimately outlive the others, e.g. to evaluate or to upload a model. So none of them counts as lingering
+as long as one of them makes progress: the rest may wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from paceline.agent import restart_policy
+from paceline.agent.failures import Failure
+from paceline.agent.health.hang_detection import process_state
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.workers import processes
+from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED
+
+# The kinds of messages: all agents begin to watch their ranks; a member reports to the head agent.
+RANK_EXITED, REPORT = KINDS = ("rank_exited", "idle")
+CHECKS = 6  # per timeout
+FINISHED_STATES = (SAVED_AND_STOPPED, FINISHED)
+# A rank that uses more than this, its child processes included, makes progress.
+BUSY_CPU = 0.01  # of one core
+BUSY_IO = 1024  # bytes per second
+
+
+@dataclass(frozen=True)
+class IdleRank:
+    """A rank that still runs, and how long it has made no progress."""
+
+    rank: int
+    host: str
+    state: int
+    seconds: float
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the runtime has completed its part: only the process did not exit."""
+        return self.state in FINISHED_STATES
+
+
+@dataclass
+class _Activity:
+    usage: processes.Usage | None
+    heartbeat: float  # time of the last one
+    since: float  # when it last made progress
+
+    def differs(self, before: _Activity, elapsed: float) -> bool:
+        """Whether the rank has made progress since `before`."""
+        now, then = self.usage, before.usage
+        if now is None or then is None or self.heartbeat != before.heartbeat:
+            return True
+        return abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed or abs(now.io - then.io) >= BUSY_IO * elapsed
+
+
+class ExitMonitor:
+    """One agent's part: a member reports its ranks to the head agent, which finds those that linger."""
+
+    def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
+        self._placement, self._attempt = launch.placement, launch.attempt
+        self._spawns = launch.launch_spec.style == "spawn"
+        self._workers, self._heartbeats, self._rendezvous = workers, heartbeats, rendezvous
+        self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
+        self._timeout = launch.launch_spec.exit_timeout
+        self._is_watching = False
+        self._last_check = 0.0
+        self._activity: dict[int, _Activity] = {}  # by local rank
+        self._reported: dict[int, list[IdleRank]] = {}  # by agent
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Take in a message of another agent."""
+        self._is_watching = True
+        if message["kind"] == REPORT:
+            self._reported[int(message["from"])] = [IdleRank(*fields) for fields in message["ranks"]]
+
+    def check(self, local_ranks: Collection[int], *, ended_agents: Collection[int]) -> list[IdleRank]:
+        """Report these ranks, which have not ended, to the head agent; there, return all ranks if they linger."""
+        now = time.monotonic()
+        if not self._timeout or now - self._last_check < self._timeout / CHECKS:
+            return []
+        elapsed, self._last_check = now - self._last_check, now
+        pids = self._pids(local_ranks)
+        if not self._is_watching:
+            if len(pids) == len(self._rank_of):
+                return []
+            self._is_watching = True
+            self._rendezvous.send({"kind": RANK_EXITED})
+        own = self._idle_ranks(pids, now, elapsed)
+        if not self._placement.is_head:
+            self._rendezvous.send({"kind": REPORT, "ranks": [astuple(idle) for idle in own]}, to=0)
+            return []
+        self._reported[0] = own
+        running = set(range(self._placement.count)) - set(ended_agents)
+        if not running <= set(self._reported):
+            return []
+        idle = [rank for agent in sorted(running) for rank in self._reported[agent]]
+        return idle if idle and min(rank.seconds for rank in idle) >= self._timeout else []
+
+    def failure(self, lingering: list[IdleRank], detected: float) -> Failure | None:
+        """Return the failure of the first rank that has not finished; None if only their processes did not exit."""
+        unfinished = [idle for idle in lingering if not idle.has_finished]
+        if not unfinished:
+            return None
+        first, *rest = unfinished
+        others = f", as did {_names(rest)}" if rest else ""
+        message = f"it did nothing for {self._timeout:g} s after other ranks had exited{others}"
+        log = str(self._attempt.stacks(first.rank))
+        return Failure(restart_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log)
+
+    def describe(self, lingering: list[IdleRank]) -> str:
+        ranks = _names(lingering)
+        return f"other ranks had exited, so these were ended after {self._timeout:g} s without progress: {ranks}"
+
+    def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
+        """Map the ranks that still run to their processes; 0 if not known.
+
+        torchrun, and a script that spawns its ranks, report exits only once all ranks have ended.
+        """
+        started = self._workers.pids()
+        parent = next(iter(started.values()), 0) if self._spawns else 0
+        pids = {rank: self._heartbeats.read(rank).pid or started.get(rank, parent) for rank in local_ranks}
+        return {rank: pid for rank, pid in pids.items() if not pid or processes.is_alive(pid)}
+
+    def _idle_ranks(self, pids: Mapping[int, int], now: float, elapsed: float) -> list[IdleRank]:
+        usage = processes.tree_usage(pids.values())
+        found = []
+        for local_rank, pid in sorted(pids.items()):
+            heartbeat = self._heartbeats.read(local_rank)
+            before = self._activity.get(local_rank)
+            activity = _Activity(usage.get(pid), heartbeat.time, since=now)
+            if before is not None and not activity.differs(before, elapsed) and process_state(pid) != "D":
+                activity.since = before.since
+            self._activity[local_rank] = activity
+            rank, host = self._rank_of[local_rank], self._placement.host
+            found.append(IdleRank(rank, host, heartbeat.state, round(now - activity.since, 3)))
+        return found
+
+
+def _names(ranks: Iterable[IdleRank]) -> str:
+    """Return "rank 1 on a, rank 3 on b", shortened."""
+    names = [f"rank {idle.rank} on {idle.host}" for idle in ranks]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
