@@ -44,6 +44,7 @@ def main() -> int:
         return 1
     finally:
         agent.close()
+        requests.ignore()
 
 
 def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:

@@ -32,6 +32,12 @@ class Requests:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
+    @staticmethod
+    def ignore() -> None:
+        """Ignore signals from now on: while Python shuts down, they would end the process and change its exit code."""
+        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+
     @property
     def end_now(self) -> bool:
         """Whether the user pressed Ctrl-C, or requested a stop twice."""
