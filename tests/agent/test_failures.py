@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: st
     # As Python prints it, without our own frames.
     assert "paceline/agent" not in failure["traceback"] or "Fatal" in seen
     assert started.events() == ["started", "ranks", "failed"]
+
+
+def test_a_script_that_clashes_with_its_launch_style_gets_a_hint() -> None:
+    taken = "RuntimeError: The server socket has failed to listen on any local network address. code: -98 EADDRINUSE"
+    failure = Failure(restart_policy.ERROR, "here", 0, 1, message=taken)
+    assert "MASTER_PORT" in failure.hint("fork")
+    assert "--style spawn" in failure.hint("fork")
+    spawned = replace(failure, traceback='File ".../torch/multiprocessing/spawn.py", line 1, in start_processes')
+    assert spawned.hint("torchrun").startswith("each rank calls mp.spawn: use --style spawn")
+    assert spawned.hint("spawn") == ""
+    assert replace(failure, message="ValueError: 98").hint("fork") == ""
 
 
 def test_the_first_of_several_failures_is_named(launch: Launch) -> None:

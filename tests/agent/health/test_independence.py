@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from paceline.agent.agent_placement import Placement
+from paceline.agent.health import independence
+from paceline.agent.health.heartbeat import Heartbeats, write_coordination
+from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.workers import group
+from paceline.contract.heartbeat_file import TRAINS_ALONE
+from paceline.contract.jsonl import EventWriter
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from tests.agent.conftest import Launch, Launched, until
 
 INDEPENDENT = "2 processes run this script independently"
@@ -107,3 +116,49 @@ def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(
     started = launch(TRAIN + "for _ in range(5): step()\n", light=False, style="spawn", folder=tmp_path / "second")
     assert started.wait() == 0, started.err()
     assert "1 process runs this script, not 2" in started.err()
+
+
+class Link:
+    """Takes the place of the rendezvous, and keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any], to: int) -> None:
+        self.sent.append({**message, "from": 1})
+
+
+def test_the_head_agent_waits_for_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(independence, "CHECK_INTERVAL", 0.0)
+    spec = LaunchSpec("run", "train.py", [], nodes=2, nproc=1)
+    said: list[str] = []
+    link = Link()
+    heartbeats = [Heartbeats(1), Heartbeats(1)]
+    attempt = RunFolder(tmp_path).attempt(1)
+    head, member = (
+        independence.IndependenceCheck(
+            group.Launch(spec, Placement(node, 2, node, 2, [0], node, 1, "here"), attempt, "", "", 0, {}, {}),
+            heartbeats=heartbeats[node], rendezvous=cast(Rendezvous, link), say=said.append,
+            events=EventWriter(tmp_path / "events.jsonl"),
+        )
+        for node in (0, 1)
+    )  # fmt: skip
+    try:
+        for check in (head, member, head):
+            check.check()
+        assert (said, link.sent) == ([], [])
+        write_coordination(str(heartbeats[0].path), local_rank=0, coordination=TRAINS_ALONE)
+        head.check()
+        assert said == [], "the other node's rank may have formed a group"
+        write_coordination(str(heartbeats[1].path), local_rank=0, coordination=TRAINS_ALONE)
+        for _ in range(2):
+            member.check()
+        assert len(link.sent) == 1
+        head.update(link.sent[0])
+        for _ in range(2):
+            head.check()
+        head.conclude([TRAINS_ALONE, TRAINS_ALONE])
+        assert [INDEPENDENT in line for line in said] == [True, False]
+    finally:
+        for each in heartbeats:
+            each.remove()
