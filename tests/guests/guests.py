@@ -1,0 +1,91 @@
+"""The guests: scripts that know nothing of Paceline, what starts them elsewhere, and how to run them both ways."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).with_name("scripts")
+BIN = Path(sys.executable).parent
+
+TORCHRUN, PYTHON, MPIRUN = "torchrun", "python", "mpirun"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One script, and the styles that apply to it: the first is the one that people would use."""
+
+    name: str
+    args: tuple[str, ...] = ("OUT",)  # OUT is the folder for its results
+    styles: tuple[str, ...] = ("fork", "torchrun")
+    peer: str = TORCHRUN
+    answer: str = ""  # what standard input holds
+
+    @property
+    def script(self) -> str:
+        return str(SCRIPTS / f"{self.name}.py")
+
+    def args_for(self, out: Path) -> list[str]:
+        return [arg.replace("OUT", str(out)) for arg in self.args]
+
+
+GUESTS = (
+    Guest("ddp_tutorial"),
+    Guest("flat_script", ("--out_dir=OUT", "--max_iters=3")),
+    Guest("config_groups", ("out=OUT", "lr=0.05")),
+    Guest("two_groups"),
+    Guest("never_destroys"),
+    Guest("forks_workers"),
+    Guest("reads_stdin", answer="3\n"),
+    Guest("mp_spawn", styles=("spawn",), peer=PYTHON),
+    Guest("accelerate_loop", styles=("accelerate", "fork", "torchrun")),
+    Guest("lightning_trainer", styles=("lightning", "fork", "torchrun")),
+    Guest("fabric_loop", styles=("lightning", "fork", "torchrun")),
+    Guest("hf_trainer"),
+    Guest("mpi4py_sum", styles=("mpirun",), peer=MPIRUN),
+)  # fmt: skip
+BY_NAME = {guest.name: guest for guest in GUESTS}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def variables(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "FIXED_PORT": str(free_port()), "COLUMNS": "120", **more}
+
+
+def run_peer(guest: Guest, out: Path) -> dict[str, str]:
+    """Run a guest with the program that its users have today; return what each rank wrote."""
+    command = {
+        TORCHRUN: [str(BIN / "torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}"],
+        PYTHON: [sys.executable],
+        MPIRUN: ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
+    }[guest.peer]
+    return _run([*command, guest.script, *guest.args_for(out)], guest, out)
+
+
+def run_paceline(guest: Guest, style: str, out: Path, *options: str) -> dict[str, str]:
+    """Run a guest under `paceline run`; return what each rank wrote."""
+    command = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "2", "--style", style, *options]
+    return _run([*command, guest.script, *guest.args_for(out)], guest, out)
+
+
+def _run(command: list[str], guest: Guest, out: Path) -> dict[str, str]:
+    out.mkdir(parents=True)
+    environment = variables(PACELINE_SCRATCH=str(out.parent / "scratch"))
+    done = subprocess.run(
+        command, cwd=SCRIPTS, env=environment, input=guest.answer, text=True, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, f"{guest.name}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return results(out)
+
+
+def results(out: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in sorted(out.glob("rank-*"))}
