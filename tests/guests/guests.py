@@ -46,9 +46,9 @@ GUESTS = (
     Guest("lightning_trainer", styles=("lightning", "fork", "torchrun")),
     Guest("fabric_loop", styles=("lightning", "fork", "torchrun")),
     Guest("hf_trainer"),
-    Guest("mpi4py_sum", styles=("mpirun",), peer=MPIRUN),
 )  # fmt: skip
-BY_NAME = {guest.name: guest for guest in GUESTS}
+ON_CLUSTERS = (*GUESTS, Guest("mpi4py_sum", styles=("mpirun",), peer=MPIRUN))  # `paceline run` has no mpirun style
+BY_NAME = {guest.name: guest for guest in ON_CLUSTERS}
 
 
 def free_port() -> int:

@@ -34,6 +34,10 @@ class AgentCommand:
     argv: tuple[str, ...]
     variables: dict[str, str]
 
+    @property
+    def is_head(self) -> bool:
+        return self.variables[env.AGENT].startswith("0/")
+
 
 @dataclass(frozen=True)
 class LocalPlan:

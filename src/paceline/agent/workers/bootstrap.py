@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import stat
 import sys
 import time
 import traceback
@@ -91,7 +92,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
     _set_signals()
-    _set_streams()
+    _set_streams(rank)
     processes.name_process(f"rank-{rank}")
     with suppress(OSError):
         os.chdir(spec["cwd"])
@@ -207,14 +208,26 @@ def _redirect_output(paths: list[str]) -> None:
         os.close(descriptor)
 
 
-def _set_streams() -> None:
-    """Close the input, and flush every line at once, as on a terminal: people follow the logs."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+def _set_streams(rank: int) -> None:
+    """Leave a pipe or a file as input to rank 0 alone, and flush every line at once: people follow the logs.
+
+    A rank is not in the session of a terminal, so it cannot read from one.
+    """
+    if rank != 0 or not _has_input():
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _has_input() -> bool:
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _dump_stacks_on_signal(path: Path) -> None:

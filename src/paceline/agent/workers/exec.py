@@ -28,8 +28,8 @@ class ExecWorkers:
             variables = {} if self._per_node else launch.rank_environ(rank, local_rank)
             try:
                 self._running[local_rank] = subprocess.Popen(
-                    command, env={**common, **variables}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                    start_new_session=True,
+                    command, env={**common, **variables}, stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdout=stdout, stderr=stderr, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 raise cannot_start(launch.launch_spec.python, error) from error

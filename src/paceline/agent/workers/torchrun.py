@@ -55,7 +55,8 @@ class TorchrunWorkers:
         try:
             self._torchrun = subprocess.Popen(
                 command, env={**launch.common_environ(), OUTPUT_PIPES: json.dumps(paths)},
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
+                stdin=None if placement.node == 0 else subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise cannot_start(launch_spec.python, error) from error

@@ -90,7 +90,7 @@ def start_agent(
         return subprocess.Popen(
             starter.argv,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=None if starter.is_head and output is None and _is_open(0) else subprocess.DEVNULL,  # rank 0 reads it
             stdout=output,
             stderr=output,
             pass_fds=() if zygote_socket is None else (zygote_socket,),
@@ -100,6 +100,14 @@ def start_agent(
         raise LaunchError(
             f"Cannot start {starter.argv[0]}: {error.strerror}.", hint="Check the interpreter's path."
         ) from None
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 _RUN_VARIABLES = (
