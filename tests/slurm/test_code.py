@@ -118,9 +118,10 @@ def test_relative_paths_of_a_queued_job(tmp_path: Path, cluster: Cluster, slurm_
     names = ["config.yaml", "configurator.py", "sub/config.yaml", "sub/configurator.py"]
     assert changed.stdout == "".join(f"~ {name}  +1 -1\n" for name in names)
 
-    # A failed run keeps the files that its traceback names.
+    # A failed run keeps the files that its traceback names, and no links.
     assert cluster.wait(jobs[3], timeout=300) == "FAILED", diagnostics(failed)
     assert (failed.work / "project/train.py").exists()
+    assert not (failed.work / "project/data").is_symlink()
     assert f"relative paths start in {failed.work / 'project'}" in failed.slurm_log.read_text()
 
     # With --workdir project only the code is that of the submission, and `show --diff` says so.

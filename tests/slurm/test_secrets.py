@@ -32,7 +32,8 @@ def test_only_ranks_get_secrets(
         )
         folder = run_of(done)
         job = folder.job.read_text().strip()
-        reports = [planted.project / f"report-{rank}.json" for rank in (0, 1)]
+        work = folder.work / "project"
+        reports = [work / f"report-{rank}.json" for rank in (0, 1)]
         deadline = time.monotonic() + TIMEOUT
         while not all(path.exists() and path.read_text() for path in reports):
             assert time.monotonic() < deadline, diagnostics(folder, done)
@@ -43,7 +44,7 @@ def test_only_ranks_get_secrets(
             cluster.run(["scontrol", "write", "batch_script", job, "-"]).stdout,
             cluster.run(["squeue", "--long", "--jobs", job]).stdout,
         ]
-        (planted.project / "go").touch()
+        (work / "go").touch()
         cluster.wait(job, timeout=TIMEOUT)
     for path in reports:
         assert json.loads(path.read_text()) == planted.digests(), diagnostics(folder, done)

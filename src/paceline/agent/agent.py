@@ -293,11 +293,11 @@ class Agent:
         self.rendezvous.send(message)
 
     def _clean_work_folder(self, work: WorkFolder, outcome: Outcome) -> None:
-        """Leave only what the script has written. A failed run keeps all files, because its traceback names them."""
+        """Leave only what the script has written. A failed run keeps its code too, because its traceback names it."""
         if outcome.failure is not None and outcome.failure.type == "FileNotFoundError":
             self.say(f"relative paths start in {self.launch_spec.cwd}; see --workdir to start in the project itself")
-        if outcome.verdict == DONE or self.launch_spec.trial:
-            self.verdicts.try_write(work.prune)
+        keeps_code = outcome.verdict != DONE and not self.launch_spec.trial
+        self.verdicts.try_write(work.remove_links if keeps_code else work.prune)
         if names := work.written():
             self.events.write("files", names=names[:MAX_FILES])
             self.say(f"files written in {work.path}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")

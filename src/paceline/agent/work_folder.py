@@ -64,11 +64,15 @@ class WorkFolder:
             list(pool.map(self._share_bytecode, {os.path.dirname(name) for name in files if name.endswith(".py")}))
         os.makedirs(cwd, exist_ok=True)
 
-    def prune(self) -> None:
-        """Remove what the script has not written."""
+    def remove_links(self) -> None:
+        """Remove the links to the project: who copies a run folder should not get data and secrets with it."""
         for name in self.links:
             if self._is_link(name):
                 os.unlink(f"{self.path}/{name}")
+
+    def prune(self) -> None:
+        """Remove what the script has not written."""
+        self.remove_links()
         for name in reversed(["", *self._entries()]):  # what is in a folder comes before it
             path = f"{self.path}/{name}"
             if os.path.isdir(path) and not os.path.islink(path):
