@@ -24,7 +24,6 @@ from paceline.agent.stop_request import StopRequest
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
-from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
@@ -210,25 +209,8 @@ class Attempt:
             self._fail(failure)
 
     def _read_failure(self, rank_exit: Exit, *, with_log: bool = True) -> Failure:
-        """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank.
-
-        The end of the log may take a moment to arrive.
-        """
-        reported = [
-            local_rank for local_rank, rank in self.rank_of.items() if self.spawns and self.folder.error(rank).exists()
-        ]
-        found = []
-        logged = self.rank_of[rank_exit.local_rank]
-        for local_rank in reported or [rank_exit.local_rank]:
-            heartbeat = self.heartbeats.read(local_rank)
-            found.append(failures.read_failure(
-                self.folder, rank=self.rank_of[local_rank], host=self.placement.host, code=rank_exit.code,
-                when=rank_exit.time, step=heartbeat.step if heartbeat.state >= RUNNING else None,
-                log=self.launch.log(logged), tail=self.output.tail(logged) if with_log else "",
-            ))  # fmt: skip
-        first = failures.first_failure(found)
-        assert first is not None
-        return first
+        output = self.output if with_log else None
+        return failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
 
     def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:
         if rank_exit.code in (0, STOPPED_EXIT):

@@ -14,7 +14,8 @@ from typing import Any
 from paceline.agent import restart_policy
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
-from paceline.agent.workers.group import WorkerGroup
+from paceline.agent.workers.group import Exit, Launch, WorkerGroup
+from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT
@@ -114,7 +115,31 @@ class RankExit:
         return cls(**fields, failure=Failure(**failure) if failure else None)
 
 
-def read_failure(
+def explain_exit(
+    rank_exit: Exit, launch: Launch, *, heartbeats: Heartbeats, output: OutputCapture | None = None
+) -> Failure:
+    """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank.
+
+    The end of the log, read from `output`, may take a moment to arrive.
+    """
+    rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
+    spawned = rank_of.items() if launch.launch_spec.style == "spawn" else ()
+    reported = [local_rank for local_rank, rank in spawned if launch.attempt.error(rank).exists()]
+    logged = rank_of[rank_exit.local_rank]
+    found = []
+    for local_rank in reported or [rank_exit.local_rank]:
+        heartbeat = heartbeats.read(local_rank)
+        found.append(_read_failure(
+            launch.attempt, rank=rank_of[local_rank], host=launch.placement.host, code=rank_exit.code,
+            when=rank_exit.time, step=heartbeat.step if heartbeat.state >= RUNNING else None,
+            log=launch.log(logged), tail="" if output is None else output.tail(logged),
+        ))  # fmt: skip
+    first = first_failure(found)
+    assert first is not None
+    return first
+
+
+def _read_failure(
     attempt: AttemptFolder, *, rank: int, host: str, code: int, when: float, step: int | None, log: Path, tail: str
 ) -> Failure:
     """Return what is known about a failed rank: its own error report if it left one, else the end of its log."""
