@@ -69,13 +69,14 @@ def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> N
     (path / "package/new.txt").write_text("new")
     with open(path / "results/old.csv", "a") as file:
         file.write(", more")
+    os.utime(path / "inside", (1, 1))  # written again, with the same content
     (path / "package/weights.bin").unlink()
     (path / "package/weights.bin").write_text("mine")
     (path / "data/cache").write_text("cache")
     (path / "config.yaml").unlink()
     compileall.compile_file(path / "train.py", quiet=1)
     (path / "../beside").mkdir()
-    expected = ["../beside/", "out/", "package/new.txt", "package/weights.bin", "results/old.csv"]
+    expected = ["../beside/", "out/", "package/new.txt", "package/part.py", "package/weights.bin", "results/old.csv"]
     assert work.written() == expected
     assert (live / "data/cache").exists()
     assert (tmp_path / "run/code/results/old.csv").read_text() == "snapshot of results/old.csv"
@@ -85,7 +86,8 @@ def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> N
     assert (path / "config.yaml").exists()
     work.prune()
     assert work.written() == expected
-    assert names(path) == {"out/deep/model.pt", "package/new.txt", "package/weights.bin", "results/old.csv"}
+    written = {"out/deep/model.pt", "package/new.txt", "package/part.py", "package/weights.bin", "results/old.csv"}
+    assert names(path) == written
     assert len(list((tmp_path / "run/code/__pycache__").iterdir())) == 1, "byte code stays with the snapshot"
     assert names(live) == {"data/x.bin", "data/cache", "package/weights.bin"}
 

@@ -112,8 +112,8 @@ class WorkFolder:
             shutil.copyfile(source, partial)
             if os.access(source, os.X_OK):
                 shutil.copymode(source, partial)
-            if name.endswith(".py"):  # byte code is valid for one time of its source
-                os.utime(partial, ns=(os.stat(source).st_mtime_ns,) * 2)
+            # The time shows whether a script has written the file again. Byte code is valid for one time of its source.
+            os.utime(partial, ns=(os.stat(source).st_mtime_ns,) * 2)
             os.rename(partial, target)
         except OSError:
             with suppress(OSError):
@@ -149,7 +149,8 @@ class WorkFolder:
         if os.path.islink(path) or os.path.islink(source):
             return os.path.islink(path) and os.path.islink(source) and os.readlink(path) == self._link_target(name)
         try:
-            return filecmp.cmp(source, path, shallow=False)
+            is_old = abs(os.stat(source).st_mtime - os.stat(path).st_mtime) < 1
+            return is_old and filecmp.cmp(source, path, shallow=False)
         except OSError:
             return False
 
