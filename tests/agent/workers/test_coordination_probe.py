@@ -20,13 +20,14 @@ from paceline.contract.heartbeat_file import (
 
 RUN = """
 import os, sys
-from paceline.agent.workers.bootstrap import run_rank
+from pathlib import Path
+from paceline.agent.workers.bootstrap import make_rank_spec, run_rank
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 os.environ.update(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="here", HOME_OF="x")
-spec = {
-    "program": sys.argv[1], "args": [], "is_module": False, "import_path": [], "cwd": ".", "threads": 1,
-    "attempt": 1, "attempt_folder": os.path.dirname(sys.argv[1]), "heartbeat": sys.argv[2], "probe": True,
-}
-run_rank(spec, rank=1, local_rank=1)
+spec = LaunchSpec("run", sys.argv[1], [], nproc=2)
+attempt = RunFolder(Path(sys.argv[1]).parent).attempt(1)
+run_rank(make_rank_spec(spec, attempt=attempt, heartbeat=sys.argv[2]), rank=1, local_rank=1)
 """
 
 READERS = {
