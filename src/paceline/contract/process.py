@@ -1,12 +1,23 @@
-"""A process that ends with its parent, on Linux."""
+"""How a process ends: with its parent, and without a deadlock in torch."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import signal
 import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+
+# Threads of torch that release Python objects after each collective or backward pass, and need the GIL for it.
+TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
+EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
+_SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
 
 
 def prctl(option: int, value: int | bytes) -> None:
@@ -27,3 +38,84 @@ def die_with_parent(parent: int | None, signum: int = signal.SIGKILL) -> None:
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
     prctl(_PR_SET_PDEATHSIG, 0)
+
+
+@functools.cache
+def keep_process_groups(distributed: Any) -> None:
+    """Keep each process group until the C++ objects that use it are gone. Takes the module `torch.distributed`.
+
+    Torch releases the GIL when the last Python reference frees a group, but not when DDP's reducer does. Freeing a
+    group joins its threads, and they need the GIL: the process would hang (docs/upstream/gloo-exit-deadlock.md).
+    """
+    # A logger owns a reducer, and a reducer owns a group.
+    for user, used in (("Logger", "Reducer"), ("Reducer", "ProcessGroup")):
+        if hasattr(distributed, user):
+            _keep_arguments(getattr(distributed, user), getattr(distributed, used))
+
+
+def _keep_arguments(user: Any, used: type) -> None:
+    construct = user.__init__
+
+    @functools.wraps(construct)
+    def construct_and_keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, used):
+                # pybind11 clears weak references after the C++ object is gone, so the argument outlives it.
+                weakref.finalize(self, id, argument).atexit = False
+
+    user.__init__ = construct_and_keep
+
+
+def abandon_process_groups(distributed: Any) -> None:
+    """Leave all process groups after an error, without waiting for peers that may never answer.
+
+    Freeing a group waits for its collectives, even at interpreter exit.
+    """
+    keep_forever(*getattr(getattr(distributed, "distributed_c10d", None), "_pg_map", ()))
+
+
+def keep_forever(*objects: object) -> None:
+    """Keep these objects alive until the process is gone."""
+    import ctypes
+
+    for each in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+@functools.cache
+def wait_for_torch_at_exit() -> None:
+    """Have torch's threads come to rest before the interpreter shuts down.
+
+    A thread that asks for the GIL during the shutdown aborts the process: a rank that is done would count as failed.
+    """
+    atexit.register(_wait_for_torch_threads)
+
+
+def _wait_for_torch_threads() -> None:
+    if "torch" not in sys.modules:
+        return
+    if not os.path.exists("/proc/self/task"):
+        time.sleep(0.1)
+        return
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    before: dict[str, list[str]] | None = None
+    while (now := _torch_threads()) and time.monotonic() < deadline:
+        # A thread that slept throughout, while others could take the GIL, is not waiting for it.
+        if now == before and all(status[0].split()[1] == "S" for status in now.values()):
+            return
+        before = now
+        time.sleep(_SAMPLE_INTERVAL)
+
+
+def _torch_threads() -> dict[str, list[str]]:
+    """Return, for each of torch's threads, its state and how often it has run."""
+    threads = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "comm").read_text().startswith(TORCH_THREADS):
+                lines = (task / "status").read_text().splitlines()
+                threads[task.name] = [line for line in lines if line.startswith("State:") or "ctxt_switches" in line]
+        except OSError:
+            continue  # it has ended
+    return threads

@@ -83,6 +83,8 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
         os.setsid()  # a group of its own, which the agent ends as a whole
     _reseed()
     _set_threads(parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"])
+    if "torch.distributed" in sys.modules:
+        process.keep_process_groups(sys.modules["torch.distributed"])
     run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])
 
 
@@ -91,6 +93,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     for name in REMOVED:
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
+    process.wait_for_torch_at_exit()  # before the script's own handlers, so that it runs after them
     _set_signals()
     _set_streams(rank)
     processes.name_process(f"rank-{rank}")
@@ -121,6 +124,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if is_rank or not attempt.error(rank).exists():  # a rank's own report counts more than its parent's
             report_error(attempt.error(rank), error, rank=rank, step=step)
         sys.excepthook(type(error), error, error.__traceback__)
+        process.abandon_process_groups(sys.modules.get("torch.distributed"))
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 

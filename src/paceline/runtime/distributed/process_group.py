@@ -6,12 +6,9 @@ destroyed at every clean end, and never by way of a barrier.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import datetime
 import os
-import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.contract import process
 from paceline.contract.hostlist import expand
 from paceline.errors import EnvironmentProblem, RunError
 from paceline.runtime.distributed.identity import Identity
@@ -27,7 +25,6 @@ from paceline.runtime.distributed.identity import Identity
 # Ranks find each other through the store. Its address can be used once per process, so all sessions share it.
 _store: Any = None
 _sessions = 0
-GLOO_EXIT_DELAY = 0.1  # seconds, once per process
 
 
 @dataclass
@@ -48,15 +45,11 @@ class ProcessGroups:
     def abandon(self) -> None:
         """Leave the groups after an error, without waiting for peers that may never answer.
 
-        Destroying a group waits for its collectives, even at interpreter exit. Extra references keep the groups alive
-        until the process is gone.
+        Destroying a group waits for its collectives, even at interpreter exit.
         """
         if not self.owned or self.main is None:
             return
-        for group in (self.main, self.control):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.store))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.distributed_c10d._world))
+        process.keep_forever(self.main, self.control, self.store, dist.distributed_c10d._world)
         self.main = self.control = None
 
     def sum_tensor(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -90,15 +83,6 @@ class ProcessGroups:
             if wait_for_key(self.store, key) != "done":
                 raise RunError("Rank 0 failed in rank_zero_first.", hint="See the error of rank 0.")
             yield
-
-
-def wait_for_gloo_threads() -> None:
-    """Give gloo's threads time to release their last tensors while the interpreter still runs.
-
-    A thread that needs the interpreter during its shutdown aborts the process: a run that is done would count as
-    failed, and a failed one would exit with another code.
-    """
-    time.sleep(GLOO_EXIT_DELAY)
 
 
 def default_backend(device: torch.device) -> str:
@@ -160,8 +144,8 @@ def init_process_groups(
         return ProcessGroups()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
     owned = not dist.is_initialized()
-    atexit.unregister(wait_for_gloo_threads)  # of an earlier session
-    atexit.register(wait_for_gloo_threads)
+    process.keep_process_groups(dist)
+    process.wait_for_torch_at_exit()
     if owned:
         backend = backend or default_backend(device)
         # With a device id, NCCL creates its communicators now: a fault shows here and not in the first step.
