@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo test test-all soak-guests check bench clean
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 # Install torch first, so that everything that depends on it finds the pinned build.
 .make/venv: pyproject.toml constraints.txt
@@ -40,6 +40,9 @@ test: check  ## run all tests except the slowest of each kind
 test-all: check  ## run every test
 	@tests/system.sh
 	@$(PYTEST)
+
+soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
+	@$(BIN)/python tests/guests/soak.py
 
 bench: .make/dev  ## run every benchmark next to its peer
 	@for each in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$each || exit 1; done

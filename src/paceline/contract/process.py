@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
 _SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
+_SAMPLES_AT_REST = 5  # a collective that nobody waited for may pause until another rank answers
 
 
 def prctl(option: int, value: int | bytes) -> None:
@@ -88,6 +89,7 @@ def wait_for_torch_at_exit() -> None:
     """Have torch's threads come to rest before the interpreter shuts down.
 
     A thread that asks for the GIL during the shutdown aborts the process: a rank that is done would count as failed.
+    Call this before `import torch`, so that it runs after all other handlers.
     """
     atexit.register(_wait_for_torch_threads)
 
@@ -99,10 +101,13 @@ def _wait_for_torch_threads() -> None:
         time.sleep(0.1)
         return
     deadline = time.monotonic() + EXIT_TIMEOUT
-    before: dict[str, list[str]] | None = None
+    before: dict[str, list[str]] = {}
+    samples = 0
     while (now := _torch_threads()) and time.monotonic() < deadline:
-        # A thread that slept throughout, while others could take the GIL, is not waiting for it.
-        if now == before and all(status[0].split()[1] == "S" for status in now.values()):
+        # A thread that sleeps throughout, while it could take the GIL, is not waiting for it.
+        asleep = all(status[0].split()[1] == "S" for status in now.values())
+        samples = samples + 1 if asleep and now == before else 0
+        if samples == _SAMPLES_AT_REST:
             return
         before = now
         time.sleep(_SAMPLE_INTERVAL)

@@ -93,7 +93,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     for name in REMOVED:
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
-    process.wait_for_torch_at_exit()  # before the script's own handlers, so that it runs after them
+    process.wait_for_torch_at_exit()
     _set_signals()
     _set_streams(rank)
     processes.name_process(f"rank-{rank}")

@@ -34,6 +34,7 @@ def main(args: list[str]) -> None:
     descriptor, parent = int(args[0]), int(args[1])
     options = ZygoteOptions.from_args(args[2:])
     process.die_with_parent(parent)
+    process.wait_for_torch_at_exit()  # in the ranks: they inherit it
     for each in IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     agent = MessageSocket(socket.socket(fileno=descriptor))
