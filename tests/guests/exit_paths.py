@@ -31,17 +31,18 @@ class Trainer:
             self.optimizer.step()
 
 
-def ddp():
-    dist.init_process_group("gloo")
+def ddp(**store):
+    dist.init_process_group("gloo", **store)
     trainer = Trainer()
     trainer.train()
     dist.destroy_process_group()
 
 
 def two_groups():
-    """Two trainers, each with a process group of its own: the second is created after the first is destroyed."""
-    ddp()
-    ddp()
+    """Two process groups, one after the other. On one port, the faster rank might still reach the first one's store."""
+    ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    for name in ("first", "second"):
+        ddp(init_method=f"file://{os.getcwd()}/{name}", **ranks)
 
 
 def new_group():

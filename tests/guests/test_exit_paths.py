@@ -10,7 +10,7 @@ from tests.agent.conftest import Launch, launch  # noqa: F401  (a fixture)
 
 SCRIPT = (Path(__file__).parent / "exit_paths.py").read_text(encoding="utf-8")
 
-# Without Paceline, this deadlocks within a few dozen rounds (docs/upstream/gloo-exit-deadlock.md).
+# Without Paceline, this deadlocks within a few hundred rounds (docs/upstream/gloo-exit-deadlock.md).
 MANY_GROUPS = """
 import faulthandler, os
 import torch, torch.distributed as dist
@@ -25,7 +25,7 @@ def main():
 def count(kind):
     return len(os.listdir("/proc/self/" + kind))
 
-for round in range(200):
+for round in range(400):
     faulthandler.dump_traceback_later(60, exit=True)
     main()
     if round == 3:

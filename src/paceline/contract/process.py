@@ -101,11 +101,11 @@ def _wait_for_torch_threads() -> None:
         time.sleep(0.1)
         return
     deadline = time.monotonic() + EXIT_TIMEOUT
-    before: dict[str, list[str]] = {}
+    before: dict[str, str] = {}
     samples = 0
     while (now := _torch_threads()) and time.monotonic() < deadline:
         # A thread that sleeps throughout, while it could take the GIL, is not waiting for it.
-        asleep = all(status[0].split()[1] == "S" for status in now.values())
+        asleep = all("State:\tS" in status for status in now.values())
         samples = samples + 1 if asleep and now == before else 0
         if samples == _SAMPLES_AT_REST:
             return
@@ -113,14 +113,15 @@ def _wait_for_torch_threads() -> None:
         time.sleep(_SAMPLE_INTERVAL)
 
 
-def _torch_threads() -> dict[str, list[str]]:
+def _torch_threads() -> dict[str, str]:
     """Return, for each of torch's threads, its state and how often it has run."""
     threads = {}
     for task in Path("/proc/self/task").iterdir():
         try:
             if (task / "comm").read_text().startswith(TORCH_THREADS):
                 lines = (task / "status").read_text().splitlines()
-                threads[task.name] = [line for line in lines if line.startswith("State:") or "ctxt_switches" in line]
+                kept = [line for line in lines if line.startswith("State:") or "ctxt_switches" in line]
+                threads[task.name] = "\n".join(kept)
         except OSError:
             continue  # it has ended
     return threads
