@@ -33,7 +33,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
 from paceline.contract.verdict import STOPPED_EXIT
 
-_AGENT_FOLDER = str(Path(__file__).parent.parent)
+_AGENT_PACKAGE = "paceline.agent."
 
 
 def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat: str) -> dict[str, Any]:
@@ -191,7 +191,8 @@ def _main_module() -> types.ModuleType:
 def _without_our_frames(trace: TracebackType) -> TracebackType | None:
     """Return the traceback from the script's first frame on."""
     current: TracebackType | None = trace
-    while current is not None and current.tb_frame.f_code.co_filename.startswith(_AGENT_FOLDER):
+    # By module: byte code in the run half's zip has other file names.
+    while current is not None and str(current.tb_frame.f_globals.get("__name__")).startswith(_AGENT_PACKAGE):
         current = current.tb_next
     return current
 
