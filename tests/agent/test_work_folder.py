@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import compileall
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,7 @@ def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> N
     work.fill(f"{work.path}/package")
     assert names(path) == {
         "train.py", "config.yaml", "package/part.py", "results/old.csv", "inside", "outside", "data",
-        "package/weights.bin", "__pycache__", "package/__pycache__",
+        "package/weights.bin",
     }  # fmt: skip
     assert os.access(path / "train.py", os.X_OK)
     assert (path / "inside").read_text() == "snapshot of package/part.py"
@@ -88,8 +90,48 @@ def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> N
     assert work.written() == expected
     written = {"out/deep/model.pt", "package/new.txt", "package/part.py", "package/weights.bin", "results/old.csv"}
     assert names(path) == written
-    assert len(list((tmp_path / "run/code/__pycache__").iterdir())) == 1, "byte code stays with the snapshot"
+    assert not (tmp_path / "run/code/__pycache__").exists(), "runs share no byte code"
     assert names(live) == {"data/x.bin", "data/cache", "package/weights.bin"}
+
+
+def test_nothing_goes_through_a_link(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+    """Not through the script's, nor through one of an earlier submission that used a folder in place."""
+    shutil.copytree(work.code, live, dirs_exist_ok=True, symlinks=True)
+    before, path = names(live), Path(work.path)
+    work.fill(work.path)
+    for name in ("package", "results"):
+        shutil.rmtree(path / name)
+        (path / name).symlink_to(live / name)
+    (live / "results/old.csv").rename(live / "results/other.csv")
+    work.fill(work.path)
+    assert not (live / "results/old.csv").exists()
+    (live / "results/other.csv").rename(live / "results/old.csv")
+    assert work.written() == ["package", "results"]
+    work.remove_links()
+    work.prune()
+    assert names(live) == before
+    assert (path / "package").is_symlink()
+    shutil.rmtree(path)
+    path.symlink_to(live)
+    work.fill(work.path)
+    work.prune()
+    assert names(live) == before
+    assert work.written() == []
+
+
+def test_runs_share_no_byte_code(work: WorkFolder, tmp_path: Path) -> None:
+    """Two trials write a module of the same size in the same second: the byte code of one fits the other's."""
+    other = replace(work, path=str(tmp_path / "other/work/project"))
+    printed = []
+    for folder, value in ((work, "0.1"), (other, "0.9")):
+        folder.fill(folder.path)
+        Path(folder.path, "made.py").write_text(f"lr = {value}")
+        os.utime(Path(folder.path, "made.py"), (1, 1))
+        command = [sys.executable, "-c", "import made; print(made.lr)"]
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        printed.append(subprocess.check_output(command, cwd=folder.path, text=True, env=environ).strip())
+        assert list(Path(folder.path).glob("__pycache__/made*"))
+    assert printed == ["0.1", "0.9"]
 
 
 def test_nothing_stays_if_nothing_was_written(work: WorkFolder, tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
     sweep, first = make(tmp_path, [Point(0, 0, {"lr": 1}), Point(1, 1, {"lr": 2})])
-    second = sweep.submission(2)
+    second, live = sweep.submission(2), tmp_path / "project"
     shutil.copytree(first, second)
     for submission in (first, second):
         (submission / "code/sub").mkdir(parents=True)
         (submission / "code/sub/train.py").write_text(submission.name)
         root = f"{submission}/work/project"
-        work = {"code": f"{submission}/code", "project": str(tmp_path), "links": []}
+        work = {"code": f"{submission}/code", "project": str(live), "links": []}
         spec = replace(
             ORDER, program=f"{root}/sub/train.py", cwd=f"{root}/sub", source=root, import_path=["/lib", root], work=work
         )
@@ -70,6 +70,16 @@ def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
     # Submitted again with other code, after its job was killed: the new code, and its own files.
     again = start(0, second)
     assert ((again / "train.py").read_text(), (again / "out.txt").read_text()) == ("2", "of trial 0")
+
+    # Submitted again with the same code, but another choice of what to link: the old link is gone, not followed.
+    shutil.copytree(second / "code", live, dirs_exist_ok=True)
+    spec = LaunchSpec.from_json((second / "launch.json").read_text())
+    for links in (["sub"], []):
+        (second / "launch.json").write_text(replace(spec, work={**spec.work, "links": links}).to_json())
+        start(1, second)
+        assert (sweep.trial(1).work / "project/sub").is_symlink() == bool(links)
+    assert (sweep.trial(1).work / "project/sub/train.py").exists()
+    assert [path.name for path in live.rglob("*")] == ["sub", "train.py"]
 
 
 # -- arguments ---------------------------------------------------------------------------------------------

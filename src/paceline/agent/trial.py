@@ -87,7 +87,7 @@ def open_trial(
     write_atomically(trial.trial, json.dumps(record) + "\n")
     launch_spec["programs"] = _read(submission / "programs.json")
     made = _with_own_work_folder(_trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial)
-    _remove_old_copies(trial, submission)
+    _remove_old_copies(trial, submission, made)
     write_atomically(trial.launch_spec, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
     _link(submission / "code", trial.code)
     _link(submission / "paceline.zip", trial.run_half)
@@ -174,12 +174,14 @@ def _with_own_work_folder(launch_spec: LaunchSpec, submission: Path, trial: Tria
     )  # fmt: skip
 
 
-def _remove_old_copies(trial: TrialFolder, submission: Path) -> None:
-    """Remove the code of an earlier submission from the working directory, if it is not the same."""
-    if not trial.code.exists() or os.path.realpath(trial.code) == os.path.realpath(submission / "code"):
+def _remove_old_copies(trial: TrialFolder, submission: Path, made: LaunchSpec) -> None:
+    """Remove the code and the links of an earlier submission from the working directory, if they are not the same."""
+    try:
+        before = WorkFolder.of(LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8")))
+    except FileNotFoundError:
         return
-    before = WorkFolder.of(LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8")))
-    if before is not None:
+    now = WorkFolder.of(replace(made, work={**made.work, "code": str(submission / "code")}) if made.work else made)
+    if before is not None and before != now:
         before.prune()
 
 

@@ -3,12 +3,17 @@
 The files of the snapshot are copied, because runs share a snapshot and a script may write to any file. What the
 snapshot leaves out, such as data and a venv, is a link to the live project. The head agent fills the folder before
 ranks start. Once the run is done, it removes what the script did not write: thousands of runs must not keep copies.
+
+A link, made here or by the script, may lead to the live project. Nothing here goes through one: what lies behind it is
+not the run's, and must not be filled, listed or removed.
 """
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +23,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
 BYTECODE = "__pycache__"
+PARTIAL = ".paceline-partial"  # a copy that is not complete; the next start completes it
 THREADS = 8  # network file systems answer slowly, but many requests at once
 
 
@@ -41,9 +47,11 @@ class WorkFolder:
         try:
             self._fill(cwd)
         except OSError as problem:
+            is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
             raise LaunchError(
                 f"Cannot fill the working directory {self.path}: {problem.filename}: {problem.strerror}.",
-                hint="Check your quota there. `--workdir project` and `--no-snapshot` do without this folder.",
+                hint=f"{'Check your quota there' if is_full else 'Check this path'}. `--workdir project` and"
+                " `--no-snapshot` do without this folder.",
             ) from None
 
     def _fill(self, cwd: str) -> None:
@@ -51,33 +59,36 @@ class WorkFolder:
 
         os.makedirs(self.path, exist_ok=True)
         files = []
-        for name in self._entries():
-            source = f"{self.code}/{name}"
-            if os.path.isdir(source) and not os.path.islink(source):
-                with suppress(FileExistsError):  # the script has put a file in its place
-                    os.makedirs(f"{self.path}/{name}", exist_ok=True)
+        for name in self._entries():  # it goes into a folder only after this loop has made it
+            if _is_folder(f"{self.code}/{name}"):
+                _make_folder(f"{self.path}/{name}")
             else:
                 files.append(name)
+        for parent in self._link_parents():
+            if self._is_inside(parent):
+                _make_folder(f"{self.path}/{parent}")
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._copy, files))
-            list(pool.map(self._link, sorted(self.links)))
-            list(pool.map(self._share_bytecode, {os.path.dirname(name) for name in files if name.endswith(".py")}))
+            list(pool.map(self._link, self._links_inside()))
         os.makedirs(cwd, exist_ok=True)
 
     def remove_links(self) -> None:
         """Remove the links to the project: who copies a run folder should not get data and secrets with it."""
-        for name in self.links:
+        for name in self._links_inside():
             if self._is_link(name):
-                os.unlink(f"{self.path}/{name}")
+                os.unlink(self._path(name))
+        for parent in reversed(self._link_parents()):
+            if self._is_inside(parent) and not os.path.lexists(f"{self.code}/{parent}"):
+                with suppress(OSError):
+                    os.rmdir(f"{self.path}/{parent}")
 
     def prune(self) -> None:
         """Remove what the script has not written."""
         self.remove_links()
         for name in reversed(["", *self._entries()]):  # what is in a folder comes before it
-            path = f"{self.path}/{name}"
-            if os.path.isdir(path) and not os.path.islink(path):
-                with suppress(OSError):
-                    os.unlink(f"{path}/{BYTECODE}")
+            path = self._path(name)
+            if _is_folder(path):
+                shutil.rmtree(f"{path}/{BYTECODE}", ignore_errors=True)
                 with suppress(OSError):
                     os.rmdir(path)
             elif self._is_unchanged(name):
@@ -87,10 +98,16 @@ class WorkFolder:
 
     def written(self) -> list[str]:
         """Return the files and folders that the script has written here, relative to this folder."""
-        return sorted([*self._written(""), *self._written_beside()])
+        inside = self._written("", set(self._link_parents())) if self._is_inside("") else ()
+        return sorted([*inside, *self._written_beside()])
 
     def _entries(self, parent: str = "") -> Iterator[str]:
-        """Yield the snapshot's folders and files, each folder before what is in it, except where a link replaces it."""
+        """Yield the snapshot's folders and files, each folder before what is in it.
+
+        Where the working directory has no folder, but a link or a file, what the snapshot has below is left out.
+        """
+        if not _is_folder(self._path(parent)):
+            return
         with os.scandir(f"{self.code}/{parent}") as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 name = f"{parent}{entry.name}"
@@ -107,42 +124,59 @@ class WorkFolder:
         if os.path.islink(source):
             os.symlink(self._link_target(name), target)
             return
-        partial = f"{target}.{os.getpid()}.partial"
+        partial = f"{target}{PARTIAL}"
         try:
             shutil.copyfile(source, partial)
             if os.access(source, os.X_OK):
                 shutil.copymode(source, partial)
-            # The time shows whether a script has written the file again. Byte code is valid for one time of its source.
-            os.utime(partial, ns=(os.stat(source).st_mtime_ns,) * 2)
+            os.utime(
+                partial, ns=(os.stat(source).st_mtime_ns,) * 2
+            )  # shows whether a script has written the file again
             os.rename(partial, target)
         except OSError:
             with suppress(OSError):
                 os.unlink(partial)
             raise
 
-    def _share_bytecode(self, folder: str) -> None:
-        """Keep byte code with the snapshot: a later run need not compile the same files again."""
-        shared = os.path.join(self.code, folder, BYTECODE)
-        with suppress(OSError):
-            os.makedirs(shared, exist_ok=True)
-            os.symlink(shared, os.path.join(self.path, folder, BYTECODE))
-
     def _link_target(self, name: str) -> str:
-        """Return where a link of the snapshot points here: as it did in the project, if it leads out of it."""
-        text = os.readlink(f"{self.code}/{name}")
-        outside = os.path.normpath(os.path.join(os.path.dirname(name), text)).startswith("..")
-        return os.path.normpath(os.path.join(self.project, os.path.dirname(name), text)) if outside else text
+        """Return where a link of the snapshot points here: to the copy of a file, or where it did in the project."""
+        text, folder = os.readlink(f"{self.code}/{name}"), os.path.dirname(name)
+        if not os.path.isabs(text) and not _leads_out(os.path.normpath(os.path.join(folder, text))):
+            return text
+        live = os.path.normpath(os.path.join(self.project, folder, text))
+        for project in (self.project, os.path.realpath(self.project)):
+            inside = os.path.relpath(live, project)
+            if not _leads_out(inside) and os.path.lexists(f"{self.code}/{inside}"):
+                return os.path.relpath(f"{self.path}/{inside}", f"{self.path}/{folder}")
+        return live
 
     def _link(self, name: str) -> None:
-        with suppress(FileExistsError, NotADirectoryError):
-            os.symlink(self._live_path(name), f"{self.path}/{name}")
+        with suppress(FileExistsError):  # the script has put something in its place
+            os.symlink(self._live_path(name), self._path(name))
+
+    def _path(self, name: str) -> str:
+        return os.path.normpath(f"{self.path}/{name}")
 
     def _live_path(self, name: str) -> str:
         return os.path.normpath(f"{self.project}/{name}")
 
+    def _is_inside(self, name: str) -> bool:
+        """Return whether only folders lead to a path, and no link of the script's."""
+        folders = [] if name.startswith("../") else ["", *(name[: slash.start()] for slash in re.finditer("/", name))]
+        return all(map(_is_folder, (os.path.dirname(self.path), *map(self._path, folders))))
+
+    def _links_inside(self) -> list[str]:
+        parents = {parent for parent in map(os.path.dirname, self.links) if self._is_inside(f"{parent}/x")}
+        return sorted(name for name in self.links if os.path.dirname(name) in parents)
+
+    def _link_parents(self) -> list[str]:
+        """Return the folders that have links, each after the one it is in. The snapshot may lack them."""
+        names = {name[: slash.start()] for name in self.links for slash in re.finditer("/", name)}
+        return sorted(names - {".."})
+
     def _is_link(self, name: str) -> bool:
-        path = f"{self.path}/{name}"
-        return os.path.islink(path) and os.readlink(path) == self._live_path(name)
+        path = self._path(name)
+        return name in self.links and os.path.islink(path) and os.readlink(path) == self._live_path(name)
 
     def _is_unchanged(self, name: str) -> bool:
         source, path = f"{self.code}/{name}", f"{self.path}/{name}"
@@ -154,18 +188,18 @@ class WorkFolder:
         except OSError:
             return False
 
-    def _written(self, parent: str) -> Iterator[str]:
+    def _written(self, parent: str, link_parents: set[str]) -> Iterator[str]:
         try:
             entries = list(os.scandir(f"{self.path}/{parent}"))
         except OSError:
             return
         for entry in entries:
             name = f"{parent}{entry.name}"
-            if entry.name == BYTECODE or self._is_link(name):
+            if entry.name == BYTECODE or entry.name.endswith(PARTIAL) or self._is_link(name):
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
-            if is_folder and os.path.isdir(f"{self.code}/{name}"):
-                yield from self._written(f"{name}/")
+            if is_folder and (name in link_parents or os.path.isdir(f"{self.code}/{name}")):
+                yield from self._written(f"{name}/", link_parents)
             elif not self._is_unchanged(name):
                 yield f"{name}/" if is_folder else name
 
@@ -177,4 +211,17 @@ class WorkFolder:
             return
         for name in names:
             if name != os.path.basename(self.path) and not self._is_link(f"../{name}"):
-                yield f"../{name}/" if os.path.isdir(f"{self.path}/../{name}") else f"../{name}"
+                yield f"../{name}/" if _is_folder(self._path(f"../{name}")) else f"../{name}"
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _make_folder(path: str) -> None:
+    with suppress(FileExistsError):  # the script may have put something else in its place
+        os.mkdir(path)
+
+
+def _leads_out(relative: str) -> bool:
+    return relative.split("/", maxsplit=1)[0] == ".."
