@@ -200,6 +200,26 @@ def test_a_failure_while_stopping_is_a_failure(launch: Launch) -> None:
     assert started.failure()["rank"] == 1
 
 
+def test_exit_code_0_after_sigterm_is_a_stop(launch: Launch) -> None:
+    """Many scripts save in a handler of SIGTERM and leave with `sys.exit(0)`: they are not done."""
+    handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
+    started = launch(SLEEPS.replace("import os, time", f"import os, signal, sys, time\n{handler}"))
+    listening(started)
+    send_term(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+
+
+def test_ctrl_c_reaches_a_script_without_the_runtime(launch: Launch) -> None:
+    """It may save when it catches KeyboardInterrupt, as under torchrun."""
+    saves = 'except KeyboardInterrupt:\n    Path("saved-" + os.environ["RANK"]).touch()'
+    started = launch(SLEEPS.replace("time.sleep(3600)", f"try:\n    time.sleep(3600)\n{saves}"))
+    listening(started)
+    started.process.send_signal(signal.SIGINT)
+    assert started.wait() == 130
+    assert all((started.run.path / f"saved-{rank}").exists() for rank in (0, 1))
+
+
 def test_ctrl_c(launch: Launch) -> None:
     """Pressed once, everything ends, and no rank mistakes its SIGTERM for a stop request."""
     started = launch(SLEEPS)

@@ -122,6 +122,7 @@ class Attempt:
     def _handle_requests(self) -> None:
         if self.requests.end_now and not self.termination.started:
             message = "interrupted" if self.requests.interrupt else "ended by a second stop request"
+            self.termination.start(interrupt=bool(self.requests.interrupt))
             self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
         if self.requests.hurry:
             self.termination.kill_now()
@@ -203,7 +204,8 @@ class Attempt:
             failure = self._read_failure(rank_exit)
         coordination = self.heartbeats.read_coordination(rank_exit.local_rank)
         self.exits.append(RankExit(
-            rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination
+            rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination,
+            got_term=self.stop.has_terminated(heartbeat),
         ))  # fmt: skip
         if failure is not None and self.termination.started:
             self._fail(failure)
@@ -218,6 +220,8 @@ class Attempt:
         if rank_exit.code in failures.TERM_EXITS:
             return not (explained and (self.stop.requested or self.termination.started))
         if rank_exit.code == failures.STOP_SIGNAL_EXIT and self.stop.requested:
+            return False
+        if rank_exit.code in failures.INTERRUPT_EXITS and self.requests.interrupt:
             return False
         # While this agent terminates the ranks, only what it did not cause counts: it may be the first failure.
         return rank_exit.code > 0 or rank_exit.local_rank not in self.termination.killed

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Collection, Iterable
 
-from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers import fork_safety, processes
 from paceline.agent.workers.group import Launch, WorkerGroup
 from paceline.contract.heartbeat_file import READY, RUNNING
@@ -59,6 +59,11 @@ class StopRequest:
                 processes.send_signal(pid, signal.SIGUSR1)
             if on_term:
                 self._terminate(self._workers.pids().values() if self._spawns else [pid])
+
+    def has_terminated(self, heartbeat: Heartbeat) -> bool:
+        """Whether a rank without the runtime, or the process that started it, got SIGTERM."""
+        got_term = heartbeat.pid in self._terminated or (self._spawns and bool(self._terminated))
+        return got_term and heartbeat.state <= READY
 
     def describe(self, local_ranks: Collection[int]) -> list[str]:
         """Return what the ranks will do, one console note per line."""

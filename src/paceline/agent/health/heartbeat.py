@@ -113,6 +113,13 @@ def write_coordination(path: str, *, local_rank: int, coordination: int) -> None
             os.pwrite(file.fileno(), COORDINATION.pack(coordination), offset)
 
 
+def is_terminating(path: str) -> bool:
+    """Whether the agent is ending its ranks."""
+    with suppress(OSError), open(path, "rb") as file:
+        return bool(HEADER.unpack(file.read(HEADER.size))[0])
+    return True  # the agent is gone
+
+
 def read_step(path: str, local_rank: int) -> int:
     """Return the step that a rank has reached, for its error report."""
     try:
