@@ -131,7 +131,7 @@ class Attempt:
             by_file = self.placement.is_head and self.job_start.stop.exists()
             if by_file or self.requests.stop:
                 self.rendezvous.send({"kind": "stop", "by_term": by_term})
-                self._stop("SIGTERM" if self.requests.stop else "a stop file", by_term=by_term)
+                self._stop("SIGTERM" if self.requests.stop else "the batch script", by_term=by_term)
         if self.stop.requested and not self.termination.started:
             running = set(self.rank_of) - self.ended
             self.stop.signal_ranks(running)
