@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.work_folder import WorkFolder
-from paceline.agent.workers.bootstrap import _import_from_copy
+from paceline.agent.work_folder import PARTIAL, WorkFolder
+from paceline.agent.workers import bootstrap
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
@@ -134,6 +134,66 @@ def test_runs_share_no_byte_code(work: WorkFolder, tmp_path: Path) -> None:
     assert printed == ["0.1", "0.9"]
 
 
+def test_links_in_folders_that_the_snapshot_lacks(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+    """Such a folder has the runs, so it is not linked itself."""
+    for name in ("out/old/x", "out/y"):
+        (live / name).parent.mkdir(parents=True, exist_ok=True)
+        (live / name).write_text("")
+    work = replace(work, links=work.links | {"out/old/x", "out/y"})
+    path = Path(work.path)
+    work.fill(work.path)
+    assert (path / "out/old/x").is_symlink()
+    assert work.written() == []
+    (path / "out/new").write_text("")
+    assert work.written() == ["out/new"]
+    work.prune()
+    assert names(path) == {"out/new"}
+    assert not (path / "out/old").exists()
+    assert (live / "out/old/x").exists()
+
+
+def test_a_start_after_a_script_or_a_kill_left_something_odd(work: WorkFolder) -> None:
+    path = Path(work.path)
+    work.fill(work.path)
+    for name in ("package", "results"):
+        shutil.rmtree(path / name)
+        (path / name).write_text("a file where a folder was")
+    (path / "config.yaml").rename(path / f"config.yaml{PARTIAL}")  # killed in the middle of a copy
+    (path / "train.py").unlink()
+    (path / "train.py").mkdir()
+    work.fill(work.path)
+    assert not (path / f"config.yaml{PARTIAL}").exists()
+    assert work.written() == ["package", "results", "train.py/"]
+
+
+def test_links_of_the_snapshot_point_to_copies(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+    code, path = Path(work.code), Path(work.path)
+    (tmp_path / "alias").symlink_to(live)
+    targets = {
+        "absolute": live / "package/part.py",
+        "package/aliased": tmp_path / "alias/config.yaml",
+        "package/around": Path("../../project/config.yaml"),
+        "ignored": live / "data/x.bin",
+        "far": Path("/etc/hosts"),
+    }
+    for name, target in targets.items():
+        (code / name).symlink_to(target)
+    replace(work, project=str(tmp_path / "alias")).fill(work.path)
+    assert os.readlink(path / "absolute") == "package/part.py"
+    assert os.readlink(path / "package/aliased") == os.readlink(path / "package/around") == "../config.yaml"
+    assert (path / "outside").resolve() == (path / "../datasets/y.bin").resolve() == live.parent / "datasets/y.bin"
+    assert os.readlink(path / "far") == "/etc/hosts"
+    assert (path / "ignored").resolve() == live / "data/x.bin"
+
+
+def test_a_rank_does_not_start_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bootstrap, "WORKING_DIRECTORY_TIMEOUT", 0.0)
+    bootstrap._enter_working_directory({"cwd": str(tmp_path / "gone"), "project": ""})
+    with pytest.raises(FileNotFoundError):
+        bootstrap._enter_working_directory({"cwd": str(tmp_path / "gone"), "project": "/project"})
+
+
 def test_nothing_stays_if_nothing_was_written(work: WorkFolder, tmp_path: Path) -> None:
     work.fill(work.path)
     work.prune()
@@ -146,6 +206,7 @@ def test_an_unusable_folder_is_an_error_with_its_reason(work: WorkFolder, tmp_pa
     with pytest.raises(LaunchError, match=r"Cannot fill the working directory .*/work") as caught:
         work.fill(work.path)
     assert "--workdir project" in caught.value.hint
+    assert "quota" not in caught.value.hint
 
 
 def test_packages_installed_from_the_project_come_from_its_copy(
@@ -166,7 +227,7 @@ def test_packages_installed_from_the_project_come_from_its_copy(
     monkeypatch.setattr(
         sys, "path", [str(project / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"]
     )
-    _import_from_copy(str(project), str(copy))
+    bootstrap._import_from_copy(str(project), str(copy))
     assert sys.path == [str(copy / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"]
     mapping = finder.MAPPING
     assert mapping == {"inside": str(copy / "src/inside"), "other": "/elsewhere"}

@@ -36,6 +36,15 @@ def test_links_to_what_the_snapshot_leaves_out(tmp_path: Path) -> None:
     assert (found.in_place, found.notes) == ([], [])
 
 
+def test_no_link_leads_to_the_runs(tmp_path: Path) -> None:
+    project = make(tmp_path / "home/project", *CODE, "checkpoints/old.pt")
+    (tmp_path / "disk/runs").mkdir(parents=True)
+    (project / "output").symlink_to("../../disk/runs")
+    (project / "disk").symlink_to("../../disk")
+    found = find_links(project, CODE, run_folders=[project / "checkpoints/paceline", project / "output"])
+    assert sorted(found.names) == ["checkpoints/old.pt", "disk", "docs"]
+
+
 def test_a_folder_with_very_many_files_is_linked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "MAX_LINKS", 3)
     project = make(
@@ -50,6 +59,12 @@ def test_a_folder_with_very_many_files_is_linked_itself(tmp_path: Path, monkeypa
     assert "other" in found.names
     assert not any(name.startswith("slurm") for name in found.names)
     assert "the job has its folders, but not these files" in found.notes[0]
+    make(tmp_path, "home/other/x")
+    monkeypatch.setattr(links, "MAX_SIBLINGS", 0)
+    found = find_links(project, CODE, run_folders=[project / "data/deep"])
+    assert "data" not in found.names, "it holds the runs"
+    assert not any(name.startswith("..") for name in found.names)
+    assert "as ../x" in found.notes[-1]
     monkeypatch.setattr(links, "MAX_TOTAL", 2)
     with pytest.raises(EnvironmentProblem, match="More than 2 files"):
         find_links(project, CODE, run_folders=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -19,6 +20,8 @@ def test_an_unwritable_folder_loses_only_the_events(tmp_path: Path, capsys: pyte
     lines = (tmp_path / "events" / "agent-0.jsonl").read_text().splitlines()
     assert len(lines) == 2
     assert '"event": "started"' in lines[0]
+    events.write("files", names=[os.fsdecode(b"caf\xe9.pt")])  # a name that is not text
+    assert json.loads((tmp_path / "events" / "agent-0.jsonl").read_text().splitlines()[-1])["names"] == ["caf\udce9.pt"]
     blocked = EventWriter(Path("/dev/null/events/agent-0.jsonl"))
     blocked.write("started")
     blocked.write("done")

@@ -298,7 +298,9 @@ class Agent:
             self.say(f"relative paths start in {self.launch_spec.cwd}; see --workdir to start in the project itself")
         keeps_code = outcome.verdict != DONE and not self.launch_spec.trial
         self.verdicts.try_write(work.remove_links if keeps_code else work.prune)
-        if names := work.written():
+        # Names may have any characters, also those that are not text.
+        names = [name if name.isprintable() else ascii(name)[1:-1] for name in work.written()]
+        if names:
             self.events.write("files", names=names[:MAX_FILES])
             self.say(f"files written in {work.path}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
 

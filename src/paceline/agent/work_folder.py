@@ -143,8 +143,9 @@ class WorkFolder:
         text, folder = os.readlink(f"{self.code}/{name}"), os.path.dirname(name)
         if not os.path.isabs(text) and not _leads_out(os.path.normpath(os.path.join(folder, text))):
             return text
-        live = os.path.normpath(os.path.join(self.project, folder, text))
-        for project in (self.project, os.path.realpath(self.project)):
+        real = os.path.realpath(self.project)  # this is where ".." starts, if the project's own path is a link
+        live = os.path.normpath(os.path.join(real, folder, text))
+        for project in (self.project, real):
             inside = os.path.relpath(live, project)
             if not _leads_out(inside) and os.path.lexists(f"{self.code}/{inside}"):
                 return os.path.relpath(f"{self.path}/{inside}", f"{self.path}/{folder}")
@@ -158,11 +159,11 @@ class WorkFolder:
         return os.path.normpath(f"{self.path}/{name}")
 
     def _live_path(self, name: str) -> str:
-        return os.path.normpath(f"{self.project}/{name}")
+        return os.path.normpath(f"{os.path.realpath(self.project) if _leads_out(name) else self.project}/{name}")
 
     def _is_inside(self, name: str) -> bool:
         """Return whether only folders lead to a path, and no link of the script's."""
-        folders = [] if name.startswith("../") else ["", *(name[: slash.start()] for slash in re.finditer("/", name))]
+        folders = [] if _leads_out(name) else ["", *(name[: slash.start()] for slash in re.finditer("/", name))]
         return all(map(_is_folder, (os.path.dirname(self.path), *map(self._path, folders))))
 
     def _links_inside(self) -> list[str]:

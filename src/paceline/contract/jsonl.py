@@ -23,13 +23,14 @@ class LineWriter:
         """Append whole lines in one write, so that a reader never sees parts of two lines mixed."""
         if self.path is None or not text:
             return
+        data = text.encode(errors="backslashreplace")  # file names may hold any bytes; in JSON this is an escape
         try:
             try:
-                self._write(self.path, text.encode())
+                self._write(self.path, data)
             except OSError:
                 # Open the file anew, once: a file server that was away for a moment invalidates open files.
                 self.close()
-                self._write(self.path, text.encode())
+                self._write(self.path, data)
         except OSError as error:
             self.close()
             if not self._has_warned:

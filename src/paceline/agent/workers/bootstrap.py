@@ -34,6 +34,7 @@ from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomica
 from paceline.contract.verdict import STOPPED_EXIT
 
 _AGENT_PACKAGE = "paceline.agent."
+WORKING_DIRECTORY_TIMEOUT = 30.0
 
 
 def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat: str) -> dict[str, Any]:
@@ -97,17 +98,16 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     _set_signals()
     _set_streams(rank)
     processes.name_process(f"rank-{rank}")
-    with suppress(OSError):
-        os.chdir(spec["cwd"])
     if is_rank:
         _dump_stacks_on_signal(attempt.stacks(rank))
         heartbeat.mark_ready(spec["heartbeat"], local_rank)
     probe = CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
     if probe is not None:
         probe.install()
-    if spec["project"]:
-        _import_from_copy(spec["project"], spec["source"])
     try:
+        _enter_working_directory(spec)
+        if spec["project"]:
+            _import_from_copy(spec["project"], spec["source"])
         _run_program(spec)
         if probe is not None:
             probe.conclude()
@@ -139,6 +139,23 @@ def report_error(path: Path, error: BaseException, *, rank: int, step: int) -> N
     }  # fmt: skip
     with suppress(OSError):
         write_atomically(path, json.dumps(record))
+
+
+def _enter_working_directory(spec: dict[str, Any]) -> None:
+    """Enter it. One of the run's own that does not appear is an error: files would be read and written elsewhere."""
+    deadline = time.monotonic() + WORKING_DIRECTORY_TIMEOUT
+    while True:
+        try:
+            os.chdir(spec["cwd"])
+        except OSError as problem:
+            if not spec["project"]:
+                return
+            # The head agent has just made it, and a network file system may show that to other nodes with a delay.
+            if not isinstance(problem, FileNotFoundError) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _run_program(spec: dict[str, Any]) -> None:

@@ -59,8 +59,9 @@ class _Finder:
     def scan(self, parent: str) -> None:
         """Find the links of one folder and of those below it. `parent` is empty, or ends with a slash."""
         found, code = self.found, self.children.get(parent, set())
-        left_out, on_the_way = self._left_out(parent, code)
-        if len(left_out) > MAX_LINKS and parent:
+        can_link = bool(parent) and not self._has_runs(self.project / parent)
+        left_out, on_the_way = self._left_out(parent, code, limit=MAX_LINKS if can_link else None)
+        if len(left_out) > MAX_LINKS and can_link:
             found.names.append(parent[:-1])
             found.in_place.append(parent[:-1])
             found.notes.append(
@@ -70,21 +71,33 @@ class _Finder:
             return
         if len(left_out) > MAX_LINKS:
             left_out = [name for name in left_out if (self.project / name).is_dir()]
+            folder = self.project / parent
             found.notes.append(
-                f"{self.project} has more than {MAX_LINKS:,} files that are not in the code snapshot: the job has its"
-                " folders, but not these files"
+                f"{folder} has more than {MAX_LINKS:,} files that are not in the code snapshot: the job has"
+                " its folders, but not these files"
             )
         found.names += left_out
         for name in (*sorted(f"{parent}{child}/" for child in code), *on_the_way):
-            if name in self.with_code or name in on_the_way:
+            is_folder = name in self.children or name in on_the_way
+            if is_folder and (name in self.with_code or self._has_runs(self.project / name)):
                 self.scan(name)
-            elif name in self.children:
+            elif is_folder:
                 found.names.append(name[:-1])
 
-    def _left_out(self, parent: str, code: set[str]) -> tuple[list[str], list[str]]:
+    def _has_runs(self, path: Path) -> bool:
+        return any(runs.is_relative_to(path.resolve()) for runs in self.run_folders)
+
+    def _is_free_of_runs(self, path: Path) -> bool:
+        """Return whether to link a path. A link to a whole disk is the user's own choice, even if runs are there."""
+        if path.is_symlink():
+            return path.resolve() not in self.run_folders
+        return not any(runs.is_relative_to(path) for runs in self.run_folders)
+
+    def _left_out(self, parent: str, code: set[str], *, limit: int | None) -> tuple[list[str], list[str]]:
         """Return what the snapshot lacks in a folder, and separately the folders that have runs further down."""
         left_out: list[str] = []
         on_the_way: list[str] = []
+        folder = (self.project / parent).resolve()
         try:
             entries = os.scandir(self.project / parent)
         except OSError:
@@ -93,14 +106,12 @@ class _Finder:
             for entry in entries:
                 if entry.name in code or entry.name == BYTECODE:
                     continue
-                path = (self.project / parent).resolve() / entry.name
-                if any(each.is_relative_to(path) for each in self.run_folders):
-                    if path not in self.run_folders:
-                        on_the_way.append(f"{parent}{entry.name}/")
-                    continue
-                left_out.append(f"{parent}{entry.name}")
-                if len(left_out) > MAX_LINKS and parent:
-                    break
+                if self._is_free_of_runs(folder / entry.name):
+                    left_out.append(f"{parent}{entry.name}")
+                    if limit is not None and len(left_out) > limit:
+                        break
+                elif folder / entry.name not in self.run_folders and not entry.is_symlink():
+                    on_the_way.append(f"{parent}{entry.name}/")
         return sorted(left_out), sorted(on_the_way)
 
     def siblings(self) -> list[str]:
@@ -112,8 +123,12 @@ class _Finder:
         except OSError:
             return []
         if len(names) > MAX_SIBLINGS:
+            self.found.notes.append(
+                f"{parent} has more than {MAX_SIBLINGS} files and folders: the job does not find what lies next to your"
+                " project as ../x, so write such paths in full"
+            )
             return []
-        kept = [name for name in names if not any(each.is_relative_to(parent / name) for each in self.run_folders)]
+        kept = [name for name in names if self._is_free_of_runs(parent / name)]
         return [f"../{name}" for name in sorted(kept)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.errors import ClusterError, JobRejected, UsageError
+from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
@@ -131,7 +132,8 @@ class Draft:
                 f"Invalid --after {name}: that run is not a Slurm job.",
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
-        earlier = read_launch_spec(folder)
-        if earlier.work:
-            self.notes.append(f"{folder.path.name} writes new files to {earlier.cwd}; read them from there")
+        with suppress(EnvironmentProblem):  # the run may be another user's
+            earlier = read_launch_spec(folder)
+            if earlier.work:
+                self.notes.append(f"{folder.path.name} writes new files to {earlier.cwd}; read them from there")
         return found
