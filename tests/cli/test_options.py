@@ -14,7 +14,18 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from paceline.cli import SBATCH_EQUIVALENTS, doctor, env, options, run, run_command, shell, submit, sweep
+from paceline.cli import (
+    SBATCH_EQUIVALENTS,
+    TORCHRUN_EQUIVALENTS,
+    doctor,
+    env,
+    options,
+    run,
+    run_command,
+    shell,
+    submit,
+    sweep,
+)
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
@@ -214,7 +225,7 @@ def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
     assert str(tmp_path / "elsewhere") in text
 
 
-@pytest.mark.parametrize(("typed", "ours"), SBATCH_EQUIVALENTS.items())
+@pytest.mark.parametrize(("typed", "ours"), (SBATCH_EQUIVALENTS | TORCHRUN_EQUIVALENTS).items())
 def test_options_of_sbatch_suggest_their_equivalent(typed: str, ours: str, paceline: Callable[..., Any]) -> None:
     done = paceline("submit", typed, "1", "train.py")
     assert done.returncode == 2

@@ -142,6 +142,7 @@ WRONG = {
     "no ranks": (["run", "--nproc", "0", "train.py"], 2, "Invalid --nproc 0: use at least 1."),
     "a word for a number": (["run", "--nproc", "two", "train.py"], 2, 'Invalid --nproc "two": use a whole number.'),
     "an unknown option": (["run", "--nprc", "2", "train.py"], 2, "--nprc"),
+    "an address for torchrun": (["run", "--standalone", "train.py"], 2, "Paceline finds the nodes and a free port"),
     "an unknown command": (["runn"], 2, "Unknown command 'runn'. Did you mean 'run'?"),
     "a script for a command": (["train.py"], 2, "Did you mean `paceline run train.py`?"),
     "nothing like it": (["zzzz"], 2, "Unknown command 'zzzz'."),

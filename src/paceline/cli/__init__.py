@@ -47,6 +47,11 @@ SBATCH_EQUIVALENTS = {
     "--cpus-per-task": "--cpus-per-gpu", "--job-name": "--name", "--container-image": "--image",
     "--modules": "--load-module",
 }  # fmt: skip
+TORCHRUN_EQUIVALENTS = {
+    "--nnodes": "--nodes", "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc",
+    "--max_restarts": "--max-restarts", "--log-dir": "--scratch", "--log_dir": "--scratch",
+}  # fmt: skip
+TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--node_rank")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -137,10 +142,10 @@ def _usage_error(error: Any, name: str) -> UsageError:
     if name != "submit" and any(option in each.all_flags for _, each in options_of("submit")):
         return UsageError(f"{option} applies to `paceline submit`, not to `paceline {name}`.", hint=hint)
     possible = error.possibilities or []
-    if option in SBATCH_EQUIVALENTS:
-        close = [SBATCH_EQUIVALENTS[option]]
-    else:
-        close = difflib.get_close_matches(option, possible, n=1)
+    if option.startswith(TORCHRUN_ADDRESSES):
+        return UsageError(f"Unknown option {option}.", hint="Omit it: Paceline finds the nodes and a free port itself.")
+    equivalent = (SBATCH_EQUIVALENTS | TORCHRUN_EQUIVALENTS).get(option)
+    close = [equivalent] if equivalent else difflib.get_close_matches(option, possible, n=1)
     return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
 
 
