@@ -31,7 +31,17 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     return run
 
 
-@pytest.mark.parametrize("guest", GUESTS, ids=lambda guest: guest.name)
+# Kinds of scripts that other tests run too: test_exit_paths, test_frameworks.
+ALSO_ELSEWHERE = {"two_groups", "never_destroys", "config_groups", "lightning_trainer", "fabric_loop"}
+
+
+@pytest.mark.parametrize(
+    "guest",
+    [
+        pytest.param(guest, id=guest.name, marks=pytest.mark.slow if guest.name in ALSO_ELSEWHERE else ())
+        for guest in GUESTS
+    ],
+)
 def test_same_results_in_the_usual_style(guest: Guest, peer: Peer, tmp_path: Path) -> None:
     expected = peer(guest)
     assert set(expected) == {"rank-0", "rank-1"}
