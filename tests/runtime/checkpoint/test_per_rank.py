@@ -114,6 +114,32 @@ def resume_two(folder: Path) -> None:
     manager.restore()
 
 
+def save_buffers(folder: Path) -> None:
+    """A model outside of DDP, whose buffer is different on each rank."""
+    manager = make_manager(folder)
+    model = torch.nn.Linear(512, 512)
+    torch.nn.init.ones_(model.weight)
+    torch.nn.init.ones_(model.bias)
+    model.register_buffer("seen", torch.full((1 << 20,), float(manager.rank)))
+    manager.register(model=model)
+    manager.save(1, wait=True)
+    assert manager.poll()[0].error is None
+    assert not manager._per_rank
+
+
+def test_buffers_are_those_of_rank_0(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(save_buffers, 2, tmp_path)
+    model = torch.nn.Linear(512, 512)
+    model.register_buffer("seen", torch.full((1 << 20,), 7.0))
+    loader = CheckpointManager(tmp_path)
+    loader.register(model=model)
+    assert loader.restore() is not None
+    assert model.seen.count_nonzero() == 0
+    assert (model.weight == 1).all(), "parameters come from both ranks"
+    files = read_marker(tmp_path / "step-00000001").files
+    assert sum(name.endswith(".safetensors") for name in files) == 2
+
+
 def make_manager(folder: Path) -> CheckpointManager:
     dist.init_process_group("gloo")
     return CheckpointManager(folder, rank=int(os.environ["RANK"]), world_size=2, group=dist.group.WORLD)
