@@ -43,13 +43,33 @@ def refuse(thread):
 atexit.register(setattr, threading.Thread, "start", refuse)  # as Python 3.12 does
 """
 CAUGHT = """
-try:
-    sys.exit(3)
-except SystemExit:
-    pass
-for step in run.steps(range(5)):
-    pass
+def leave():
+    try:
+        sys.exit(3)
+    except SystemExit as error:
+        return error
+
+leave()
+kept = leave() if {keep} else None
 """
+LAUNCHED = """
+import sys
+from pathlib import Path
+from paceline.agent.workers.bootstrap import make_rank_spec, run_rank
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+
+Path("train.py").write_text({script!r})
+attempt = RunFolder(Path(".")).attempt(1)
+run_rank(make_rank_spec(LaunchSpec("run", "train.py", []), attempt=attempt, heartbeat=""), rank=0, local_rank=0)
+"""
+
+
+def launched(script: str) -> str:
+    """Run a script as an agent's rank."""
+    return LAUNCHED.format(script=script)
+
+
 CHILD = """
 if os.fork() == 0:
     sys.exit(4)
@@ -81,7 +101,10 @@ CASES = {  # name: (ranks, script, exit codes, the steps that are saved, what ra
     "error": (1, train(within="1 / 0"), [1], [], "ZeroDivisionError", "after the loop"),
     "exit_0": (1, train(after="sys.exit(0)"), [0], [3], "done in", "Traceback"),
     "exit_1": (1, train(after="exit('no data')"), [1], [], "no data", "done in"),
-    "caught": (1, train(after=CAUGHT), [0], [8], "done in", "Traceback"),
+    "caught": (2, train(after=CAUGHT.format(keep=False)), [0, 0], [3], "done in", "Traceback"),
+    "kept": (1, train(after=CAUGHT.format(keep=True)), [0], [3], "done in", "Traceback"),
+    "rank_caught": (1, launched(train(after=CAUGHT.format(keep=True))), [0], [3], "done in", "Traceback"),
+    "rank_exit": (1, launched(train(after="raise SystemExit(3)")), [3], [], "after the loop", "done in"),
     "interrupt": (1, train(after="signal.raise_signal(signal.SIGINT)"), [-2], [], "KeyboardInterrupt", "done in"),
     "stop": (2, train(within=STOP, steps=100_000), [0, 0], None, "stopped at step", "after the loop"),
     "child": (1, train(after=CHILD), [0], [3], "done in", "Traceback"),

@@ -233,6 +233,8 @@ def test_a_queued_job_runs_the_code_as_submitted(tmp_path: Path, cluster: Cluste
     proceed.touch()
     assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(second)
     assert rank_reports(second)[0]["file"].startswith(str(os.path.realpath(second.path.parent.parent)))
+    first.launch_spec.unlink()  # only a note needs it
+    slurm_paceline("submit", *SMALL, "--dry-run", "--after", first.path.name, "train.py", cwd=home, check=True)
 
 
 def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
