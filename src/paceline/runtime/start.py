@@ -9,9 +9,11 @@ import multiprocessing.util
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
+from paceline.contract import process
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.run import Run
@@ -50,13 +52,39 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
+@dataclass
+class _ExitCall:
+    """A call of sys.exit. Python doesn't tell at exit whether the script caught the SystemExit, so a witness does."""
+
+    status: Any
+    step: int
+    caught: bool | None = None  # None while something still refers to the exception
+
+
+class _Witness:
+    """An attribute of a SystemExit: it is freed with it, below a frame of the script only if that caught it."""
+
+    def __init__(self, call: _ExitCall) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call.caught = sys._getframe().f_back is not None
+
+
+def _witnessed_exit(call: _ExitCall) -> SystemExit:
+    # Not a variable of the function that raises it: the exception would refer to itself through its traceback.
+    leaving = SystemExit(call.status)
+    leaving._paceline = _Witness(call)  # type: ignore[attr-defined]
+    return leaving
+
+
 class _Started:
     """An open session, and the hooks that end it with the process."""
 
     def __init__(self, opened: session, run: Run) -> None:
         self._session, self._run = opened, run
         self._pid = os.getpid()  # forked children inherit the hooks, but not the session
-        self._exit: tuple[SystemExit, int] | None = None  # the last call of sys.exit, and the step it was in
+        self._exit: _ExitCall | None = None  # the last one
         self._hooks = sys.excepthook, sys.exit, {name: getattr(builtins, name, None) for name in ("exit", "quit")}
         sys.excepthook, sys.exit = self._on_error, self._on_exit
         for name in self._hooks[2]:
@@ -98,7 +126,8 @@ class _Started:
     def _on_exit(self, status: Any = None, /) -> NoReturn:
         """Remember the exit code, which is not known at exit: `sys.exit`."""
         if self._is_open and threading.current_thread() is threading.main_thread():
-            self._exit = SystemExit(status), self._run.step
+            self._exit = _ExitCall(status, self._run.step)
+            raise _witnessed_exit(self._exit)
         raise SystemExit(status)
 
     def _at_exit(self) -> None:
@@ -120,6 +149,17 @@ class _Started:
         error = sys.exc_info()[1]  # in a child of multiprocessing
         if error is None and self._run._pruned:
             return Pruned()
-        if error is None and self._exit is not None and self._exit[1] == self._run.step:
-            return self._exit[0]
+        if error is None and process.exit_code is not None:
+            return SystemExit(process.exit_code)
+        if error is None and self._exit is not None and self._is_uncaught(self._exit):
+            return SystemExit(self._exit.status)
         return error
+
+    def _is_uncaught(self, call: _ExitCall) -> bool:
+        """Return whether the process ends by this call. If in doubt, it doesn't, so that the last state is saved.
+
+        Unless there are other ranks: this one would wait for them, and they may train on.
+        """
+        if call.caught is None:
+            return self._run.world_size > 1 and call.step == self._run.step
+        return not call.caught

@@ -109,15 +109,18 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
         _run_program(spec)
+        process.exit_code = 0
         if probe is not None:
             probe.conclude()
     except SystemExit as leaving:
+        process.exit_code = leaving.code or 0
         if probe is not None and not leaving.code:
             probe.conclude()
         if leaving.code == STOPPED_EXIT and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
         sys.exit(leaving.code)  # not `raise`: libraries replace this function to learn the exit code
     except BaseException as error:
+        process.exit_code = 1
         if error.__traceback__ is not None:
             error.__traceback__ = _without_our_frames(error.__traceback__)
         if isinstance(error, KeyboardInterrupt) and heartbeat.is_terminating(spec["heartbeat"]):

@@ -219,8 +219,11 @@ class ImageCache:
 
     def _make(self, state: StateTensors) -> Image:
         return Image(
-            make_share(state.tensors, state.sharded, own=state.own, rank=self.rank, world_size=self.world_size)
-        )
+            make_share(
+                state.tensors, state.sharded, own=state.own, rank_zero=state.rank_zero,
+                rank=self.rank, world_size=self.world_size,
+            )
+        )  # fmt: skip
 
     def _join(self) -> None:
         if self._preparation is not None:
@@ -231,7 +234,7 @@ class ImageCache:
 def _layout(state: StateTensors) -> Any:
     """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's shards."""
     local = [(name, tensor.to_local().shape) for name, tensor in state.sharded.items()]
-    return signature(state.in_share), signature(state.sharded), local
+    return signature(state.in_share), signature(state.sharded), local, state.rank_zero
 
 
 def _cudart() -> Any:

@@ -1,5 +1,7 @@
 """Decide what each rank writes: an even part of the bytes of all replicated tensors, and the state of its own.
 
+Buffers may differ between ranks, so rank 0 writes them alone: parts of several ranks would not fit together.
+
 Every rank computes the split alone from names, dtypes and shapes, which are the same on all ranks. Rank 0 compares the
 digests in their reports to make sure. Whether state is the same on all ranks, they find out by comparing digests of it.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,17 +50,21 @@ def make_share(
     sharded: Mapping[str, Any],
     *,
     own: Mapping[str, torch.Tensor],
+    rank_zero: Collection[str] = (),
     rank: int,
     world_size: int,
 ) -> Share:
     """Return the share of `rank`, with its own tensors. Wider elements come first, so that every piece is aligned."""
-    ordered = sorted(tensors.items(), key=_sort_key)
-    total = sum(tensor.nbytes for _, tensor in ordered)
+    digest = _digest(tensors, sharded, rank_zero)
+    if rank_zero:
+        own = {**own, **{name: tensors[name] for name in rank_zero}} if rank == 0 else own
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in rank_zero}
+    total = sum(tensor.nbytes for tensor in tensors.values())
     writers = max(1, min(world_size, total // MIN_SHARE))
     low, high = (total * rank // writers, total * (rank + 1) // writers) if rank < writers else (total, total)
     pieces: list[Piece] = []
     position = offset = 0
-    for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key) if own else ordered:
+    for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key):
         size = tensor.element_size()
         is_own = name in own
         # Elements are never split: the one at the boundary belongs to the lower rank.
@@ -77,7 +83,7 @@ def make_share(
         position += 0 if is_own else tensor.nbytes
     local, local_nbytes = _local_parts(sharded)
     return Share(
-        pieces=pieces, header=make_header(pieces), nbytes=offset, digest=_digest(ordered, sharded),
+        pieces=pieces, header=make_header(pieces), nbytes=offset, digest=digest,
         local=local, local_nbytes=local_nbytes,
     )  # fmt: skip
 
@@ -96,10 +102,10 @@ def _local_parts(sharded: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]]
     return parts, offset
 
 
-def _digest(ordered: list[tuple[str, torch.Tensor]], sharded: Mapping[str, Any]) -> str:
+def _digest(tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], rank_zero: Collection[str]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in [*ordered, *sorted(sharded.items())]:
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    for name, tensor in [*sorted(tensors.items(), key=_sort_key), *sorted(sharded.items())]:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {name in rank_zero}\n".encode())
     return digest.hexdigest()
 
 

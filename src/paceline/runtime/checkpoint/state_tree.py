@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class StateTensors:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, Any] = field(default_factory=dict)
     own: dict[str, torch.Tensor] = field(default_factory=dict)
+    rank_zero: set[str] = field(default_factory=set)  # replicated ones that may differ: rank 0 writes them alone
     rank: int = 0
     _names: dict[int, str] = field(default_factory=dict)  # a tensor's address -> the first name stored for it
     _dtensor: Any = field(default_factory=dtensor_class)
@@ -134,17 +136,20 @@ class ObjectStates:
     def comparable(self, name: str, thing: Any) -> tuple[Any, list[torch.Tensor]]:
         """Return the plain values and the tensors of an object that should be the same on all ranks.
 
-        Of a module, these are its parameters: buffers, such as the statistics of BatchNorm, may differ, and rank 0's
-        count. Sharded tensors differ by design.
+        Of a module, these are its parameters and its extra state: buffers, such as the statistics of BatchNorm, may
+        differ, and rank 0's count. Sharded tensors differ by design.
         """
+        tree = self.per_rank[name] if name in self.per_rank else self.replicated[name]
+        tensors, prefix = self.tensors.tensors, f"{name}/"
         if isinstance(thing, torch.nn.Module):
-            keys = [f"{name}/{key}" for key, _ in thing.named_parameters()]
-            return None, [self.tensors.tensors[key] for key in keys if key in self.tensors.tensors]
-        prefix = f"{name}/"
+            states = tree.items() if isinstance(tree, dict) else ()
+            extra = {key: value for key, value in states if key.endswith("_extra_state")}
+            keys = [f"{prefix}{key}" for key, _ in thing.named_parameters()]
+            keys += [reference["$tensor"] for reference in tensor_references(extra) if "$tensor" in reference]
+            return extra, [tensors[key] for key in keys if key in tensors]
         if any(key.startswith(prefix) for key in self.tensors.sharded):
             return None, []
-        tree = self.per_rank[name] if name in self.per_rank else self.replicated[name]
-        return tree, [tensor for key, tensor in self.tensors.tensors.items() if key.startswith(prefix)]
+        return tree, [tensors[key] for key in sorted(tensors) if key.startswith(prefix)]
 
 
 def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank: int = 0) -> ObjectStates:
@@ -153,11 +158,15 @@ def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank:
     tensors = states.tensors
     for name, thing in objects.items():
         kind = "rank" if name in per_rank else _kind(thing)
-        before = len(tensors.tensors) + len(tensors.sharded)
+        plain, sharded = len(tensors.tensors), len(tensors.sharded)
         tree = encode(thing.state_dict(), name, tensors.store_own if kind == "rank" else tensors.store)
         # State without tensors is small, so every rank saves its own copy.
-        if kind == "state" and len(tensors.tensors) + len(tensors.sharded) == before:
+        if kind == "state" and (len(tensors.tensors), len(tensors.sharded)) == (plain, sharded):
             kind = "rank"
+        # Nothing compares buffers, nor what an object stores besides sharded tensors.
+        if kind == "module" or len(tensors.sharded) > sharded:
+            parameters = {f"{name}/{key}" for key, _ in thing.named_parameters()} if kind == "module" else set()
+            tensors.rank_zero.update(set(islice(tensors.tensors, plain, None)) - parameters)
         states.kinds[name] = kind
         (states.per_rank if kind == "rank" else states.replicated)[name] = tree
     return states
