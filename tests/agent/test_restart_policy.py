@@ -98,6 +98,12 @@ def test_the_first_restart_is_immediate_and_later_ones_are_delayed() -> None:
     assert decide(after_progress, 99).delay == 0
 
 
+def test_no_restart_after_a_stop_request_but_a_requeue() -> None:
+    decision = decide([ended(KILLED, 5)], 9, stop_requested=True)
+    assert (decision.restart, decision.requeue) == (False, True)
+    assert not decide([diverged(5), diverged(5)], 9, stop_requested=True).requeue
+
+
 @pytest.mark.parametrize(
     ("history", "excluded"),
     [

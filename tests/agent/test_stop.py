@@ -13,7 +13,7 @@ import pytest
 from paceline.agent import restart_policy
 from paceline.agent.stop_request import LOST
 from paceline.contract.verdict import read_verdict
-from tests.agent.conftest import WITHIN, Launch, Launched, until
+from tests.agent.conftest import Launch, Launched, until
 
 # A script without our runtime that saves on request, as many do.
 SAVES = """
@@ -98,6 +98,41 @@ def test_a_script_that_resumes_by_itself_is_ended_and_requeued(launch: Launch) -
     assert LOST in started.err()
 
 
+def test_a_script_that_goes_on_after_sigterm_is_requeued_before_the_time_limit(launch: Launch) -> None:
+    flag = "import signal; signal.signal(15, lambda *_: None)\nwhile True: time.sleep(1)"
+    script = SLEEPS.replace("time.sleep(3600)", flag)
+    started = launch(script, env={"SLURM_JOB_ID": "1"}, requeue_always=True, stop_timeout=2.0, kill_after=0.2)
+    listening(started)
+    touch_stop(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert started.job_start.requeue.exists()
+    assert "did not stop within 1 s and were ended: 0, 1" in started.err()
+
+
+def test_a_handler_that_only_prints_stacks(launch: Launch) -> None:
+    """It is no reason to wait for the deadline: the script gets SIGTERM before."""
+    script = SLEEPS.replace(
+        "import os, time", "import faulthandler, os, signal, time\nfaulthandler.register(signal.SIGUSR1)"
+    )
+    started = launch(script, stop_timeout=2.0)
+    listening(started)
+    send_term(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "were ended" not in started.err()
+
+
+def test_no_restart_after_a_stop_request(launch: Launch) -> None:
+    raises = "import os, signal, time\ndef end(*_): raise OSError('disk full')\nsignal.signal(signal.SIGTERM, end)"
+    started = launch(SLEEPS.replace("import os, time", raises), max_restarts=3)
+    listening(started)
+    send_term(started)
+    assert started.wait() == 1, started.err()
+    assert started.verdicts() == ("failed", "failed")
+    assert "no restart: a stop was requested" in started.err()
+
+
 def test_a_script_that_takes_no_stop_request(launch: Launch) -> None:
     """At the end of its time it runs on; once the run is cancelled, it is ended."""
     started = launch(SLEEPS)
@@ -136,6 +171,22 @@ send_heartbeat(SAVED_AND_STOPPED)
     started.job_start.stop.touch()
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
+
+
+def test_a_request_before_the_ranks_start_is_explained_later(launch: Launch, tmp_path: Path) -> None:
+    """Before, nobody knows which signals the script handles."""
+    job_start = tmp_path / "run" / "job-starts" / "here"
+    job_start.mkdir(parents=True)
+    for path in (job_start / "stop", tmp_path / "run" / "cancelled"):
+        path.touch()
+    slow = "import os, time\nif 'RANK' in os.environ: time.sleep(0.6)\n"
+    (tmp_path / "fake" / "sitecustomize.py").write_text(slow)
+    started = launch(SLEEPS, style="srun", nproc=1)
+    assert started.wait() == 0, started.err()
+    first, _, rest = started.err().partition("stop requested (by the batch script) while the ranks start\n")
+    assert rest, first
+    assert LOST not in first
+    assert LOST in rest
 
 
 def test_exit_code_75_stops_without_a_request(launch: Launch) -> None:
@@ -292,12 +343,12 @@ def test_a_connection_that_a_stopping_rank_closes_is_not_a_failure(launch: Launc
 
 
 def test_a_second_request_ends_the_run_at_once(launch: Launch) -> None:
+    """Even a script that ignores SIGTERM."""
     deaf = "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(1)"
-    started = launch(SLEEPS.replace("time.sleep(3600)", deaf), kill_after=0.2)
+    started = launch(SLEEPS.replace("time.sleep(3600)", deaf), kill_after=3600.0)
     listening(started)
-    deadline = time.monotonic() + WITHIN
-    while started.process.poll() is None and time.monotonic() < deadline:
-        started.process.send_signal(signal.SIGTERM)
-        time.sleep(1.2)  # requests within a second count as one
+    send_term(started)
+    time.sleep(1.2)  # requests within a second count as one
+    send_term(started)
     assert started.wait() == 1
     assert started.failure()["cause"] == "interrupted"

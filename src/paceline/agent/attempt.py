@@ -77,6 +77,7 @@ class Attempt:
         self.exits: list[RankExit] = []
         self.failures: list[Failure] = []
         self.stop = StopRequest(launch, workers=workers, heartbeats=heartbeats)
+        self.stop_source = ""  # of a request that is still to be explained on the console
         self.unexplained: list[Exit] = []  # their reason may be on its way: see `_is_unexplained`
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
         self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
@@ -134,21 +135,31 @@ class Attempt:
                 self._stop("SIGTERM" if self.requests.stop else "the batch script", by_term=by_term)
         if self.stop.requested and not self.termination.started:
             running = set(self.rank_of) - self.ended
+            self._explain_stop(running)
             self.stop.signal_ranks(running)
             if running and self.stop.is_overdue:
                 self._end_overdue(running)
 
     def _stop(self, source: str, *, by_term: bool) -> None:
         self.stop.start(by_term=by_term)
-        if self.placement.is_head:
-            first, *more = self.stop.describe(set(self.rank_of) - self.ended)
-            self.say(f"stop requested (by {source}): {first}")
-            for line in more:
-                self.say(line)
+        self.stop_source = source
+        self._explain_stop(set(self.rank_of) - self.ended)
+        if self.stop_source and self.placement.is_head:
+            self.say(f"stop requested (by {source}) while the ranks start")
         self.events.write("stop_requested", by=source)
         self.unexplained, late = [], self.unexplained
         for rank_exit in late:
             self._record_exit(rank_exit)
+
+    def _explain_stop(self, local_ranks: set[int]) -> None:
+        """On the head agent: say what the ranks will do, once they can take signals."""
+        if not self.stop_source or not self.stop.reaches(local_ranks):
+            return
+        source, self.stop_source = self.stop_source, ""
+        if self.placement.is_head:
+            first, *more = self.stop.describe(local_ranks)
+            for line in (f"stop requested (by {source}): {first}", *more):
+                self.say(line)
 
     def _end_overdue(self, local_ranks: set[int]) -> None:
         """End the ranks that have not stopped by the deadline; agents do so on their own, at about the same time."""

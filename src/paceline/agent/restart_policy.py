@@ -9,7 +9,8 @@ Decisions are pure: what happened so far goes in, a decision comes out. The rule
 4. The program failed on its own before its first step: no. A rank that was killed from outside is tried once more.
 5. The same error at the same step, twice: no.
 6. Each attempt that did not advance the checkpoint uses one of `max_restarts`. When none are left: no.
-7. Otherwise yes: at once the first time, then after a delay that doubles.
+7. A stop was requested: no. Requeue, if there is a queue: the next job start may try again.
+8. Otherwise yes: at once the first time, then after a delay that doubles.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Decision:
     exclude: list[str] = field(default_factory=list)
 
 
-def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes: bool = True) -> Decision:
+def decide(
+    history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes: bool = True, stop_requested: bool = False
+) -> Decision:
     """Decide what to do after the last of these failed attempts, oldest first.
 
     `other_nodes` says whether there are nodes to move to: the only machine there is cannot be excluded.
@@ -104,6 +107,9 @@ def decide(history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes:
         requeue = last.cause not in PROGRAM_CAUSES and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
         reason = f"no restart: all {max_restarts} restarts are used up"
         return Decision(False, reason, requeue=requeue, exclude=exclude)
+    if stop_requested:
+        requeue = _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
+        return Decision(False, "no restart: a stop was requested", requeue=requeue, exclude=exclude)
     idle = _idle_attempts(history)
     delay = 0.0 if idle <= 1 else min(MAX_DELAY, FIRST_DELAY * 2 ** (idle - 2))
     cost = "free, as the checkpoint advanced" if last.advanced else f"{used} of {max_restarts}"

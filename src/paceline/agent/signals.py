@@ -45,8 +45,8 @@ class Requests:
 
     @property
     def hurry(self) -> bool:
-        """Whether the user asked again while the run was ending."""
-        return self.interrupt + max(0, self.stop - 1) > 1
+        """Whether to kill at once: the user pressed Ctrl-C twice, or requested a stop twice."""
+        return self.interrupt > 1 or self.stop > 1
 
     def fileno(self) -> int:
         return self._reader

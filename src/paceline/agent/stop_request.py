@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Collection, Iterable
@@ -13,12 +14,15 @@ from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import RunFolder
 
 LOST = "cannot save: progress since the script's own last checkpoint is lost"
+MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job
+TERM_SHARE = 0.5  # of the timeout, for a script with a handler of SIGUSR1, which may only print stacks
 
 
 class StopRequest:
     """Signals each rank once it can take a signal, and again when its runtime listens.
 
-    A request by SIGTERM, to any agent, has a deadline. The others come from a batch script with its own time limit.
+    A request that must end the ranks has a deadline: by SIGTERM to any agent, or because the run was cancelled or is
+    requeued in any case. The others come from a batch script with its own time limit.
     """
 
     def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats) -> None:
@@ -27,7 +31,7 @@ class StopRequest:
         self.timeout = launch.launch_spec.stop_timeout
         self.requested = False
         self._by_term = False
-        self._deadline: float | None = None
+        self._term_time = self._deadline = math.inf
         self._signalled: dict[int, int] = {}  # pid -> its state when it last got SIGUSR1
         self._terminated: set[int] = set()  # those that got SIGTERM
 
@@ -40,20 +44,22 @@ class StopRequest:
         self._heartbeats.request_stop()
         if by_term and not self._by_term:
             self._by_term = True
-            self._deadline = time.monotonic() + self.timeout
 
     @property
     def is_overdue(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return time.monotonic() > self._deadline
 
     def signal_ranks(self, local_ranks: Collection[int]) -> None:
         """Send SIGUSR1. Ranks without a runtime also get SIGTERM if they must end all the same."""
         with_term = self._must_end()
+        if with_term and self._deadline == math.inf:
+            self._set_deadline()
         for pid, state in self._states(local_ranks).items():
             if not READY <= state <= RUNNING:
                 continue
-            # One signal is enough for a script that saves on SIGUSR1: SIGTERM would end it while it does.
-            on_term = with_term and state == READY and not _saves_on_usr1(pid)
+            # A script that saves on SIGUSR1 gets time to do so: SIGTERM would end it meanwhile.
+            may_term = time.monotonic() > self._term_time or not _may_save_on_usr1(pid)
+            on_term = with_term and state == READY and may_term
             if self._signalled.get(pid, 0) < state:
                 self._signalled[pid] = state
                 processes.send_signal(pid, signal.SIGUSR1)
@@ -64,6 +70,12 @@ class StopRequest:
         """Whether a rank without the runtime, or the process that started it, got SIGTERM."""
         got_term = heartbeat.pid in self._terminated or (self._spawns and bool(self._terminated))
         return got_term and heartbeat.state <= READY
+
+    def reaches(self, local_ranks: Collection[int]) -> bool:
+        """Whether all ranks can take signals."""
+        return all(self._heartbeats.read(local_rank).pid for local_rank in local_ranks) or (
+            self._spawns and bool(self._states(local_ranks))
+        )
 
     def describe(self, local_ranks: Collection[int]) -> list[str]:
         """Return what the ranks will do, one console note per line."""
@@ -88,6 +100,14 @@ class StopRequest:
         """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
         return self._by_term or self._launch_spec.requeue_always or self._cancelled.exists()
 
+    def _set_deadline(self) -> None:
+        if self._launch_spec.requeue_always and not self._by_term:
+            # The time limit is `stop_timeout` away, and the ranks must have ended by then.
+            margin = min(self._launch_spec.kill_after + MARGIN, self.timeout / 2)
+            self.timeout -= margin
+        now = time.monotonic()
+        self._term_time, self._deadline = now + TERM_SHARE * self.timeout, now + self.timeout
+
     def _states(self, local_ranks: Collection[int]) -> dict[int, int]:
         """Map processes to their states. A process that starts the ranks itself counts if they have no slots."""
         heartbeats = [self._heartbeats.read(local_rank) for local_rank in local_ranks]
@@ -103,5 +123,5 @@ class StopRequest:
             processes.send_signal(pid, signal.SIGTERM)
 
 
-def _saves_on_usr1(pid: int) -> bool:
+def _may_save_on_usr1(pid: int) -> bool:
     return processes.has_handler(pid, signal.SIGUSR1) and not processes.has_handler(pid, signal.SIGTERM)

@@ -146,7 +146,10 @@ class VerdictWriter:
         )  # fmt: skip
         self.try_write(lambda: restart_policy.write_summary(attempt, summary))
         earlier = [each for each in restart_policy.read_history(self.run) if each.number != attempt.number]
-        return restart_policy.decide([*earlier, summary], self.launch_spec.max_restarts, other_nodes=self.from_queue)
+        return restart_policy.decide(
+            [*earlier, summary], self.launch_spec.max_restarts,
+            other_nodes=self.from_queue, stop_requested=outcome.stop_requested,
+        )  # fmt: skip
 
 
 def last_step(outcome: Outcome) -> int | None:

@@ -51,8 +51,20 @@ def read_program(launch_spec: LaunchSpec) -> str:
 
 
 def uses_runtime(launch_spec: LaunchSpec) -> bool:
-    """Return whether the program's text mentions Paceline; otherwise it probably has no step boundaries."""
-    return "paceline" in read_program(launch_spec)
+    """Return whether the program imports Paceline; otherwise it probably has no step boundaries."""
+    return imports_runtime(read_program(launch_spec))
+
+
+def imports_runtime(source: str) -> bool:
+    if "paceline" not in source:
+        return False
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return False
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return any(name.split(".")[0] == "paceline" for name in names)
 
 
 def variable_set_before_torch(source: str) -> str | None:
