@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
+EPOCHS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: help demo test test-all soak-guests check bench clean
@@ -25,7 +26,7 @@ help:  ## list the targets
 	@touch $@
 
 demo: .make/venv  ## train on the bundled digits with two local ranks, and show the result
-	@$(BIN)/paceline run --nproc 2 --cpu --experiment demo examples/mnist/train.py --epochs 4
+	@$(BIN)/paceline run --nproc 2 --cpu --experiment demo examples/mnist/train.py --epochs $(EPOCHS)
 
 check: .make/dev  ## check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
