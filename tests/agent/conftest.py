@@ -116,6 +116,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             folder: Path | None = None,
             light: bool = True,
             env: dict[str, str] | None = None,
+            stdin: Any = subprocess.DEVNULL,
             stdout: Any = None,
             pass_fds: tuple[int, ...] = (),
             argv: Sequence[str] = ("-c", START_AGENT),
@@ -135,7 +136,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 variables["PYTHONPATH"] = str(fake_torch)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
-                    [sys.executable, *argv], env=variables, stdin=subprocess.DEVNULL,
+                    [sys.executable, *argv], env=variables, stdin=stdin,
                     stdout=stdout or out, stderr=err, pass_fds=pass_fds, cwd=tmp_path,
                 )  # fmt: skip
             cleanup.callback(_end, process)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -169,9 +171,6 @@ if os.environ["PACELINE_ATTEMPT"] == "2":
 Path("zygote-" + os.environ["RANK"]).write_text(str(os.getppid()))
 time.sleep(3600)
 """
-    import os
-    import signal
-
     started = launch(script, max_restarts=1)
     zygotes = {started.await_file(f"zygote-{rank}") for rank in (0, 1)}
     assert len(zygotes) == 1
@@ -179,6 +178,24 @@ time.sleep(3600)
     assert started.wait() == 0, started.err()
     assert "killed by SIGKILL" in started.err()
     assert started.verdicts() == ("failed", "done")
+
+
+def test_standard_input_after_a_restart(launch: Launch, tmp_path: Path) -> None:
+    """A file is read again from where it was at first. From a pipe, nothing is left."""
+    script = "import os, sys; print(sys.stdin.read()); sys.exit(os.environ['PACELINE_ATTEMPT'] == '1')"
+    (tmp_path / "input").write_text("header\nconfig\n")
+    with open(tmp_path / "input", "rb") as file:
+        os.lseek(file.fileno(), len("header\n"), os.SEEK_SET)
+        started = launch(script, nproc=1, max_restarts=1, stdin=file)
+        assert started.wait() == 0, started.err()
+    assert [started.log(0, attempt).strip() for attempt in (1, 2)] == ["config", "config"]
+    assert "standard input" not in started.err()
+    reader, writer = os.pipe()
+    os.close(writer)
+    started = launch(script, nproc=1, max_restarts=1, stdin=reader, folder=tmp_path / "second")
+    os.close(reader)
+    assert started.wait() == 0, started.err()
+    assert "standard input is a pipe" in started.err()
 
 
 def test_a_restart_uses_the_same_zygote(launch: Launch) -> None:
@@ -201,7 +218,7 @@ sys.exit(0 if Path("fixed").exists() else Path("fixed").touch() or 9 if os.envir
 
 
 def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
-    started = launch("import sys; print('paceline'); raise KeyError('always')", nproc=1, max_restarts=5)
+    started = launch("import paceline.contract; raise KeyError('always')", nproc=1, max_restarts=5)
     assert started.wait() == 1
     assert len(started.run.attempts()) == 1, "it failed before its first step"
 
@@ -212,7 +229,7 @@ def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(launc
     restart_policy.write_summary(
         earlier, restart_policy.AttemptSummary(1, restart_policy.LOST, hosts=["n3"], job_start="an earlier one")
     )
-    started = launch("print('paceline'); raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
+    started = launch("import paceline.contract; raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
     assert started.wait() == 1
     assert [each.number for each in started.run.attempts()] == [1, 2]
     assert read_verdict(started.job_start.verdict) == "failed"

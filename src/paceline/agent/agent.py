@@ -30,6 +30,7 @@ from paceline.agent.workers.group import Launch
 from paceline.agent.workers.launch_style import WorkerSelection
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.rank_variables import thread_count
+from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -67,6 +68,7 @@ class Agent:
         self.sampler: Sampler | None = None
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.attempt_number = 0
+        self.input = StandardInput()
 
     def say(self, text: str) -> None:
         """Print a note on the console."""
@@ -221,6 +223,8 @@ class Agent:
                     return INTERRUPTED_EXIT
                 return 0 if outcome.verdict in (DONE, STOPPED) else 1
             self._sleep(outcome.restart_delay)
+            if self.placement.is_head and (warning := self.input.rewind(fork_safety.read_program(self.launch_spec))):
+                self.warn(warning)
             if self.requests.end_now:
                 if self.placement.is_head:
                     self.verdicts.write_verdict(FAILED)

@@ -14,7 +14,7 @@ from paceline.agent.health import independence
 from paceline.agent.health.heartbeat import Heartbeats, write_coordination
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.workers import group
-from paceline.contract.heartbeat_file import TRAINS_ALONE
+from paceline.contract.heartbeat_file import SPAWNS_ALONE, TRAINS_ALONE
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -150,6 +150,9 @@ def test_the_head_agent_waits_for_all_nodes(tmp_path: Path, monkeypatch: pytest.
         write_coordination(str(heartbeats[0].path), local_rank=0, coordination=TRAINS_ALONE)
         head.check()
         assert said == [], "the other node's rank may have formed a group"
+        write_coordination(str(heartbeats[1].path), local_rank=0, coordination=SPAWNS_ALONE)
+        member.check()
+        assert link.sent == [], "a script may prepare data with mp.spawn, and form a group then"
         write_coordination(str(heartbeats[1].path), local_rank=0, coordination=TRAINS_ALONE)
         for _ in range(2):
             member.check()

@@ -43,6 +43,13 @@ READERS = {
     "a library that shards data": "import sharding_library",
     "a module named like a library": "import datasets",
     "late, after a failed try": "os.environ.get('HOME'); os.environ.get('HOME_OF'); os.environ['RANK']",
+    "expanded in a path": "os.path.expandvars('${RANK}')",
+    "a template": "import string; string.Template('$RANK').substitute(os.environ)",
+    "after copies have trained": (
+        "from paceline.agent.workers.coordination_probe import _WatchedVariables as watched\n"
+        "from paceline.contract.heartbeat_file import TRAINS_ALONE\n"
+        "watched.probe._report(TRAINS_ALONE); os.environ['RANK']"
+    ),
     "a forked child": "pid = os.fork()\nif not pid: os.environ['RANK']; os._exit(0)\nos.waitpid(pid, 0)",
 }
 OTHERS = {
@@ -51,6 +58,11 @@ OTHERS = {
     "it exits": ("import sys; sys.exit()", ENDED_ALONE),
     "a progress bar copies all variables": ("import tqdm", ENDED_ALONE),
     "the standard library copies them": ("import platform, sysconfig; platform.uname()", ENDED_ALONE),
+    "a part of it is pickled": ("import pickle; assert type(pickle.loads(pickle.dumps(os.environ._data))) is dict",
+                                ENDED_ALONE),
+    "the standard library copies all": ("import configparser; configparser.RawConfigParser(os.environ)", ENDED_ALONE),
+    "a child program may read them": ("import subprocess; subprocess.run(['sh', '-c', 'echo $RANK'])", UNKNOWN),
+    "a child program that still runs": ("import subprocess; subprocess.Popen(['sleep', '1'])", UNKNOWN),
     "it fails": ("1 / 0", UNKNOWN),
     "another program takes its place": ("os.execv('/bin/true', ['true'])", UNKNOWN),
     "another program does the work": (

@@ -14,6 +14,7 @@ from paceline.contract.jsonl import EventWriter
 
 REPORT = "independent"  # the kind of a member's message about its ranks
 CHECK_INTERVAL = 1.0  # seconds
+SPAWN_DELAY = 30.0  # seconds; a script may prepare data with mp.spawn before it forms its group
 _ALONE = (TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE)
 
 
@@ -35,6 +36,7 @@ class IndependenceCheck:
         self._local_ranks = [local_rank for _, local_rank in launch.ranks()][: 1 if self._spawns else None]
         self._agents: dict[int, int] = {}  # those whose ranks are all alone -> what one of them does
         self._last_check = 0.0
+        self._alone_since: float | None = None
         self._reported = launch.launch_spec.world_size == 1
 
     def check(self) -> None:
@@ -44,7 +46,12 @@ class IndependenceCheck:
         self._last_check = now
         placement = self._launch.placement
         found = [self._heartbeats.read_coordination(local_rank) for local_rank in self._local_ranks]
-        if all(coordination in _ALONE for coordination in found):
+        if not all(coordination in _ALONE for coordination in found):
+            self._alone_since = None
+            self._agents.pop(0, None)
+            return
+        self._alone_since = self._alone_since or now
+        if SPAWNS_ALONE not in found or now - self._alone_since >= SPAWN_DELAY:
             if placement.is_head:
                 self._agents[0] = found[0]
             else:
@@ -82,12 +89,12 @@ def _lines(found: Iterable[int], *, processes: int, ranks: int, style: str) -> l
         ]
     if SPAWNS_ALONE in found:
         return [
-            f"warning: {processes} processes run this script independently, and each calls mp.spawn: that makes "
-            f"{processes} trainings",
+            f"warning: apparently {processes} processes run this script independently, and each calls mp.spawn: "
+            f"that makes {processes} trainings",
             "use --style spawn, which starts the script once per node, or --nproc 1",
         ]
     return [
-        f"warning: {processes} processes run this script independently: "
+        f"warning: apparently {processes} processes run this script independently: "
         "none has formed a process group or read its rank",
         "use --nproc 1 to run it once, or let the ranks train together with paceline.session, or with "
         "torch.distributed.init_process_group and DistributedDataParallel",

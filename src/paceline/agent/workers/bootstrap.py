@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import socket
-import stat
 import sys
 import time
 import traceback
@@ -23,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.agent.health import heartbeat
-from paceline.agent.workers import processes
+from paceline.agent.workers import processes, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
@@ -240,21 +239,13 @@ def _set_streams(rank: int) -> None:
 
     A rank is not in the session of a terminal, so it cannot read from one.
     """
-    if rank != 0 or not _has_input():
+    if rank != 0 or not standard_input.has_input():
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _has_input() -> bool:
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _dump_stacks_on_signal(path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A script that never reads its rank forms no process group: it runs in as many independent copies as there are ranks.
 The probe watches reads of `os.environ` until the first one that counts, which ends it. Optimizer steps without one mean
-that the copies train. Time alone means nothing: a script may prepare data for hours before it forms a group.
+that the copies train, for now: a later read still counts. Time alone means nothing: a script may prepare data for hours
+before it forms a group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from paceline.agent.health import heartbeat
 from paceline.contract import env
-from paceline.contract.heartbeat_file import COORDINATED, ENDED_ALONE, SPAWNS_ALONE, TRAINS_ALONE
+from paceline.contract.heartbeat_file import COORDINATED, ENDED_ALONE, SPAWNS_ALONE, TRAINS_ALONE, UNKNOWN
 from paceline.contract.launcher_variables import TABLE
 
 SECONDS = 30.0  # from the first optimizer step: a script may try a few steps before it forms its group
@@ -46,14 +47,17 @@ class CoordinationProbe:
     def __init__(self, heartbeat_file: str, local_rank: int, *, is_rank: bool) -> None:
         self._heartbeat_file, self._local_rank, self._is_rank = heartbeat_file, local_rank, is_rank
         self._pid = os.getpid()
-        self._finished = self._hooked = False
+        self._found = UNKNOWN
+        self._hooked = False
+        self._variables: dict[Any, Any] = {}
+        self._last_read: object = None
         self._steps = 0
         self._first_step = 0.0
         self._names = {os.environ.encodekey(name) for name in VARIABLES}
 
     def install(self) -> None:
         environs: list[Any] = [os.environ, getattr(os, "environb", os.environ)]  # two views of the same variables
-        watched = _WatchedVariables(environs[0]._data)
+        self._variables = watched = _WatchedVariables(environs[0]._data)
         _WatchedVariables.probe = self
         for environ in environs:
             environ._data = watched
@@ -61,25 +65,31 @@ class CoordinationProbe:
 
     def conclude(self) -> None:
         """Write down what is certain at the end of the script."""
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        own, children = (usage.ru_utime + usage.ru_stime for usage in used)
-        # A script that leaves the work to other programs may have told them their ranks.
-        if self._is_rank and (self._steps or children < own / 2):
-            self._finish(ENDED_ALONE)
+        if self._found == SPAWNS_ALONE:
+            return
+        # Other programs that it started may have read their ranks.
+        if self._is_rank and (self._steps or not _has_started_processes()):
+            self._report(ENDED_ALONE)
         elif self._steps:
-            self._finish(TRAINS_ALONE)
+            self._report(TRAINS_ALONE)
 
     def check_read(self, key: object, frame: FrameType) -> None:
         """Called before each read of a variable."""
-        if key in self._names and _is_concerned(frame):
-            self._finish(COORDINATED)
+        last_read, self._last_read = self._last_read, key
+        if key in self._names and _is_concerned(frame, in_copy=self._follows(key, last_read)):
+            self._report(COORDINATED)
         elif not self._hooked:
             self._hook_torch()
 
-    def _finish(self, coordination: int) -> None:
-        if self._finished:
+    def _follows(self, key: object, last_read: object) -> bool:
+        """Return whether a variable comes right after the one that was read last, as in a loop over all of them."""
+        names = list(self._variables)
+        return key in names[1:] and names[names.index(key) - 1] == last_read
+
+    def _report(self, coordination: int) -> None:
+        if self._found in (COORDINATED, coordination):
             return
-        self._finished = True
+        self._found = coordination
         heartbeat.write_coordination(self._heartbeat_file, local_rank=self._local_rank, coordination=coordination)
         if coordination == COORDINATED:
             with suppress(AttributeError):  # from now on, reads cost what they always do
@@ -97,23 +107,23 @@ class CoordinationProbe:
 
         def start_processes(*args: Any, **kwargs: Any) -> Any:
             if os.getpid() == self._pid:
-                self._finish(SPAWNS_ALONE if self._is_rank else COORDINATED)
+                self._report(SPAWNS_ALONE if self._is_rank else COORDINATED)
             return original(*args, **kwargs)
 
         for module in (spawn, sys.modules["torch.multiprocessing"]):
             module.start_processes = start_processes  # type: ignore[union-attr]
 
     def _count_step(self, *_: object) -> None:
-        if self._finished or os.getpid() != self._pid:
+        if self._found == COORDINATED or os.getpid() != self._pid:
             return
         distributed = sys.modules["torch"].distributed
         if distributed.is_available() and distributed.is_initialized():
-            self._finish(COORDINATED)
+            self._report(COORDINATED)
             return
         self._steps += 1
         self._first_step = self._first_step or time.monotonic()
         if self._steps >= STEPS and time.monotonic() - self._first_step >= SECONDS:
-            self._finish(TRAINS_ALONE)
+            self._report(TRAINS_ALONE)
 
 
 class _WatchedVariables(dict[Any, Any]):
@@ -125,14 +135,41 @@ class _WatchedVariables(dict[Any, Any]):
         self.probe.check_read(key, sys._getframe(1))
         return super().__getitem__(key)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # a pickled os.environ is like any other
 
-def _is_concerned(frame: FrameType | None) -> bool:
-    """Return whether the code that reads a variable does so to find out about ranks."""
+
+def _is_concerned(frame: FrameType | None, *, in_copy: bool) -> bool:
+    """Return whether the code that reads a variable does so to find out about ranks.
+
+    The standard library reads a single one for its caller, as in `os.path.expandvars`, but copies all for itself.
+    """
     while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
-    if frame is None:
+    while frame is not None and _is_standard(frame):
+        if in_copy:
+            return False
+        frame = frame.f_back
+    if frame is None or not _is_library(frame):
         return True
-    path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-    if any(folder in path for folder in _LIBRARIES):
-        return module.partition(".")[0] not in UNCONCERNED or module.startswith("torch.distributed")
-    return not path.startswith((_STANDARD_LIBRARY, "<frozen"))
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] not in UNCONCERNED or module.startswith("torch.distributed")
+
+
+def _is_library(frame: FrameType) -> bool:
+    return any(folder in frame.f_code.co_filename for folder in _LIBRARIES)
+
+
+def _is_standard(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_STANDARD_LIBRARY, "<frozen")) and not _is_library(frame)
+
+
+def _has_started_processes() -> bool:
+    """Return whether this process has, or had, children."""
+    if resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss:
+        return True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
