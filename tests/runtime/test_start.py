@@ -70,6 +70,13 @@ def launched(script: str) -> str:
     return LAUNCHED.format(script=script)
 
 
+HOOK = "sys.excepthook = lambda *error: print('my hook:', error[1]); 1 / 0"
+FINALLY = """
+try:
+    1 / 0
+finally:
+    run.end()
+"""
 CHILD = """
 if os.fork() == 0:
     sys.exit(4)
@@ -105,6 +112,9 @@ CASES = {  # name: (ranks, script, exit codes, the steps that are saved, what ra
     "kept": (1, train(after=CAUGHT.format(keep=True)), [0], [3], "done in", "Traceback"),
     "rank_caught": (1, launched(train(after=CAUGHT.format(keep=True))), [0], [3], "done in", "Traceback"),
     "rank_exit": (1, launched(train(after="raise SystemExit(3)")), [3], [], "after the loop", "done in"),
+    "hook": (1, train(within=HOOK), [1], [], "my hook: division by zero", "done in"),
+    "rank_hook": (1, launched(train(within=HOOK)), [1], [], "my hook: division by zero", "done in"),
+    "finally": (1, train(after=FINALLY), [1], [], "was called during a ZeroDivisionError", "done in"),
     "interrupt": (1, train(after="signal.raise_signal(signal.SIGINT)"), [-2], [], "KeyboardInterrupt", "done in"),
     "stop": (2, train(within=STOP, steps=100_000), [0, 0], None, "stopped at step", "after the loop"),
     "child": (1, train(after=CHILD), [0], [3], "done in", "Traceback"),

@@ -323,6 +323,21 @@ def test_a_custom_loop_gets_the_same_answer_on_all_ranks(ranks: Ranks) -> None:
     assert first[1] is True
 
 
+def test_should_stop_after_a_loop_of_steps_counts_nothing(tmp_path: Path) -> None:
+    with paceline.session(cpu=True, report=False, folder=tmp_path, save_every_steps=3, keep_last=99) as run:
+        run.resume(model=run.wrap(net()))
+        seen = []
+        for _ in run.epochs(3):
+            for _ in run.steps(range(2)):
+                assert not run.should_stop
+            assert not run.should_stop
+            seen.append(run.step)
+        assert not run.should_stop  # a step by hand
+        assert (seen, run.step) == ([2, 4, 6], 7)
+    saved = sorted(int(path.parent.name[5:]) for path in tmp_path.glob("checkpoints/*/complete.json"))
+    assert saved == [3, 6, 7]
+
+
 def by_hand_with_saves(folder: str, settings: dict[str, Any]) -> list[int]:
     """A hand-written loop; returns the steps at which it resumed and ended."""
     with paceline.session(cpu=True, report=False, folder=folder, keep_last=99, **settings) as run:

@@ -31,6 +31,7 @@ class Loop:
         self.micro: MicroBatch | None = None  # set while the loop's body runs
         self.weighted = False  # whether the loader counts the samples of each slice
         self.left_inside = False  # whether `step` includes one that the script left by `break` or an error
+        self.counted = False  # whether a loop of `steps` has counted the steps up to here
         self.skip = 0  # batches of a plain iterable to skip after a resume
         self._boundary = boundary
         self._gradients = gradients
@@ -97,7 +98,7 @@ class Loop:
             boundary.checkpoint_schedule.take_snapshot()
             raise
         finally:
-            self.micro = None
+            self.micro, self.counted = None, True
             self._gradients.reset()
             boundary.progress.end()
 

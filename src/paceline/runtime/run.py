@@ -238,17 +238,20 @@ class Run:
         """Whether to stop, for hand-written loops. Read it once at the end of each step, on all ranks.
 
         Each time counts a step, and saves if a save is due. All ranks get the same answer. It is also true after
-        `max_steps`. `run.steps` does not need it: that loop ends by itself.
+        `max_steps`. `run.steps` does not need it: that loop ends by itself. Inside or right after such a loop, this
+        neither counts nor saves.
         """
         loop, boundary = self._loop, self._boundary
-        in_a_step = loop.micro is not None
+        counts = loop.micro is None and not loop.counted
+        if loop.micro is None:
+            loop.counted = False
         if not loop.begun:
             loop.begun = True
             boundary.events.write("training", step=loop.step)
-        if not in_a_step and not boundary.stopping:
+        if counts and not boundary.stopping:
             loop.step += 1
             boundary.enter_epoch(loop.epoch)
-        return boundary.poll(loop.step, in_a_step=in_a_step) or loop.is_complete
+        return boundary.poll(loop.step, may_save=counts) or loop.is_complete
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint now. Call it between steps, on all ranks.
@@ -352,7 +355,11 @@ class Run:
         seed_everything(seed, deterministic)
 
     def end(self) -> None:
-        """End a session that `paceline.start` opened, before the process ends: save, and leave with all ranks."""
+        """End a session that `paceline.start` opened, before the process ends: save, and leave with all ranks.
+
+        While an exception is being handled, as in a `finally` clause, it leaves at once and saves nothing: the step may
+        be half done.
+        """
         if self._end is None:
             raise UsageError(
                 "run.end is for sessions that paceline.start opened.", hint="Leave the `with` block instead."

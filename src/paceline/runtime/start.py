@@ -43,7 +43,7 @@ def start(**settings: Any) -> Run:
     _started = _Started(opened, run)
     if is_interactive():
         opened.ignore_signals()
-    run._end = _started.end
+    run._end = _started.end_early
     return run
 
 
@@ -110,6 +110,15 @@ class _Started:
                 setattr(builtins, name, other)
         self._session.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
+    def end_early(self) -> None:
+        """End the session at the script's request. In a `finally` clause, an exception may be on its way."""
+        error = sys.exc_info()[1]
+        if isinstance(error, (StopIteration, GeneratorExit)):  # the end of some iterator
+            error = None
+        if error is not None and not isinstance(error, SystemExit) and self._is_open:
+            note(f"run.end() was called during a {type(error).__name__}: the state after the last save is lost")
+        self.end(error)
+
     @property
     def _is_open(self) -> bool:
         return _started is self and os.getpid() == self._pid
@@ -153,7 +162,7 @@ class _Started:
             return SystemExit(process.exit_code)
         if error is None and self._exit is not None and self._is_uncaught(self._exit):
             return SystemExit(self._exit.status)
-        return error
+        return error or _uncaught_error()
 
     def _is_uncaught(self, call: _ExitCall) -> bool:
         """Return whether the process ends by this call. If in doubt, it doesn't, so that the last state is saved.
@@ -163,3 +172,17 @@ class _Started:
         if call.caught is None:
             return self._run.world_size > 1 and call.step == self._run.step
         return not call.caught
+
+
+def _uncaught_error() -> BaseException | None:
+    """Return the exception that ends the process, for scripts that have replaced `sys.excepthook`.
+
+    Others may print an exception in the same way and go on. One that ends the process has left its outermost frame.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    trace = error.__traceback__ if error is not None else None
+    if trace is None or is_interactive():
+        return None
+    outermost = trace.tb_frame
+    at_top = outermost.f_back is None and outermost.f_globals.get("__name__") in ("__main__", "runpy")
+    return error if at_top else None

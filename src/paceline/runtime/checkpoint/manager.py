@@ -133,8 +133,8 @@ class CheckpointManager:
         for name in sorted(differing) if self.rank == 0 else ():
             wrap = " (if it should be the same, wrap it with run.wrap)" if states.kinds[name] == "module" else ""
             self.warn(
-                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own, which resumes on "
-                f"{self.world_size} ranks only; declare it: run.resume(..., per_rank={{{name!r}: ...}})"
+                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own; on another number of "
+                f"ranks, rank 0's is used; if that is wrong: run.resume(..., per_rank={{{name!r}: ...}})"
             )
         return self._collect()
 
@@ -280,7 +280,7 @@ class CheckpointManager:
         with CheckpointReader(folder) as reader:
             restore.load(
                 reader, self._objects, per_rank=self._per_rank, rank=self.rank, world_size=self.world_size,
-                seed=self.seed, new_group=self._get_writer_group,
+                seed=self.seed, new_group=self._get_writer_group, warn=self.warn,
             )  # fmt: skip
             marker = reader.marker
         self._last_step = marker.step if own else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +25,7 @@ def load(
     world_size: int,
     seed: int,
     new_group: Callable[[], Any],
+    warn: Callable[[str], None],
 ) -> None:
     """Load the checkpoint's state into the objects and the random generators."""
     kinds = reader.marker.objects
@@ -40,7 +40,9 @@ def load(
     rescaled = world_size != reader.marker.world_size
     for name, thing in objects.items() if rescaled else ():
         if kinds[name] == "rank":
-            _check_resumable(name, thing, states, world_size=world_size, declared=name in per_rank)
+            problem = _check_resumable(name, thing, states, world_size=world_size, declared=name in per_rank)
+            if problem and rank == 0:
+                warn(problem)
     # Loading sharded tensors is a collective, so they are all loaded together.
     targets = _Targets(reader, new_group)
     for name, thing in objects.items():
@@ -65,19 +67,39 @@ def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int) -
     return {number: reader.json(state_file(number, saved)) for number in ranks}
 
 
-def _check_resumable(name: str, thing: Any, states: Mapping[int, Any], *, world_size: int, declared: bool) -> None:
-    """Raise an error if an object has a state per rank, and doesn't know what to do with another number of ranks."""
+def _check_resumable(
+    name: str, thing: Any, states: Mapping[int, Any], *, world_size: int, declared: bool
+) -> str | None:
+    """Return a warning if all ranks will get rank 0's state although others had another.
+
+    Raises an error if the object was declared to have a state per rank.
+    """
     if state_tree.is_loader(thing) or hasattr(thing, "load_rank_states"):
-        return
-    trees = [state["objects"][name] for state in states.values()]
-    # Only an object that had a state per rank refers to tensors here; small ones are in the tree itself.
-    differ = len({json.dumps(tree) for tree in trees}) > 1 or any(state_tree.tensor_references(trees))
-    if declared or differ:
+        return None
+    if declared:
         raise CheckpointError(
             f"{name!r} has a state of its own on each of {len(states)} ranks, and can't resume on {world_size}.",
             hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: it is called on each "
             "rank with the states of all saved ranks.",
         )
+    trees = _trees_of(name, states)
+    # Only an object that had a state per rank refers to tensors here; small ones are in the tree itself.
+    differ = len({state_tree.canonical_json(tree) for tree in trees}) > 1 or any(state_tree.tensor_references(trees))
+    if not differ or _is_only_on_rank_zero(trees):
+        return None
+    return (
+        f"the state of {name!r} differed between {len(states)} ranks; now there are {world_size}, and all get that of "
+        "rank 0, unless you add a method load_rank_states(states) to it"
+    )
+
+
+def _trees_of(name: str, states: Mapping[int, Any]) -> list[Any]:
+    return [states[number]["objects"][name] for number in sorted(states)]
+
+
+def _is_only_on_rank_zero(trees: list[Any]) -> bool:
+    """Return whether ranks other than 0 had nothing to save, such as a history that only rank 0 keeps."""
+    return len(trees) > 1 and bool(trees[0]) and not any(trees[1:])
 
 
 def _load_rank_state(
@@ -94,8 +116,11 @@ def _load_rank_state(
     with _explain_errors(name):
         if rescaled and hasattr(thing, "load_rank_states"):
             thing.load_rank_states([decode(number) for number in sorted(states)])
+        elif not rescaled or (state_tree.is_loader(thing) and rank in states):
+            thing.load_state_dict(decode(rank))
         else:
-            thing.load_state_dict(decode(rank if rank in states else 0))
+            is_empty_here = rank > 0 and _is_only_on_rank_zero(_trees_of(name, states))
+            thing.load_state_dict(decode(1 if is_empty_here else 0))
 
 
 def _load_object(name: str, thing: Any, tree: Any, reader: CheckpointReader, targets: _Targets) -> None:
@@ -110,8 +135,9 @@ def _load_object(name: str, thing: Any, tree: Any, reader: CheckpointReader, tar
         return fetched[key]
 
     state = state_tree.decode(tree, fetch)
-    if isinstance(thing, torch.nn.Module) or _is_flat(state):
-        _check_keys(name, state, targets.states[name])
+    current = targets.states[name]
+    if isinstance(thing, torch.nn.Module) or (_is_flat(state) and current):  # an empty one may fill itself
+        _check_keys(name, state, current)
     with _explain_errors(name):
         thing.load_state_dict(state)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from paceline.contract.checkpoint.safetensors import Piece, make_header
-from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
+from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, canonical_json
 
 SMALL = 1 << 20  # smaller pieces are packed on a GPU before they are copied to the host
 MIN_SHARE = 1 << 18  # fewer bytes are not worth a file of their own
@@ -120,7 +119,7 @@ def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         samples.setdefault((tensor.device, tensor.dtype), []).append(flat[:: max(1, len(flat) // per_tensor)])
-    digest = hashlib.blake2b(json.dumps(tree).encode(), digest_size=7)  # an int64, also when negated
+    digest = hashlib.blake2b(canonical_json(tree).encode(), digest_size=7)  # an int64, also when negated
     digest.update(str([tensor.shape for tensor in tensors]).encode())
     for parts in samples.values():
         raw = torch.cat(parts).view(torch.uint8).cpu()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import collections
 import ctypes
+import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -264,6 +265,22 @@ def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
         return fetch(value)
     body = value[tag]
     return DECODERS[tag](body, lambda item: decode(item, fetch))
+
+
+def canonical_json(tree: Any) -> str:
+    """Return a tree as text that doesn't depend on the order of its sets and dicts, which may differ between ranks."""
+    return json.dumps(_sort_unordered(tree), sort_keys=True)
+
+
+def _sort_unordered(value: Any) -> Any:
+    if type(value) is list:
+        return [_sort_unordered(item) for item in value]
+    if type(value) is not dict:
+        return value
+    tag = next(iter(value), "")
+    if tag in ("$set", "$dict", "$counter"):
+        return {tag: sorted(canonical_json(item) for item in value[tag])}
+    return {key: _sort_unordered(item) for key, item in value.items()}
 
 
 def tensor_references(value: Any) -> Iterator[dict[str, Any]]:

@@ -158,15 +158,15 @@ class Boundary:
             self._save(step, wait=True)
         self._stop(step)
 
-    def poll(self, step: int, *, in_a_step: bool) -> bool:
-        """Run the boundary of a hand-written loop: save if due. Returns whether to stop."""
+    def poll(self, step: int, *, may_save: bool) -> bool:
+        """Run the boundary of a hand-written loop. Returns whether to stop."""
         self.heartbeat.state = max(self.heartbeat.state, RUNNING)
         self.heartbeat.write(step)
         self.consensus.tick += 1
         if not self.stopping and self.consensus.tick >= self.consensus.due:
             self._run_consensus()
         due = self._save_requested or self.checkpoint_schedule.due_by_step(step)
-        if due and not self.stopping and not in_a_step:
+        if due and may_save and not self.stopping:
             self._save(step)
         return self.stopping
 
