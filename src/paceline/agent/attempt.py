@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from paceline.agent import failures, restart_policy
 from paceline.agent.failures import Failure, RankExit, Termination
 from paceline.agent.health import exit_monitor, hang_detection, independence
-from paceline.agent.health.exit_monitor import FINISHED_STATES, ExitMonitor, IdleRank
+from paceline.agent.health.exit_monitor import ExitMonitor, IdleRank, has_finished
 from paceline.agent.health.hang_reports import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
@@ -203,7 +203,8 @@ class Attempt:
         rank = self.rank_of[rank_exit.local_rank]
         heartbeat = self.heartbeats.read(rank_exit.local_rank)
         failure = None
-        if self.ends_finished and heartbeat.state in FINISHED_STATES:
+        script_ended = self.heartbeats.has_script_ended(rank_exit.local_rank)
+        if self.ends_finished and has_finished(heartbeat.state, script_ended=script_ended):
             rank_exit = Exit(rank_exit.local_rank, 0, rank_exit.time)
         elif rank_exit.code < 0 and self.termination.started and self.folder.error(rank).exists():
             # It had failed on its own, and was slow to exit.
@@ -257,14 +258,17 @@ class Attempt:
             self._end_lingering(lingering)
 
     def _end_lingering(self, lingering: list[IdleRank]) -> None:
-        """On the head agent: end ranks that do nothing although others have exited, and say why."""
+        """On the head agent: end ranks that do nothing although others have exited, or warn; say why."""
         detected = time.time()
         self.hang_monitor.dump_all_stacks(set(self.rank_of) - self.ended)
-        failure = self.exit_monitor.failure(lingering, detected)
+        is_overdue = self.exit_monitor.is_overdue(lingering)
+        failure = self.exit_monitor.failure(lingering, detected) if is_overdue else None
         if failure is not None and not self.stop.requested:
             self._fail(failure)
             return
         self.say(f"warning: {self.exit_monitor.describe(lingering)}; stacks: {self.folder.path}/stacks-*.txt")
+        if not is_overdue:
+            return
         self.rendezvous.send({"kind": "end"})
         self._end_finished()
 

@@ -1,8 +1,11 @@
-"""The heartbeat file of a node: its layout, and the states of a rank."""
+"""The heartbeat file of a node: its layout, the states of a rank, and how it records the end of its script."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import struct
+from contextlib import suppress
 
 # Each node has one file, in memory (/dev/shm or the temporary folder), mapped by the agent and the ranks: a header that
 # the agent writes, then one slot per local rank that only this rank writes. A heartbeat costs no system call, and a
@@ -21,6 +24,9 @@ COORDINATION = struct.Struct("=q")
 # ended without having read it.
 UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
 
+# 1 once the script has ended normally, its threads and exit handlers included: only the process is still to exit.
+SCRIPT_ENDED = struct.Struct("=q")
+
 
 def slot_offset(local_rank: int) -> int:
     """Return where the slot of a local rank begins."""
@@ -31,5 +37,27 @@ def coordination_offset(local_rank: int) -> int:
     return slot_offset(local_rank) + SLOT.size
 
 
+def script_ended_offset(local_rank: int) -> int:
+    return coordination_offset(local_rank) + COORDINATION.size
+
+
 def file_size(ranks: int) -> int:
     return SLOT_SIZE * (ranks + 1)
+
+
+class ScriptEnd:
+    """Writes `SCRIPT_ENDED` at exit if `is_normal` is set by then.
+
+    Create it before the script runs: exit handlers run in reverse order, and the script's own may still be at work.
+    """
+
+    def __init__(self, path: str, local_rank: int) -> None:
+        self.is_normal = False
+        self._path, self._offset, self._pid = path, script_ended_offset(local_rank), os.getpid()
+        atexit.register(self._write)
+
+    def _write(self) -> None:
+        if not self.is_normal or os.getpid() != self._pid:  # a process that the script has forked
+            return
+        with suppress(OSError), open(self._path, "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), SCRIPT_ENDED.pack(1), self._offset)

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from paceline.agent.health import exit_monitor
+from paceline.agent.health.exit_monitor import ExitMonitor
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.usage import Usage, tree_usage
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED, SLOT, slot_offset
-from tests.agent.conftest import Launch
+from tests.agent.conftest import Launch, until
 
 # Rank 0 exits at once; rank 1 writes a state as the runtime does (0: it has none), and stays.
 STAYS = f"""
@@ -18,45 +32,120 @@ if STATE: send_heartbeat(STATE)
 if os.environ["RANK"] == "0": sys.exit(0)
 """
 IDLE = "time.sleep(3600)\n"
+# As a deadlock in a destructor, after the script and its exit handlers.
+IDLE_AT_EXIT = """
+class Stays:
+    def __del__(self, sleep=time.sleep): sleep(3600)
+stays = Stays()
+"""
+ENDS = {
+    "without the runtime": (0, IDLE, "failed"),
+    "after its session": (FINISHED, IDLE, "failed"),
+    "in an exit handler": (FINISHED, "import atexit\natexit.register(lambda: time.sleep(3600))\n", "failed"),
+    "after its script": (FINISHED, IDLE_AT_EXIT, "done"),
+    "after it has saved and stopped": (SAVED_AND_STOPPED, IDLE, "stopped"),
+}
 
 
-@pytest.mark.parametrize(("state", "verdict"), [(0, "failed"), (FINISHED, "done"), (SAVED_AND_STOPPED, "stopped")])
-def test_lingering_ranks_are_ended(launch: Launch, state: int, verdict: str) -> None:
-    """If the runtime has finished, only the process did not exit, and the work is complete."""
-    started = launch(f"STATE = {state}\n{STAYS}{IDLE}", exit_timeout=0.8, max_restarts=2)
+@pytest.mark.parametrize(("state", "idle", "verdict"), ENDS.values(), ids=ENDS)
+def test_lingering_ranks_are_ended(launch: Launch, state: int, idle: str, verdict: str) -> None:
+    """If the script has ended, only the process did not exit, and the work is complete."""
+    started = launch(f"STATE = {state}\n{STAYS}{idle}", exit_timeout=0.8, max_restarts=2)
     assert started.wait() == (1 if verdict == "failed" else 0), started.err()
     assert started.verdicts() == (verdict, verdict)
     if verdict == "failed":
         assert (started.failure()["cause"], started.failure()["rank"]) == ("lingered", 1)
-        assert "did nothing for 0.8 s after other ranks had exited" in started.err()
+        assert "did nothing for 0.8 s after other ranks had exited; --exit-timeout changes that" in started.err()
         assert "no restart: some ranks had already finished" in started.err()
     else:
         assert "these were ended after 0.8 s without progress: rank 1 on" in started.err()
     assert "train.py" in started.attempt().stacks(1).read_text()
 
 
-# Each for longer than the timeout: it computes, downloads, sends heartbeats, waits for a process that computes.
+# Each for longer than the timeout: it computes, downloads, sends through a socket, sends heartbeats, waits for a
+# process that computes, and for one that does nothing itself.
 WORKS = """
-end = time.time() + 2
+end = time.time() + 1.5
 while time.time() < end: pass
-for _ in range(20):
+for _ in range(15):
     time.sleep(0.1)
     with open("part", "ab") as file: file.write(bytes(1000))
-for _ in range(20):
+import socket
+with socket.create_connection(("127.0.0.1", PORT)) as connection:
+    for _ in range(15):
+        time.sleep(0.1)
+        connection.sendall(bytes(1000))
+for _ in range(15):
     time.sleep(0.1)
     send_heartbeat(2)
 import subprocess
-subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 2: pass"])
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
+subprocess.run(["sleep", "2"])
 open("worked", "w").close()
 """
 
 
-def test_a_rank_that_works_may_outlive_the_others(launch: Launch) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The port of a server that reads what it is sent."""
+
+    def read() -> None:
+        connection, _ = server.accept()
+        while connection.recv(1 << 16):
+            pass
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=read, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> None:
     """And another one, idle, may wait for it."""
     waits = "if os.environ['RANK'] == '2':\n    while not os.path.exists('worked'): time.sleep(0.05)\n    sys.exit(0)\n"
-    started = launch(f"STATE = 0\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=1.5)
+    started = launch(f"STATE, PORT = 0, {port}\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=1.0)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
+    assert started.err().count("they may wait for child processes, so they are ended only after 10 s") == 1
+
+
+def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, cpu = 1000.0, 0.0
+    monkeypatch.setattr(exit_monitor, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(exit_monitor, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids})
+    launched: Any = SimpleNamespace(
+        launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0), attempt=None, ranks=lambda: [(0, 0), (1, 1)],
+        placement=SimpleNamespace(is_head=True, count=1, host="a"),
+    )  # fmt: skip
+    workers: Any = SimpleNamespace(pids=lambda: {1: os.getpid()})
+    rendezvous: Any = SimpleNamespace(send=lambda message: None)
+    heartbeats = Heartbeats(2)
+    monitor = ExitMonitor(launched, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+    for seconds in (0.0, 5.0, 5.0, 600.0, 5.0, 5.0):
+        now, cpu = now + seconds, cpu + 2.0
+        assert monitor.check({1}, ended_agents=()) == []
+    for _ in range(5):  # it does nothing from now on
+        now += 5.0
+        assert monitor.check({1}, ended_agents=()) == []
+    now += 5.0
+    assert [(idle.rank, idle.seconds) for idle in monitor.check({1}, ended_agents=())] == [(1, 30.0)]
+    heartbeats.remove()
+
+
+def test_any_thread_may_wait_for_a_disk(tmp_path: Path) -> None:
+    """As one that starts a process: uninterruptible, until the child has opened its files."""
+    os.mkfifo(tmp_path / "fifo")
+    script = """
+import os, sys, threading
+action = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)
+thread = threading.Thread(target=os.posix_spawn, args=("/bin/true", ["true"], {}), kwargs={"file_actions": [action]})
+thread.start()
+thread.join()
+"""
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "fifo")]) as process:
+        until(lambda: tree_usage([process.pid])[process.pid].is_suspended, "a thread that waits")
+        with (tmp_path / "fifo").open("w"):
+            assert process.wait() == 0
 
 
 @pytest.mark.slow

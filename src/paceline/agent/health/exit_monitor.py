@@ -1,7 +1,7 @@
 """The exit monitor: finds ranks that linger, i.e. do nothing although others of the run have exited.
 
 A rank may legitimately outlive the others, e.g. to evaluate or to upload a model. So none of them counts as lingering
-as long as one of them makes progress: the rest may wait for it.
+as long as one of them makes progress: the rest may wait for it. And a rank with child processes may wait for a child.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from typing import Any
 
 from paceline.agent import restart_policy
 from paceline.agent.failures import Failure
-from paceline.agent.health.hang_detection import process_state
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.usage import Usage, tree_usage
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
-from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED
+from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
 
 # The kinds of messages: all agents begin to watch their ranks; a member reports to the head agent.
 RANK_EXITED, REPORT = KINDS = ("rank_exited", "idle")
 CHECKS = 6  # per timeout
-FINISHED_STATES = (SAVED_AND_STOPPED, FINISHED)
+PAUSE = 2.0  # seconds; after a longer time without a check, the whole job may have been suspended
+WITH_CHILDREN = 10  # times the timeout for ranks that may wait for a child process
 # A rank that uses more than this, its child processes included, makes progress.
 BUSY_CPU = 0.01  # of one core
 BUSY_IO = 1024  # bytes per second
+HINT = "--exit-timeout changes that, and 0s means never"
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,35 @@ class IdleRank:
     host: str
     state: int
     seconds: float
+    script_ended: bool
+    has_children: bool
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may wait for a child process, which may do the work."""
+        return self.has_children and self.state != SAVED_AND_STOPPED
 
     @property
     def has_finished(self) -> bool:
-        """Whether the runtime has completed its part: only the process did not exit."""
-        return self.state in FINISHED_STATES
+        """Whether only its process did not exit: no work is lost."""
+        return has_finished(self.state, script_ended=self.script_ended) and not self.may_wait
+
+
+def has_finished(state: int, *, script_ended: bool) -> bool:
+    """Whether a rank has completed its script, or has saved and stopped."""
+    return script_ended or state == SAVED_AND_STOPPED
 
 
 @dataclass
 class _Activity:
-    usage: processes.Usage | None
+    usage: Usage | None
     heartbeat: float  # time of the last one
     since: float  # when it last made progress
 
     def differs(self, before: _Activity, elapsed: float) -> bool:
         """Whether the rank has made progress since `before`."""
         now, then = self.usage, before.usage
-        if now is None or then is None or self.heartbeat != before.heartbeat:
+        if now is None or then is None or self.heartbeat != before.heartbeat or now.is_suspended:
             return True
         return abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed or abs(now.io - then.io) >= BUSY_IO * elapsed
 
@@ -67,7 +81,7 @@ class ExitMonitor:
         self._workers, self._heartbeats, self._rendezvous = workers, heartbeats, rendezvous
         self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self._timeout = launch.launch_spec.exit_timeout
-        self._is_watching = False
+        self._is_watching = self._has_warned = False
         self._last_check = 0.0
         self._activity: dict[int, _Activity] = {}  # by local rank
         self._reported: dict[int, list[IdleRank]] = {}  # by agent
@@ -79,11 +93,16 @@ class ExitMonitor:
             self._reported[int(message["from"])] = [IdleRank(*fields) for fields in message["ranks"]]
 
     def check(self, local_ranks: Collection[int], *, ended_agents: Collection[int]) -> list[IdleRank]:
-        """Report these ranks, which have not ended, to the head agent; there, return all ranks if they linger."""
-        now = time.monotonic()
-        if not self._timeout or now - self._last_check < self._timeout / CHECKS:
+        """Report these ranks, which have not ended, to the head agent; there, return all ranks if they linger.
+
+        Ranks that are not overdue yet are returned once, for a warning.
+        """
+        now, interval = time.monotonic(), self._timeout / CHECKS
+        if not self._timeout or now - self._last_check < interval:
             return []
         elapsed, self._last_check = now - self._last_check, now
+        if elapsed > max(2 * interval, PAUSE):
+            self._activity.clear()
         pids = self._pids(local_ranks)
         if not self._is_watching:
             if len(pids) == len(self._rank_of):
@@ -99,7 +118,19 @@ class ExitMonitor:
         if not running <= set(self._reported):
             return []
         idle = [rank for agent in sorted(running) for rank in self._reported[agent]]
-        return idle if idle and min(rank.seconds for rank in idle) >= self._timeout else []
+        if not idle or min(rank.seconds for rank in idle) < self._timeout:
+            return []
+        if self._has_warned and not self.is_overdue(idle):
+            return []
+        self._has_warned = True
+        return idle
+
+    def is_overdue(self, idle: list[IdleRank]) -> bool:
+        """Whether these ranks have made no progress for so long that they are to be ended."""
+        return min(rank.seconds for rank in idle) >= self._limit(idle)
+
+    def _limit(self, idle: list[IdleRank]) -> float:
+        return self._timeout * (WITH_CHILDREN if any(rank.may_wait for rank in idle) else 1)
 
     def failure(self, lingering: list[IdleRank], detected: float) -> Failure | None:
         """Return the failure of the first rank that has not finished; None if only their processes did not exit."""
@@ -108,13 +139,19 @@ class ExitMonitor:
             return None
         first, *rest = unfinished
         others = f", as did {_names(rest)}" if rest else ""
-        message = f"it did nothing for {self._timeout:g} s after other ranks had exited{others}"
+        message = f"it did nothing for {self._limit(lingering):g} s after other ranks had exited{others}; {HINT}"
         log = str(self._attempt.stacks(first.rank))
         return Failure(restart_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log)
 
     def describe(self, lingering: list[IdleRank]) -> str:
-        ranks = _names(lingering)
-        return f"other ranks had exited, so these were ended after {self._timeout:g} s without progress: {ranks}"
+        """Say what is done about these ranks."""
+        ranks, limit = _names(lingering), self._limit(lingering)
+        if self.is_overdue(lingering):
+            return f"other ranks had exited, so these were ended after {limit:g} s without progress: {ranks}"
+        return (
+            f"other ranks have exited, and these have made no progress for {self._timeout:g} s: {ranks}; "
+            f"they may wait for child processes, so they are ended only after {limit:g} s; {HINT}"
+        )
 
     def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
         """Map the ranks that still run to their processes; 0 if not known.
@@ -127,17 +164,19 @@ class ExitMonitor:
         return {rank: pid for rank, pid in pids.items() if not pid or processes.is_alive(pid)}
 
     def _idle_ranks(self, pids: Mapping[int, int], now: float, elapsed: float) -> list[IdleRank]:
-        usage = processes.tree_usage(pids.values())
+        usage = tree_usage(pids.values())
         found = []
         for local_rank, pid in sorted(pids.items()):
             heartbeat = self._heartbeats.read(local_rank)
             before = self._activity.get(local_rank)
             activity = _Activity(usage.get(pid), heartbeat.time, since=now)
-            if before is not None and not activity.differs(before, elapsed) and process_state(pid) != "D":
+            if before is not None and not activity.differs(before, elapsed):
                 activity.since = before.since
             self._activity[local_rank] = activity
-            rank, host = self._rank_of[local_rank], self._placement.host
-            found.append(IdleRank(rank, host, heartbeat.state, round(now - activity.since, 3)))
+            found.append(IdleRank(
+                self._rank_of[local_rank], self._placement.host, heartbeat.state, round(now - activity.since, 3),
+                self._heartbeats.has_script_ended(local_rank), bool(activity.usage and activity.usage.has_children),
+            ))  # fmt: skip
         return found
 
 

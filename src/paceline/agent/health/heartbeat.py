@@ -16,9 +16,11 @@ from paceline.contract.heartbeat_file import (
     COORDINATION,
     HEADER,
     READY,
+    SCRIPT_ENDED,
     SLOT,
     coordination_offset,
     file_size,
+    script_ended_offset,
     slot_offset,
 )
 
@@ -74,6 +76,10 @@ class Heartbeats:
         """Return what a rank knows of the others."""
         coordination: int = COORDINATION.unpack_from(self._map, coordination_offset(local_rank))[0]
         return coordination
+
+    def has_script_ended(self, local_rank: int) -> bool:
+        """Whether nothing of the rank's script is left to run, although its process may still exist."""
+        return bool(SCRIPT_ENDED.unpack_from(self._map, script_ended_offset(local_rank))[0])
 
     def remove(self) -> None:
         self._map.close()

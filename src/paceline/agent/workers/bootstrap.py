@@ -27,7 +27,7 @@ from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env, process
-from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
+from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
 from paceline.contract.verdict import STOPPED_EXIT
@@ -94,6 +94,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
     process.wait_for_torch_at_exit()
+    script_end = ScriptEnd(spec["heartbeat"], local_rank)
     _set_signals()
     _set_streams(rank)
     processes.name_process(f"rank-{rank}")
@@ -108,11 +109,12 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
         _run_program(spec)
-        process.exit_code = 0
+        process.exit_code, script_end.is_normal = 0, is_rank
         if probe is not None:
             probe.conclude()
     except SystemExit as leaving:
         process.exit_code = leaving.code or 0
+        script_end.is_normal = is_rank and process.exit_code in (0, STOPPED_EXIT)
         if probe is not None and not leaving.code:
             probe.conclude()
         if leaving.code == STOPPED_EXIT and is_rank:

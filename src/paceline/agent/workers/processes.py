@@ -6,19 +6,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from paceline.contract.process import prctl
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-class Usage(NamedTuple):
-    cpu: float  # seconds
-    io: int  # bytes read and written
 
 
 def adopt_orphans() -> None:
@@ -31,7 +25,7 @@ def name_process(name: str) -> None:
     prctl(_PR_SET_NAME, name.encode()[:15])
 
 
-def _read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:
+def read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:
     """Map every running process, or every zombie, to the fields of /proc/PID/stat from its state on."""
     stats = {}
     for entry in os.listdir("/proc") if sys.platform == "linux" else ():
@@ -46,14 +40,10 @@ def _read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:
     return stats
 
 
-def descendants(root: int) -> set[int]:
+def descendants(root: int, stats: Mapping[int, list[bytes]] | None = None) -> set[int]:
     """Return all running processes below this one."""
-    return _descendants(root, _read_stats())
-
-
-def _descendants(root: int, stats: Mapping[int, list[bytes]]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for process, fields in stats.items():
+    for process, fields in (read_stats() if stats is None else stats).items():
         children.setdefault(int(fields[1]), []).append(process)
     found: set[int] = set()
     pending = [root]
@@ -67,27 +57,7 @@ def _descendants(root: int, stats: Mapping[int, list[bytes]]) -> set[int]:
 
 def dead_children(parent: int) -> set[int]:
     """Return the children that have ended and not been reaped."""
-    return {pid for pid, fields in _read_stats(dead=True).items() if int(fields[1]) == parent}
-
-
-def tree_usage(roots: Iterable[int]) -> dict[int, Usage]:
-    """Return what each of these processes has used, together with its descendants. Those that are gone are left out."""
-    stats = _read_stats()
-    usage = {}
-    for root in set(roots) & set(stats):
-        tree = {root, *_descendants(root, stats)}
-        # User and system time, of the process and of its children that have ended.
-        ticks = sum(int(count) for pid in tree for count in stats[pid][11:15])
-        usage[root] = Usage(ticks / os.sysconf("SC_CLK_TCK"), sum(map(_transferred, tree)))
-    return usage
-
-
-def _transferred(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+    return {pid for pid, fields in read_stats(dead=True).items() if int(fields[1]) == parent}
 
 
 def is_alive(pid: int) -> bool:

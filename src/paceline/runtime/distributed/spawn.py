@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.contract import env
-from paceline.contract.heartbeat_file import READY
+from paceline.contract.heartbeat_file import READY, ScriptEnd
 from paceline.contract.launcher_variables import SPAWNED
 from paceline.contract.process import die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
@@ -100,12 +100,14 @@ def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str
     die_with_parent(parent)
     # Ctrl-C reaches all processes of the terminal. Only the parent acts on it, so there is one traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    attempt, rank = _attempt(), int(variables[env.RANK])
+    attempt, rank, local_rank = _attempt(), int(variables[env.RANK]), int(variables[env.LOCAL_RANK])
+    script_end = ScriptEnd(LaunchContext.read().heartbeat_file or "", local_rank)
     if attempt is not None:
         _dump_stacks_on_request(attempt.stacks(rank))
-        _report_ready(int(variables[env.LOCAL_RANK]))
+        _report_ready(local_rank)
     try:
         fn(*args)
+        script_end.is_normal = True
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         _report(attempt, rank, type=type(error).__name__, message=str(error), traceback=text)
