@@ -143,9 +143,30 @@ thread.start()
 thread.join()
 """
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "fifo")]) as process:
-        until(lambda: tree_usage([process.pid])[process.pid].is_suspended, "a thread that waits")
-        with (tmp_path / "fifo").open("w"):
-            assert process.wait() == 0
+        try:
+            until(lambda: tree_usage([process.pid])[process.pid].is_suspended, "a thread that waits")
+        finally:
+            os.close(os.open(tmp_path / "fifo", os.O_RDWR))
+
+
+def test_bytes_sent_through_a_socket_count(port: int) -> None:
+    script = f"""
+import socket
+with socket.create_connection(("127.0.0.1", {port})) as connection:
+    input("ready")
+    connection.sendall(bytes(1_000_000))
+    input()
+"""
+    command = [sys.executable, "-u", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.read(5)
+        before = tree_usage([process.pid])[process.pid].io
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until(lambda: tree_usage([process.pid])[process.pid].io - before >= 1_000_000, "the bytes to be counted")
+        process.communicate(b"\n")
 
 
 @pytest.mark.slow
