@@ -37,7 +37,7 @@ WRONG = {
     "a string for a list": ('[environment]\nmodules = "cuda"', ['modules = "cuda" in [environment] of FILE']),
     "a list in variables": ("[environment.variables]\nA = [1]", ["variables = {A} in [environment]", "a number for A"]),
     "a bad variable": ('[environment.variables]\n"A B" = "1"', ["variables = {A B} in [environment]", "'A B'"]),
-    "a variable of ours": ("[environment.variables]\nRANK = 1", ["{RANK} in [environment]", "Paceline sets RANK"]),
+    "a variable of ours": ("[environment.variables]\nRANK = 1", ["{RANK} in [environment]", "RANK is for Paceline"]),
     "a number for a table": ("job = 3", ["Invalid job = 3 in FILE: use a table."]),
     "a bad time": ('[job]\ntime = "7x"', ['Invalid time = "7x" in [job] of FILE: use a duration such as 90m']),
     "a bare time": ("[job]\ntime = 30", ['time = 30 in [job] of FILE: use a duration such as "30m" or "2:30:00".']),
@@ -93,8 +93,9 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
         (("--env", "environment.variables", {"A B": "hush"}), "Invalid --env {A B}: use letters, digits and _"),
         (("--env", "environment.variables", {"A": "a\0b"}), "Invalid --env {A}: use a string without NUL"),
         (("--env", "environment.variables", {"A": "1", "MASTER_ADDR": "hush"}),
-         "Invalid --env {A, MASTER_ADDR}: use other names: Paceline sets MASTER_ADDR for each rank."),
-        (("--env", "environment.variables", {"PACELINE_RUN": "hush"}), "Paceline sets PACELINE_RUN for"),
+         "Invalid --env {A, MASTER_ADDR}: use other names: MASTER_ADDR is for Paceline to set; remove it."),
+        (("--env", "environment.variables", {"PACELINE_RUN": "hush"}), "PACELINE_RUN is for Paceline to set"),
+        (("--env", "environment.variables", {"NODE_RANK": "hush"}), "NODE_RANK is for Paceline to set"),
     ],
 )  # fmt: skip
 def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_path: Path) -> None:
@@ -102,6 +103,11 @@ def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_
         load(tmp_path, "", flag)
     assert message in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+def test_variables_that_set_up_the_command_line_are_the_users(tmp_path: Path) -> None:
+    variables = {"PACELINE_SCRATCH": "/s", "PACELINE_SANDBOX": "/b"}
+    assert dict(load(tmp_path, "", ("--env", "environment.variables", variables)).environment.variables) == variables
 
 
 def test_a_time_limit_is_read_as_slurm_reads_it(tmp_path: Path) -> None:

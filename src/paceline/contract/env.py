@@ -37,12 +37,16 @@ ROLE_RANK = "ROLE_RANK"
 ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"
 ROLE_NAME = "ROLE_NAME"
 
-_SET_PER_RANK = frozenset({
+NODE_RANK = "NODE_RANK"  # not set, but frameworks read it: one value for all nodes would mislead them
+
+_LAUNCHER_VARIABLES = frozenset({
     RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RUN_ID,
-    RESTART_COUNT, MAX_RESTARTS, USE_AGENT_STORE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME,
+    RESTART_COUNT, MAX_RESTARTS, USE_AGENT_STORE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, NODE_RANK,
 })  # fmt: skip
+
+_USER_VARIABLES = frozenset({"PACELINE_SCRATCH", "PACELINE_SANDBOX"})  # settings of the command line
 
 
 def is_owned(name: str) -> bool:
-    """Return whether Paceline sets this variable itself, so that a user's value would have no effect."""
-    return name in _SET_PER_RANK or name.startswith("PACELINE_")
+    """Return whether this variable is the launcher's, so that a user's value would have no effect or mislead."""
+    return name in _LAUNCHER_VARIABLES or (name.startswith("PACELINE_") and name not in _USER_VARIABLES)

@@ -60,12 +60,12 @@ class LaunchSpec:
     def run_number(self) -> int:
         """The run as a number, the same on all nodes, in all attempts and in all job starts.
 
-        Scripts call `int()` on TORCHELASTIC_RUN_ID. It has 52 bits, so that a float holds it too.
+        Scripts call `int()` on TORCHELASTIC_RUN_ID, and use it as a seed: 31 bits fit everywhere.
         """
         import hashlib  # not at the top: the zygote should start first
 
         path = "/".join((self.scratch, self.project, self.experiment, self.run_id))
-        return int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:13], 16)
+        return int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) >> 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

@@ -123,6 +123,7 @@ def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Pa
         assert sorted(started.log(rank).split()) == ["err", "out"]
     run_ids = {int(report["variables"]["TORCHELASTIC_RUN_ID"]) for report in reports}
     assert run_ids == {LaunchSpec.from_json(started.run.launch_spec.read_text()).run_number}
+    assert max(run_ids) < 2**31, "scripts seed numpy with it"
     for first, second in zip(reports[0]["random"], reports[1]["random"], strict=True):
         assert first != second, "no seed was set: ranks must differ, as processes do"
     assert (started.out().split(), started.err().split()) == (["out"], ["err"]), "rank 0 alone is shown"

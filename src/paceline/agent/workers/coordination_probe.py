@@ -25,7 +25,15 @@ SECONDS = 30.0  # from the first optimizer step: a script may try a few steps be
 STEPS = 3
 
 # Whoever reads one of these knows of other ranks. `init_process_group` reads the address, even if it is given the rank.
-VARIABLES = {env.RANK, env.LOCAL_RANK, env.WORLD_SIZE, env.LOCAL_WORLD_SIZE, env.GROUP_RANK, "ROLE_RANK", "NODE_RANK"}
+VARIABLES = {
+    env.RANK,
+    env.LOCAL_RANK,
+    env.WORLD_SIZE,
+    env.LOCAL_WORLD_SIZE,
+    env.GROUP_RANK,
+    env.ROLE_RANK,
+    env.NODE_RANK,
+}
 VARIABLES |= {env.MASTER_ADDR, env.MASTER_PORT}
 VARIABLES |= {
     name for row in TABLE for name in (row.rank, row.world_size, row.local_rank, row.local_world_size) if name
