@@ -54,13 +54,14 @@ def make_share(
     world_size: int,
 ) -> Share:
     """Return the share of `rank`, with its own tensors. Wider elements come first, so that every piece is aligned."""
-    digest = _digest(tensors, sharded, rank_zero)
+    digest, all_tensors = _digest(tensors, sharded, rank_zero), tensors
     if rank_zero:
         own = {**own, **{name: tensors[name] for name in rank_zero}} if rank == 0 else own
         tensors = {name: tensor for name, tensor in tensors.items() if name not in rank_zero}
-    total = sum(tensor.nbytes for tensor in tensors.values())
+    total = sum(tensor.nbytes for tensor in all_tensors.values())
+    first = total - sum(tensor.nbytes for tensor in tensors.values())  # bytes that rank 0 writes in any case
     writers = max(1, min(world_size, total // MIN_SHARE))
-    low, high = (total * rank // writers, total * (rank + 1) // writers) if rank < writers else (total, total)
+    low, high = (max(0, total * min(number, writers) // writers - first) for number in (rank, rank + 1))
     pieces: list[Piece] = []
     position = offset = 0
     for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key):
