@@ -28,7 +28,7 @@ resource_tracker.ensure_running()
 
 
 # Long files first, so that no worker starts one of them when the others have nothing left to do.
-LONGEST = ("slurm", "docs", "fault_tolerance", "examples", "sandbox", "agent", "cluster", "runtime", "sweep", "cli")
+LONGEST = ("slurm", "guests", "docs", "fault_tolerance", "examples", "sandbox", "agent", "cluster", "runtime", "sweep")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

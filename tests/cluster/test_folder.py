@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cluster.local.machine import usable_gpus
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import path_in_snapshot, snapshot_code
+from paceline.cluster.runs.prepare import path_in_run, snapshot_code
 from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import RunPath, new_run_id
@@ -124,11 +124,12 @@ def test_snapshots_exclude_runs_wherever_they_are(scratch: str, tmp_path: Path) 
         assert (run_path.folder.code / "train.py").is_file()
 
 
-def test_path_in_snapshot(tmp_path: Path) -> None:
+def test_path_in_run(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p")
     run_path = RunPath(tmp_path / "s", "p", "e", "id")
-    assert path_in_snapshot(Path("a/train.py"), job=job, run_path=run_path) == run_path.folder.code / "a" / "train.py"
-    assert path_in_snapshot(Path("../other.py"), job=job, run_path=run_path) == tmp_path / "other.py"
+    work = run_path.folder.path / "work" / "p"
+    assert path_in_run(Path("a/train.py"), job=job, run_path=run_path) == work / "a" / "train.py"
+    assert path_in_run(Path("../other.py"), job=job, run_path=run_path) == tmp_path / "other.py"
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -146,7 +146,9 @@ thread.join()
         try:
             until(lambda: tree_usage([process.pid])[process.pid].is_suspended, "a thread that waits")
         finally:
-            os.close(os.open(tmp_path / "fifo", os.O_RDWR))
+            writer = os.open(tmp_path / "fifo", os.O_RDWR)  # open until the end: the child may come late
+            process.wait()
+            os.close(writer)
 
 
 def test_bytes_sent_through_a_socket_count(port: int) -> None:
