@@ -12,7 +12,8 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
-from paceline.runtime.training.wrap import FSDPModel, WrappedModel, Wrapper
+from paceline.runtime.training.fsdp import FSDPModel
+from paceline.runtime.training.wrap import WrappedModel, Wrapper
 
 _NO_AUTOCAST = contextlib.nullcontext()
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

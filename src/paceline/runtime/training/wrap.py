@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
+from paceline.runtime.training.fsdp import FSDPModel, replace_parameters, shard
 
 Model = TypeVar("Model", bound=nn.Module)
 MODES = ("auto", "none", "ddp", "fsdp")
@@ -115,25 +116,6 @@ class DDPModel:
             dist.broadcast(buffer, src=0)
 
 
-class FSDPModel:
-    """A model whose parameters FSDP2 has sharded over the ranks."""
-
-    saw_forward = True
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def set_gradient_sync(self, on: bool) -> None:
-        self.model.set_requires_gradient_sync(on)  # type: ignore[operator]
-
-    def reduce_missed_gradients(self) -> None:
-        """Do nothing: FSDP2's hooks are on the modules themselves and miss no gradient."""
-
-    def sync_buffers(self) -> None:
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, src=0)
-
-
 class LocalModel:
     """A model that is not shared: there is one rank, it has no trainable parameters, or mode is "none"."""
 
@@ -195,25 +177,9 @@ class Wrapper:
 
     def _shard(self, model: nn.Module, layers: Any, options: dict[str, Any]) -> WrappedModel:
         if self.world_size == 1:
-            # As with several ranks, the parameters become new objects: the same mistakes show up on a laptop.
-            _replace_parameters(model)
+            replace_parameters(model)
             return LocalModel(model)
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        # Each rank keeps a shard of its own initial values, so all ranks must start from the same model.
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.data, src=0)
-        options.setdefault("mesh", init_device_mesh(self.device.type, (self.world_size,)))
-        if self.low_precision is not None:
-            options.setdefault(
-                "mp_policy", MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
-            )
-        # Inner blocks first: an outer one takes whatever parameters are left. A shared block appears once.
-        for block in reversed(list(dict.fromkeys(fsdp_blocks(model, layers)))):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
-        return FSDPModel(model)
+        return shard(model, device=self.device, low_precision=self.low_precision, layers=layers, options=options)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
         """Return an optimizer's parameters. Raises UsageError if one does not belong to a wrapped model."""
@@ -267,25 +233,6 @@ class Wrapper:
         from torch.distributed.algorithms.join import Join
 
         return Join(joinable)
-
-
-def fsdp_blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
-    """Return the modules that FSDP2 gathers one at a time: those of the given classes, or the items of ModuleLists."""
-    if layers is not None:
-        kinds = tuple(layers) if isinstance(layers, Iterable) else (layers,)
-        return [each for each in model.modules() if isinstance(each, kinds) and each is not model]
-    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-    entries = [entry for each in lists for entry in each if not isinstance(entry, (nn.ModuleList, nn.ModuleDict))]
-    return [entry for entry in entries if any(True for _ in entry.parameters())]
-
-
-def _replace_parameters(model: nn.Module) -> None:
-    replaced: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                fresh = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
-                module._parameters[name] = replaced.setdefault(id(parameter), fresh)
 
 
 def _compile_kwargs(compile_options: bool | dict[str, Any]) -> dict[str, Any]:
