@@ -23,7 +23,7 @@ STYLES = {
     "accelerate": ["--style", "accelerate"],
     "srun-one-gpu-each": ["--style", "srun", "--cluster-profile", "one"],
 }
-VARIANTS = ("mpirun-torchrun", "lightning", "accelerate", "srun-one-gpu-each")  # of the others
+ELSEWHERE = ("mpirun-torchrun", "lightning", "accelerate", "srun-one-gpu-each", "spawn")  # variants, or tested locally
 CONFIG = """
 [profiles.over.launch]
 mpirun_over = "torchrun"
@@ -71,7 +71,7 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Paceline) -
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "style", [pytest.param(each, marks=pytest.mark.slow if each in VARIANTS else ()) for each in STYLES]
+    "style", [pytest.param(each, marks=pytest.mark.slow if each in ELSEWHERE else ()) for each in STYLES]
 )
 def test_two_nodes(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     check_style(style, nodes=2, tmp_path=tmp_path, paceline=slurm_paceline)
