@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 import select
 import socket
 import sys
@@ -17,8 +16,9 @@ from typing import Any
 from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.errors import Interrupted, JoinRejected
+from paceline.agent.rendezvous.handshake import greet_head
 from paceline.agent.rendezvous.job_start import await_verdict, job_start_folder
-from paceline.agent.rendezvous.transport import encode, make_proof, proofs_match, read_message
+from paceline.agent.rendezvous.transport import encode, read_message
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
@@ -26,7 +26,7 @@ from paceline.errors import LaunchError
 Facts = dict[str, Any]
 
 RESOLVE_TIMEOUT = 10.0  # seconds; name services hiccup, but a node that needs longer cannot see the head node
-HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection: a port scanner must not delay the agents for long
+HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection
 INTERRUPTED = "Interrupted while waiting for the other agents."
 
 
@@ -133,15 +133,9 @@ class RendezvousClient:
 
     def _handshake(self, sock: socket.socket, facts: Facts, timeout: float) -> dict[str, Any]:
         index, count = self.placement.index, self.placement.count
-        hello = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
-        nonce = secrets.token_hex(16)
-        proof = make_proof(self.token, str(hello["nonce"]), index)
-        sock.sendall(encode({"index": index, "count": count, "nonce": nonce, "proof": proof, "facts": facts}))
-        answer = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
-        if answer.get("kind") == "rejected":
-            raise JoinRejected(f"{self.name} was rejected by the head agent. {answer['reason']}")
-        if not proofs_match(str(answer["proof"]), make_proof(self.token, nonce, 0)):
-            raise PermissionError("it does not know the token, so it belongs to another run")
+        greet_head(sock, token=self.token, index=index, deadline=time.monotonic() + HANDSHAKE_TIMEOUT)
+        sock.settimeout(HANDSHAKE_TIMEOUT)
+        sock.sendall(encode({"count": count, "facts": facts}))
         message = self._await_roster(sock, time.monotonic() + timeout + HANDSHAKE_TIMEOUT)
         if message.get("kind") == "rejected":
             raise JoinRejected(str(message["reason"]))

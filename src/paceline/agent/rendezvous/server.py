@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import resource
-import secrets
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from paceline.agent.agent_placement import Placement, node_name
+from paceline.agent.rendezvous.admission import Admission, Candidate
 from paceline.agent.rendezvous.client import (
     HANDSHAKE_TIMEOUT,
     INTERRUPTED,
@@ -23,10 +23,13 @@ from paceline.agent.rendezvous.client import (
 from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
 from paceline.agent.rendezvous.job_start import job_start_folder
 from paceline.agent.rendezvous.network import LOOPBACK
-from paceline.agent.rendezvous.transport import encode, make_proof, proofs_match, read_message
+from paceline.agent.rendezvous.transport import encode
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
+
+MAX_CONNECTIONS = 1024  # that are not agents yet
+SPARE_DESCRIPTORS = 256
 
 
 class RendezvousServer:
@@ -42,26 +45,23 @@ class RendezvousServer:
         self.job_start = job_start_folder(environ)
         self.members: dict[int, socket.socket] = {}
         self.facts: dict[int, Facts] = {}
+        self.max_connections = MAX_CONNECTIONS
 
     def accept_all(self, facts: Facts, timeout: float) -> Membership:
         """Wait until all agents have joined, then send everyone the roster."""
         self.facts[0] = facts
-        _raise_descriptor_limit(self.placement.count + 256)
+        self.max_connections = _raise_descriptor_limit(self.placement.count)
         deadline = time.monotonic() + timeout
         try:
-            with self._listen() as listener:
-                listener.settimeout(0.5)
+            with self._listen() as listener, self._admission(listener) as admission:
                 while len(self.facts) < self.placement.count:
                     if self.interrupted():
                         raise Interrupted(INTERRUPTED)
                     self._raise_reported_error()
                     if time.monotonic() > deadline:
                         raise self._missing(timeout)
-                    try:
-                        sock, _ = listener.accept()
-                    except TimeoutError:
-                        continue
-                    self._accept(sock)
+                    for candidate in admission.poll(0.5):
+                        self._admit(candidate)
         except BaseException as error:
             self._reject_all(str(error))
             raise
@@ -96,25 +96,18 @@ class RendezvousServer:
             write_atomically(self.job_start.head, f"{host}:{listener.getsockname()[1]}\n")
         return listener
 
-    def _accept(self, sock: socket.socket) -> None:
-        """Accept an agent that knows the token. Close any other connection."""
-        nonce = secrets.token_hex(16)
-        try:
-            sock.settimeout(HANDSHAKE_TIMEOUT)
-            sock.sendall(encode({"paceline": 1, "nonce": nonce}))
-            hello = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
-            index, facts = int(hello["index"]), dict(hello["facts"])
-            if not proofs_match(str(hello["proof"]), make_proof(self.token, nonce, index)):
-                raise PermissionError("wrong token")
-            count = self.placement.count
-            if not 0 < index < count or hello["count"] != count:
-                reason = f"It has index {index} of {hello['count']}, but the head agent expects {count} agents."
-                sock.sendall(encode({"kind": "rejected", "reason": reason}))
-                raise PermissionError(reason)
-            proof = make_proof(self.token, str(hello["nonce"]), 0)
-            sock.sendall(encode({"kind": "accepted", "proof": proof}))
-        except (OSError, ValueError, KeyError, TypeError):
-            sock.close()
+    def _admission(self, listener: socket.socket) -> Admission:
+        return Admission(
+            listener, token=self.token, handshake_timeout=HANDSHAKE_TIMEOUT, max_connections=self.max_connections
+        )
+
+    def _admit(self, candidate: Candidate) -> None:
+        """Make an agent that knows the token a member, unless it is not one of this run's."""
+        sock, index, facts = candidate.sock, candidate.index, candidate.hello.get("facts")
+        count, theirs = self.placement.count, candidate.hello.get("count")
+        if not 0 < index < count or theirs != count or not isinstance(facts, dict):
+            reason = f"It has index {index} of {theirs}, but the head agent expects {count} agents."
+            _reject(sock, reason)
             return
         if index in self.members:  # it lost its first connection and joins again
             self.members[index].close()
@@ -150,20 +143,31 @@ class RendezvousServer:
 
     def _reject_all(self, reason: str) -> None:
         for sock in self.members.values():
-            try:
-                sock.settimeout(HANDSHAKE_TIMEOUT)
-                sock.sendall(encode({"kind": "rejected", "reason": reason}))
-            except OSError:
-                pass
-            sock.close()
+            _reject(sock, reason)
 
 
-def _raise_descriptor_limit(count: int) -> None:
-    """Allow one socket per agent: the common soft limit of 1,024 is too low for a large run."""
+def _reject(sock: socket.socket, reason: str) -> None:
+    try:
+        sock.settimeout(HANDSHAKE_TIMEOUT)
+        sock.sendall(encode({"kind": "rejected", "reason": reason}))
+    except OSError:
+        pass
+    sock.close()
+
+
+def _raise_descriptor_limit(count: int) -> int:
+    """Allow one socket per agent, and return how many are left for connections that are not agents yet.
+
+    The common soft limit of 1,024 is too low for a large run.
+    """
+    wanted = count + SPARE_DESCRIPTORS + MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(16, min(MAX_CONNECTIONS, soft - count - SPARE_DESCRIPTORS))
 
 
 def _addresses(members: dict[int, socket.socket]) -> tuple[str, str]:

@@ -7,7 +7,6 @@ every other agent lost.
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import select
@@ -19,6 +18,8 @@ import time
 from collections import deque
 from typing import Any
 
+from paceline.agent.rendezvous.handshake import STRANGER
+
 Message = dict[str, Any]
 
 PING_INTERVAL = 2.0  # seconds
@@ -26,21 +27,12 @@ MAX_LINE = 64 << 20  # bytes; a peer that sends more without a newline is not an
 _PING = b"{}\n"
 
 
-def make_proof(token: str, nonce: str, index: int) -> str:
-    """Return a proof that the sender knows the token, without revealing it."""
-    return hmac.new(token.encode(), f"{nonce} {index}".encode(), "sha256").hexdigest()
-
-
-def proofs_match(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
-
-
 def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def read_message(sock: socket.socket, deadline: float) -> Message:
-    """Read one message from a socket that has no `Transport` yet, and not a byte more."""
+    """Read one message of an agent that has no `Transport` yet, and not a byte more."""
     line = bytearray()
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -52,10 +44,10 @@ def read_message(sock: socket.socket, deadline: float) -> Message:
             raise ConnectionError("the connection was closed")
         line += sock.recv(seen.find(b"\n") + 1 or len(seen))
         if len(line) > MAX_LINE:
-            raise ConnectionError("the peer is not a Paceline agent")
+            raise ConnectionError(STRANGER)
     message = json.loads(line)
     if not isinstance(message, dict):
-        raise ConnectionError("the peer is not a Paceline agent")
+        raise ConnectionError(STRANGER)
     return message
 
 
@@ -253,7 +245,7 @@ class Transport:
         try:
             message: Message = json.loads(line)
             to = message.get("to")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return
         if message.get("kind") == "left" and message.get("from") == peer.index:
             peer.left = True
