@@ -20,7 +20,7 @@ from paceline.runtime.data.item_source import ItemSource, Source
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors
 from paceline.runtime.data.sample_assignment import evaluation_slices, evaluation_steps
-from paceline.runtime.data.stream_loader import StreamLoader
+from paceline.runtime.data.streams.stream_loader import StreamLoader
 from paceline.runtime.data.transfer import trim
 from paceline.runtime.distributed.identity import Identity, read_identity
 

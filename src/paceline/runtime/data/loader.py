@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.errors import UsageError
 from paceline.runtime.data.item_source import ItemOptions
 from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.stream_loader import StreamLoader
+from paceline.runtime.data.streams.stream_loader import StreamLoader
 from paceline.runtime.distributed.identity import Identity
 
 if TYPE_CHECKING:

@@ -13,9 +13,15 @@ from torch.utils.data import DataLoader, default_collate
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size
-from paceline.runtime.data.sharded_iterable import Leftover, RankBatches, ShardedIterable, StreamPosition, is_stateful
+from paceline.runtime.data.streams.sharded_iterable import (
+    Leftover,
+    RankBatches,
+    ShardedIterable,
+    StreamPosition,
+    is_stateful,
+)
+from paceline.runtime.data.streams.webdataset import SeededPipeline, check_not_mixed, is_pipeline
 from paceline.runtime.data.transfer import transfer_batch
-from paceline.runtime.data.webdataset import SeededPipeline, check_not_mixed, is_pipeline
 from paceline.runtime.data.workers import WorkerInit, WorkerPool
 from paceline.runtime.distributed.identity import Identity, read_identity
 

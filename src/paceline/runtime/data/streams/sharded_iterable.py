@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
 from paceline.runtime.data.randomness import derive_seed, seed_host
-from paceline.runtime.data.webdataset import SeededPipeline
+from paceline.runtime.data.streams.webdataset import SeededPipeline
 from paceline.runtime.distributed.identity import Identity, read_identity
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Iterable data sets and WebDataset pipelines: sharding, loading and positions."""
