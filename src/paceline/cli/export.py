@@ -73,7 +73,7 @@ def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:
 
 
 def _gather_with_torch(source: Path, folder: Path, name: str, names: dict[str, str], output: Path) -> NoReturn:
-    """Continue in a Python that has torch: sharded state is in torch's own format."""
+    """Continue in a Python that has torch: it assembles sharded state."""
     python = sys.executable
     if importlib.util.find_spec("torch") is None:
         try:
@@ -85,7 +85,7 @@ def _gather_with_torch(source: Path, folder: Path, name: str, names: dict[str, s
             ) from None
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    module = "paceline.runtime.checkpoint.export_sharded"
+    module = "paceline.runtime.checkpoint.sharded.export"
     argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names)]
     try:
         os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})

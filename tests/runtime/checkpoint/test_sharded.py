@@ -72,7 +72,8 @@ def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
     saved = ranks(train, 2, tmp_path, 2, True, 1)
     assert saved[0]["ended"] == [None, None]
     files = read_marker(tmp_path / "step-00000002").files
-    assert {"sharded/.metadata", "sharded/__0_0.distcp", "sharded/__1_0.distcp"} <= set(files)
+    names = ("index.json", "shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors")
+    assert {f"sharded/{name}" for name in names} <= set(files)
     for world_size, sharded in ((2, True), (4, True), (1, True), (1, False)):
         for each in ranks(train, world_size, tmp_path, 0, sharded, 2):
             assert each["restored"] == 2
@@ -85,10 +86,38 @@ def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_a_flipped_byte_in_a_shard_is_found(ranks: Ranks, tmp_path: Path) -> None:
     ranks(train, 2, tmp_path, 2, True, 1)
-    shard = tmp_path / "step-00000002/sharded/__1_0.distcp"
+    shard = tmp_path / "step-00000002/sharded/shard-00002-of-00002.safetensors"
     raw = bytearray(shard.read_bytes())
     raw[len(raw) // 2] ^= 1
     shard.write_bytes(raw)
     found = ranks(train, 2, tmp_path, 0, True, 2)
     assert [each["restored"] for each in found] == [1, 1]
-    assert "skipping checkpoint step-00000002: sharded/__1_0.distcp has checksum" in found[0]["warnings"][0]
+    assert (
+        "skipping checkpoint step-00000002: sharded/shard-00002-of-00002.safetensors has checksum"
+        in found[0]["warnings"][0]
+    )
+
+
+def fail_to_save(folder: Path) -> list[str | None]:
+    """Rank 1 can't write its parts: return what `poll` reports, rank 0's first."""
+    dist.init_process_group("gloo")
+    model, optimizer = build(2, sharded=True)
+    checkpoints = CheckpointManager(
+        folder, rank=dist.get_rank(), world_size=2, group=dist.group.WORLD, warn=lambda _: None
+    )
+    checkpoints.register(model=model, opt=optimizer)
+    if dist.get_rank() == 1:
+        (folder / "step-00000001.tmp-1-1/sharded/shard-00002-of-00002.safetensors").mkdir(parents=True)
+    dist.barrier()
+    checkpoints.save(1, wait=True)
+    ended = [saved.error for saved in checkpoints.poll()]
+    checkpoints.close()
+    dist.destroy_process_group()
+    return ended
+
+
+def test_a_failed_write_is_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    ended = ranks(fail_to_save, 2, tmp_path)
+    assert "rank 1: [Errno 21] Is a directory" in ended[0][0]
+    assert ended[1][0] is not None
+    assert not list(tmp_path.glob("step-????????"))

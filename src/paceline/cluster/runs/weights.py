@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.contract.checkpoint import safetensors
 from paceline.contract.checkpoint.marker import Marker
-from paceline.contract.checkpoint.names import OBJECTS_FILE, SHARE_SUFFIX
+from paceline.contract.checkpoint.names import OBJECTS_FILE, is_share
 from paceline.contract.checkpoint.safetensors import LENGTH
 from paceline.errors import CheckpointError, UsageError
 
@@ -74,7 +74,10 @@ def plain_names(keys: list[str]) -> dict[str, str]:
 
 def tensor_references(folder: Path, name: str) -> dict[str, dict[str, Any]]:
     """Return an object's state keys that are tensors, with the references to them."""
-    tree = json.loads((folder / OBJECTS_FILE).read_text(encoding="utf-8"))[name]
+    try:
+        tree = json.loads((folder / OBJECTS_FILE).read_bytes())[name]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{OBJECTS_FILE} of {folder.name} can't be read: {error}.") from None
     return {
         key: value for key, value in tree.items()
         if isinstance(value, dict) and ("$tensor" in value or "$sharded" in value)
@@ -84,7 +87,7 @@ def tensor_references(folder: Path, name: str) -> dict[str, dict[str, Any]]:
 def read_index(folder: Path, marker: Marker) -> dict[str, StoredTensor]:
     """Return every tensor of all shares with its byte ranges."""
     tensors: dict[str, StoredTensor] = {}
-    for name in sorted(file for file in marker.files if file.endswith(SHARE_SUFFIX)):
+    for name in sorted(filter(is_share, marker.files)):
         with open(folder / name, "rb") as file:
             pieces, begin = safetensors.read_header(file, name=name)
         for piece in pieces:

@@ -6,7 +6,8 @@ import re
 
 CHECKPOINT_MARKER = "complete.json"  # a checkpoint folder without it is not a checkpoint
 OBJECTS_FILE = "objects.json"  # the state of all replicated objects, with references instead of tensors
-SHARDED_FOLDER = "sharded"  # tensors sharded over a device mesh, in the format of torch.distributed.checkpoint
+SHARDED_FOLDER = "sharded"  # tensors sharded over a device mesh: a file per rank, and an index of their parts
+SHARD_INDEX = "index.json"
 SHARE_SUFFIX = ".safetensors"
 PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
 FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: abandoned, for ranks that wait for it
@@ -30,6 +31,16 @@ def rank_suffix(rank: int, world_size: int) -> str:
 def share_file(rank: int, world_size: int) -> str:
     """Return the name of the file that holds a rank's share of the tensors."""
     return f"share-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
+
+
+def is_share(name: str) -> bool:
+    """Return whether a file of a checkpoint holds a rank's share of the tensors."""
+    return name.endswith(SHARE_SUFFIX) and "/" not in name
+
+
+def shard_file(rank: int, world_size: int) -> str:
+    """Return the name of the file that holds a rank's parts of sharded tensors."""
+    return f"shard-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
 
 
 def state_file(rank: int, world_size: int) -> str:

@@ -69,13 +69,16 @@ def make_header(pieces: list[Piece]) -> bytes:
 
 def read_header(file: IO[bytes], *, name: str) -> tuple[list[Piece], int]:
     """Return the pieces of a file and the offset of its data. `name` is the file's name in errors."""
-    (length,) = LENGTH.unpack(file.read(LENGTH.size))
+    start_bytes = file.read(LENGTH.size)
+    if len(start_bytes) < LENGTH.size:
+        raise CheckpointError(f"{name} is too short to hold tensors.")
+    (length,) = LENGTH.unpack(start_bytes)
     if length > MAX_HEADER:
         raise CheckpointError(f"{name} claims a header of {length} bytes.")
     try:
         table = json.loads(file.read(length))
         cut = json.loads(table.pop("__metadata__", {}).get("cut", "{}"))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"The header of {name} can't be read: {error}.") from None
     pieces = []
     for key, entry in table.items():

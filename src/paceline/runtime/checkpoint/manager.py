@@ -17,11 +17,12 @@ import torch
 
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.checkpoint import restore, retention, rng, sharded, shares, state_tree, writer
+from paceline.runtime.checkpoint import restore, retention, rng, shares, state_tree, writer
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.save_buffer import ImageCache
+from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.writer import SaveTask
 
 log = logging.getLogger("paceline")

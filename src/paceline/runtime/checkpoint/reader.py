@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline.contract.checkpoint.marker import read_marker
-from paceline.contract.checkpoint.names import SHARE_SUFFIX
+from paceline.contract.checkpoint.names import is_share
 from paceline.contract.checkpoint.safetensors import Piece, read_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
@@ -29,7 +29,7 @@ class CheckpointReader:
 
     def __enter__(self) -> CheckpointReader:
         for name in sorted(self.marker.files):
-            if name.endswith(SHARE_SUFFIX):
+            if is_share(name):
                 self._open_share(self.folder / name)
         return self
 
@@ -48,7 +48,10 @@ class CheckpointReader:
             self._pieces.setdefault(piece.name, []).append((file, begin + piece.offset, piece))
 
     def json(self, name: str) -> Any:
-        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+        try:
+            return json.loads((self.folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{name} of {self.folder.name} can't be read: {error}.") from None
 
     def tensor(self, name: str) -> torch.Tensor:
         parts = self._pieces.get(name)
@@ -58,16 +61,20 @@ class CheckpointReader:
         tensor = torch.empty(first.shape, dtype=TORCH_DTYPES[first.dtype])
         if sum(piece.stop - piece.start for _, _, piece in parts) != tensor.numel():
             raise CheckpointError(f"{self.folder.name} holds only a part of {name}.")
+        flat = tensor.view(-1)
         for file, offset, piece in parts:
-            _read_into(file, offset, tensor.data_ptr() + piece.start * tensor.element_size(), piece.nbytes)
+            if (piece.shape, piece.dtype) != (first.shape, first.dtype) or not 0 <= piece.start <= piece.stop:
+                raise CheckpointError(f"{file.name} holds a part of {name} that doesn't fit the others.")
+            read_into(file, offset, flat[piece.start : piece.stop])
         return tensor
 
 
-def _read_into(file: FileIO, offset: int, address: int, size: int) -> None:
-    if not size:
+def read_into(file: FileIO, offset: int, target: torch.Tensor) -> None:
+    """Fill a contiguous tensor on the host from a file, without a copy and without NumPy, which torch doesn't need."""
+    if not target.nbytes:
         return
-    # The tensor's own memory, without a copy and without NumPy, which torch doesn't require.
-    memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    # Its own size decides how much is read: what the file claims could be wrong.
+    memory = memoryview((ctypes.c_char * target.nbytes).from_address(target.data_ptr())).cast("B")
     file.seek(offset)
     while memory:
         count = file.readinto(memory)

@@ -10,8 +10,9 @@ import torch
 
 from paceline.contract.checkpoint.names import OBJECTS_FILE, state_file
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import rng, sharded, state_tree
+from paceline.runtime.checkpoint import rng, state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
+from paceline.runtime.checkpoint.sharded import state as sharded
 
 MAX_KEYS_SHOWN = 3  # in an error
 

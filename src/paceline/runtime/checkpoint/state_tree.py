@@ -298,7 +298,16 @@ def tensor_references(value: Any) -> Iterator[dict[str, Any]]:
 def _decode_number(body: Any, _: Callable[[Any], Any]) -> Any:
     import numpy
 
+    if numpy.dtype(body[0]).kind not in "biufc":
+        raise CheckpointError(f"The checkpoint holds a number of the unknown type {body[0]!r}.")
     return numpy.dtype(body[0]).type(body[1] if type(body[1]) is not dict else complex(*body[1]["$complex"]))
+
+
+def _decode_dtype(body: Any, _: Callable[[Any], Any]) -> torch.dtype:
+    dtype = getattr(torch, body, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"The checkpoint holds the unknown dtype {body!r}.")
+    return dtype
 
 
 DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
@@ -309,7 +318,7 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$size": lambda body, _: torch.Size(body),
     "$bytes": lambda body, _: base64.b64decode(body),
     "$complex": lambda body, _: complex(*body),
-    "$dtype": lambda body, _: getattr(torch, body),
+    "$dtype": _decode_dtype,
     "$device": lambda body, _: torch.device(body),
     "$ndarray": lambda body, inner: inner(body).numpy(),
     "$number": _decode_number,

@@ -21,8 +21,9 @@ from paceline.contract.checkpoint.marker import FileChecksum, Marker, read_marke
 from paceline.contract.checkpoint.safetensors import BLOCK
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import retention, sharded
+from paceline.runtime.checkpoint import retention
 from paceline.runtime.checkpoint.save_buffer import Image
+from paceline.runtime.checkpoint.sharded import state as sharded
 
 ABANDONED = "rank 0 abandoned the save"
 WRITE_BYTES = 16 << 20  # per write: large enough for any file system, small enough to notice a full one early
@@ -104,7 +105,7 @@ def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
     files: dict[str, FileChecksum] = {}
     if task.sharded:
         # First, because it is a collective that all writers must reach; it reports failures to all of them.
-        files |= sharded.write(task.partial, task.sharded, group=task.group, rank=task.rank)
+        files |= sharded.write(task.partial, task.sharded, group=task.group, rank=task.rank, world_size=task.world_size)
     task.partial.mkdir(parents=True, exist_ok=True)
     if task.image.share.pieces or task.rank == 0:
         name = names.share_file(task.rank, task.world_size)

@@ -1,6 +1,6 @@
 """Export the weights of a sharded checkpoint: `paceline export` continues here if the state is sharded.
 
-    python -m paceline.runtime.checkpoint.export_sharded FOLDER OBJECT OUTPUT NAMES
+    python -m paceline.runtime.checkpoint.sharded.export FOLDER OBJECT OUTPUT NAMES
 
 NAMES is a JSON object: state key -> name in the output file.
 """
@@ -18,8 +18,8 @@ import torch
 from paceline.contract.checkpoint.names import OBJECTS_FILE
 from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
 from paceline.errors import PacelineError
-from paceline.runtime.checkpoint import sharded
 from paceline.runtime.checkpoint.reader import CheckpointReader
+from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
 

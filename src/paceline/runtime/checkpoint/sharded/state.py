@@ -1,4 +1,4 @@
-"""Save and load state sharded over a device mesh (FSDP2, DTensor) with torch.distributed.checkpoint.
+"""Save and load state sharded over a device mesh, planned by torch.distributed.checkpoint.
 
 It is staged in the image like everything else. The writer threads use a separate process group, so that their
 collectives never mix with those of the training.
@@ -7,14 +7,15 @@ collectives never mix with those of the training.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.marker import FileChecksum, compute_checksum
+from paceline.contract.checkpoint.marker import FileChecksum
 from paceline.contract.checkpoint.names import SHARDED_FOLDER
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.save_buffer import Image
@@ -37,28 +38,43 @@ def stage(image: Image, sharded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: dtensor(image.local(name), tensor._spec, requires_grad=False) for name, tensor in sharded.items()}
 
 
-def write(folder: Path, tensors: Mapping[str, Any], *, group: Any, rank: int) -> dict[str, FileChecksum]:
+def write(
+    folder: Path, tensors: Mapping[str, Any], *, group: Any, rank: int, world_size: int
+) -> dict[str, FileChecksum]:
     """Write this rank's parts (a collective) and return its files, on rank 0 with the index."""
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    path = folder / SHARDED_FOLDER
-    options = _single_process_options(save, group)
-    save(dict(tensors), storage_writer=FileSystemWriter(path), process_group=group, **options)
-    files = [*path.glob(f"__{rank}_*"), *([path / ".metadata"] if rank == 0 else [])]
-    return {f"{SHARDED_FOLDER}/{file.name}": compute_checksum(file) for file in files}
+    from paceline.runtime.checkpoint.sharded.storage import ShardWriter
+
+    writer = ShardWriter(folder / SHARDED_FOLDER, rank=rank, world_size=world_size)
+    with _as_checkpoint_error("The sharded state can't be written"):
+        save(dict(tensors), storage_writer=writer, process_group=group, **_single_process_options(save, group))
+    return {f"{SHARDED_FOLDER}/{name}": checksum for name, checksum in writer.checksums.items()}
 
 
 def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
     """Fill the targets in place, each rank its own part (a collective). Any number of ranks may have saved them."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    options = _single_process_options(load, group)
+    from paceline.runtime.checkpoint.sharded.storage import ShardReader
+
+    reader = ShardReader(folder / SHARDED_FOLDER)
+    with _as_checkpoint_error(f"The sharded state of {folder.name} can't be loaded"):
+        load(targets, storage_reader=reader, process_group=group, **_single_process_options(load, group))
+
+
+@contextmanager
+def _as_checkpoint_error(problem: str) -> Iterator[None]:
+    """Raise a CheckpointError for any error of torch's, of which some are not even an Exception."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
-        load(targets, storage_reader=FileSystemReader(folder / SHARDED_FOLDER), process_group=group, **options)
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"{problem}: rank {rank}: {str(cause).rstrip('.')}.") from error
     except Exception as error:
-        raise CheckpointError(f"The sharded state of {folder.name} can't be loaded: {error}.") from error
+        raise CheckpointError(f"{problem}: {str(error).rstrip('.')}.") from error
 
 
 def _single_process_options(function: Any, group: Any) -> dict[str, Any]:
