@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.runs import folder as folders
+from paceline.cluster.slurm import arrays, sbatch
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm import sbatch
+from paceline.cluster.slurm.partitions import find_partitions
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, UsageError
@@ -34,6 +35,25 @@ def submission(tmp_path: Path) -> SlurmPlan:
     run_path = RunPath(tmp_path / "scratch", "p", "e", "id")
     run_path.folder.events.mkdir(parents=True)
     return replace(plan({}, run_path=run_path), submitter={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+
+
+# Slurm's commands for anyone but an administrator, where every partition is hidden.
+HIDING = 'case " $* " in *" --all "*) printf "%s\\n" "$HIDDEN" ;; esac'
+
+
+def test_hidden_partitions_and_their_jobs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("squeue", "sinfo"):
+        put_command(tmp_path, name, HIDING)
+    fields = ["secret", "up", "infinite", "2", "8", "1000", "gpu:4", "(null)", "idle", "1-infinite"]
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        patch.setenv("HIDDEN", slurm.SEPARATOR.join(["7", "RUNNING", "None", "n1", "", "1:00"]))
+        assert slurm.states(["7"])["7"].label == "running"
+        patch.setenv("HIDDEN", "7")
+        assert slurm.numeric_job_id("6_1") == "7"
+        assert (arrays._own_jobs(), arrays._all_jobs()) == (1, 1)
+        patch.setenv("HIDDEN", slurm.SEPARATOR.join(fields))
+        assert [partition.name for partition in find_partitions()] == ["secret"]
 
 
 def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Path) -> None:

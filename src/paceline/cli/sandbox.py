@@ -139,7 +139,7 @@ def status(folder: Folder = None) -> None:
         state = f"{state}, [red]disconnected[/]" if node.cut else state
         table.add_row(node.name, state, f"{used} of {total}", str(settings.gpus), node.address, node.reason)
     console.print(table)
-    jobs = sandbox.run(["squeue", "-h", "-o", "%i %P %T %j %N %r"]).stdout.splitlines()
+    jobs = sandbox.run(["squeue", "-a", "-h", "-o", "%i %P %T %j %N %r"]).stdout.splitlines()
     console.print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in the queue", highlight=False)
     for job in jobs:
         console.print(f"  {job}", highlight=False, markup=False)

@@ -66,12 +66,12 @@ def _association_limits(account: str | None) -> list[int]:
 
 
 def _all_jobs() -> int:
-    done = slurm.call(["squeue", "--noheader", "--array", "--states=all", "--format=%i"], check=False)
+    done = slurm.call(["squeue", "--all", "--noheader", "--array", "--states=all", "--format=%i"], check=False)
     return len(done.stdout.split())
 
 
 def _own_jobs() -> int:
-    done = slurm.call(["squeue", "--noheader", "--array", "--me", "--format=%i"], check=False)
+    done = slurm.call(["squeue", "--all", "--noheader", "--array", "--me", "--format=%i"], check=False)
     return len(done.stdout.split())
 
 

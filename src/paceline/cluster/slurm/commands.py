@@ -1,4 +1,8 @@
-"""Slurm's commands: query, stop and cancel jobs. Output is parsed by explicit field lists, not by column position."""
+"""Slurm's commands: query, stop and cancel jobs.
+
+Output is parsed by explicit field lists, not by column position. Queries say `--all`: without it, Slurm leaves out
+hidden partitions and the jobs in them.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +83,10 @@ _SACCT = ("JobID", "State", "Reason", "NodeList", "Start", "Elapsed", "ExitCode"
 
 def states(jobs: Iterable[str]) -> dict[str, JobState]:
     """Return job states from the queue or, failing that, from accounting. Unknown jobs are left out."""
-    wanted = list(dict.fromkeys(jobs))
+    wanted = dict.fromkeys(jobs)
     if not wanted:
         return {}
-    found = {job: state for job, state in _queue().items() if job in set(wanted)}
+    found = {job: state for job, state in _queue().items() if job in wanted}
     gone = [job for job in wanted if job not in found]
     for start in range(0, len(gone), JOBS_PER_CALL):
         found |= _accounting(gone[start : start + JOBS_PER_CALL])
@@ -92,7 +96,7 @@ def states(jobs: Iterable[str]) -> dict[str, JobState]:
 def _queue() -> dict[str, JobState]:
     """Return all of the user's jobs that the controller still remembers, in a single call."""
     form = f"--format={SEPARATOR.join(_SQUEUE)}"
-    done = call(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
+    done = call(["squeue", "--all", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
     found = {}
     for line in done.stdout.splitlines():
         values = line.split(SEPARATOR)
@@ -129,7 +133,7 @@ def numeric_job_id(job: str) -> str:
     """Return the numeric id that srun needs: an array task (`ARRAY_TASK`) has one of its own."""
     if job.isdigit():
         return job
-    done = call(["squeue", "--noheader", f"--jobs={job}", "--format=%A"])
+    done = call(["squeue", "--all", "--noheader", f"--jobs={job}", "--format=%A"])
     return (done.stdout.split() or [job])[0]
 
 

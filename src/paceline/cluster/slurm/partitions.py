@@ -69,7 +69,7 @@ class Partition:
 
 def query_partitions() -> list[Partition]:
     """Query `sinfo` for all partitions."""
-    done = call(["sinfo", "--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS)}"])
+    done = call(["sinfo", "--all", "--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS)}"])
     return parse_sinfo(done.stdout)
 
 

@@ -31,7 +31,7 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     if not ids:
         raise ClusterError(
             f"sbatch did not print a job id; it printed: {done.stdout.strip() or 'nothing'}.",
-            hint="Look for the job with `squeue --me`.",
+            hint="Look for the job with `squeue --me --all`.",
         )
     return ids[-1]
 
