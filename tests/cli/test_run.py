@@ -22,9 +22,11 @@ Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SCRIPT = """\
 import json, os, sys
+import torch.distributed
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PACELINE_RUN", "ODD"]
 report = {"argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__}
 report |= {name: os.environ.get(name) for name in names}
+report["debug"] = torch.distributed.get_debug_level().name
 with open(f"report-{report['RANK']}.json", "w") as file:
     json.dump(report, file)
 """
@@ -62,7 +64,7 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     odd = "a, 'b'\n$(c) é"
     done = paceline(
         "run", "--nproc", "2", "--env", f"ODD={odd}", "--env", "API_KEY=hush", "--param", "lr=0.5", "--experiment",
-        "odd",
+        "odd", "--debug",
         "my script.py", *ODD_ARGS, cwd=project, check=True,
     )  # fmt: skip
     for rank in (0, 1):
@@ -70,6 +72,7 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
         assert report["argv"] == [str(script), *ODD_ARGS]
         assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (str(rank), "2", "0", odd)
         assert (report["path"], report["cwd"], report["name"]) == (str(project), str(project), "__main__")
+        assert report["debug"] == "DETAIL", "torch was imported before the rank had its variables"
     assert not (project / "pwned").exists()
 
     folder = only_run(scratch)

@@ -48,6 +48,7 @@ if __name__ == "__main__":
         "pickled": type(pickle.loads(pickle.dumps(Thing()))).__name__, "spawned": spawned,
         "batches": [sum(batch.tolist()) for batch in DataLoader(Squares(), batch_size=4, num_workers=2)],
         "threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"],
+        "debug": dist.get_debug_level().name,
         "random": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
         "variables": {name: os.environ.get(name) for name in (
             "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "ASKED",
@@ -98,6 +99,7 @@ def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Pa
     shadow_the_standard_library(tmp_path)
     started = launch(
         LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, env={"PACELINE_TOKEN": "secret"},
+        runtime={"debug": True},
         variables={"ASKED": "for, 'this'", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
     )  # fmt: skip
     assert started.wait() == 0, started.err()
@@ -110,6 +112,7 @@ def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Pa
         assert report["path"] == str(started.run.path)
         assert report["file"] == str(started.run.path / "train.py")
         assert report["input"] == ""
+        assert report["debug"] == "DETAIL"
         assert report["main"]
         assert report["pickled"] == "Thing"
         assert report["spawned"] == 42

@@ -83,8 +83,11 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
         os.setsid()  # a group of its own, which the agent ends as a whole
     _reseed()
     _set_threads(parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"])
-    if "torch.distributed" in sys.modules:
-        process.keep_process_groups(sys.modules["torch.distributed"])
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None:
+        process.keep_process_groups(distributed)
+        if hasattr(distributed, "set_debug_level_from_env"):  # otherwise this torch cannot distribute
+            distributed.set_debug_level_from_env()  # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
     run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])
 
 
