@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -42,6 +43,83 @@ def two_sessions() -> list[tuple[int, int, float, float, int]]:
 def test_sums_means_and_a_second_session_in_one_process(ranks: Ranks) -> None:
     assert ranks(two_sessions, 2) == [[(0, 2, 3.0, 0.5, 6)] * 2, [(1, 2, 3.0, 0.5, 6)] * 2]
     assert two_sessions() == [(0, 1, 1.0, 0.0, 3)] * 2
+
+
+def sums() -> list[object]:
+    with quiet() as run:
+        odd = run.rank % 2 == 1
+        flags = torch.tensor([True, odd, False])
+        many = torch.full((2,), 200, dtype=torch.uint8)
+        late = 0 if run.rank == 0 else 0.5  # a count that is an int until its first batch
+        message = ""
+        try:
+            run.sum([1, 2])  # type: ignore[call-overload]
+        except UsageError as error:
+            message = error.message
+        return [
+            run.sum(True), run.sum(odd), type(run.sum(odd)), run.sum(flags).tolist(), run.mean(flags).tolist(),
+            run.sum(many).tolist(), many.dtype, run.sum(late), run.sum(numpy.int32(2)), run.sum(2**60 + 1), message,
+        ]  # fmt: skip
+
+
+def test_sums_count_booleans_and_do_not_overflow(ranks: Ranks) -> None:
+    assert sums()[:6] == [1, 0, int, [1, 0, 0], [1.0, 0.0, 0.0], [200, 200]]
+    refused = "run.sum and run.mean got a list, but take numbers and tensors."
+    expected = [
+        3, 1, int, [3, 1, 0], pytest.approx([1.0, 1 / 3, 0.0]),
+        [600, 600], torch.uint8, 1.0, 6, 3 * (2**60 + 1), refused,
+    ]  # fmt: skip
+    assert ranks(sums, 3) == [expected] * 3
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise ValueError("not me")
+
+
+def gathered() -> list[object]:
+    """Values that differ between ranks in shape and content; what goes wrong is the same on all ranks."""
+    found: list[object] = []
+    with quiet() as run:
+        rank = run.rank
+        ragged = torch.full((rank, 2), rank, dtype=torch.bfloat16)
+        scalar = torch.tensor(rank + 1j, requires_grad=True)
+        other = torch.arange(6.0).reshape(2, 3).T if rank else torch.ones(1, 1, 4)
+        found += [[(each.tolist(), each.dtype) for each in run.gather(ragged)]]
+        found += [[each.tolist() for each in run.gather(value)] for value in (scalar, other, torch.ones(0) > 0)]
+        found.append(run.gather({"rank": rank, "text": "x" * rank, "tensor": torch.ones(2)})[-1]["text"])
+        found.append(run.gather(None))
+        for wrong in (torch.ones(1, dtype=torch.int32 if rank else torch.int64), Unpicklable() if rank else 1):
+            try:
+                run.gather(wrong)
+            except UsageError as error:
+                found.append(error.message)
+        try:
+            run.gather(torch.ones(1) if rank == 0 else 1)
+        except UsageError as error:
+            found.append(error.message)
+        found.append(run.gather(rank))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gather_takes_ragged_tensors_and_objects(ranks: Ranks, world_size: int) -> None:
+    results = ranks(gathered, world_size)
+    everyone = range(world_size)
+    matrix = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    expected: list[object] = [
+        [([[float(rank)] * 2] * rank, torch.bfloat16) for rank in everyone],
+        [rank + 1j for rank in everyone],
+        [[[[1.0] * 4]], *[matrix] * (world_size - 1)],
+        [[]] * world_size,
+        "x" * (world_size - 1),
+        [None] * world_size,
+    ]
+    if world_size > 1:
+        tensor = "run.gather got a cpu tensor of torch.int64 on rank 0, but a cpu tensor of torch.int32 on rank 1."
+        mixed = "run.gather got a cpu tensor of torch.float32 on rank 0, but an object on rank 1."
+        expected += [tensor, "run.gather could not pickle the object of rank 1: ValueError: not me", mixed]
+    assert results == [[*expected, list(everyone)]] * world_size
 
 
 def download(folder: str) -> str:

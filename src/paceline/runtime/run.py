@@ -17,6 +17,7 @@ from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.randomness import seed_everything
+from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 from paceline.runtime.loop import Loop
@@ -318,14 +319,32 @@ class Run:
     @overload
     def sum(self, value: float) -> float: ...
     def sum(self, value: torch.Tensor | float) -> torch.Tensor | float:
-        """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays a number."""
+        """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays a number.
+
+        A sum of booleans counts those that are true. Like `torch.sum`, it returns int64 for all tensors of integers.
+        Raises UsageError for anything but numbers and tensors.
+        """
         if isinstance(value, torch.Tensor):
-            return self._group.sum_tensor(value, self.device)
-        return self._group.sum_number(value)
+            return collectives.sum_tensor(value, self._group, self.device)
+        return collectives.sum_number(value, self._group)
 
     def mean(self, value: torch.Tensor | float) -> Any:
         """Return the mean over all ranks, on all ranks."""
         return self.sum(value) / self.world_size
+
+    @overload
+    def gather(self, value: torch.Tensor) -> list[torch.Tensor]: ...
+    @overload
+    def gather(self, value: Any) -> list[Any]: ...
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on all ranks, as a list in the order of ranks.
+
+        They are tensors, or objects that can be pickled. Tensors have the same dtype on all ranks, but may differ in
+        shape. They arrive without gradients, on the device that they were on. Waits for all ranks.
+
+        Raises UsageError on all ranks if some pass a tensor and some an object, or if an object cannot be pickled.
+        """
+        return collectives.gather(value, self._group, self.device)
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only. Takes the arguments of the built-in `print`."""

@@ -52,21 +52,6 @@ class ProcessGroups:
         process.keep_forever(self.main, self.control, self.store, dist.distributed_c10d._world)
         self.main = self.control = None
 
-    def sum_tensor(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return the sum of a tensor over all ranks, on the tensor's own device."""
-        total = value.detach().clone()
-        if self.main is not None:
-            dist.all_reduce(total, group=self.main if total.device.type == device.type else self.control)
-        return total
-
-    def sum_number(self, value: float) -> float:
-        """Return the sum of a Python number over all ranks."""
-        if self.main is None:
-            return value
-        number = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
-        dist.all_reduce(number, group=self.control)
-        return number.item()
-
     @contextlib.contextmanager
     def rank_zero_first(self, rank: int, key: str) -> Iterator[None]:
         """Run the body on rank 0, then on all other ranks at once."""
