@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
+from paceline.runtime.metrics.metrics import describe_difference
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net
 from tests.runtime.test_wrap import quiet
@@ -82,14 +86,79 @@ def test_values_are_unchanged_and_nan_is_valid_json(tmp_path: Path) -> None:
         for step in run.steps(range(5)):
             running += step
             run.log(**{"running": running, "odd": float("nan") if step == 2 else 1.0, 'a "name"/b': True})
-        with pytest.raises(UsageError, match="shape"):
-            run.log(bad=torch.zeros(3))
-        with pytest.raises(UsageError, match="list"):
-            run.log(bad=[1])
     lines = lines_of(tmp_path)
     assert [line["running"] for line in lines] == [0, 1, 3, 6, 10]
     assert [line["odd"] for line in lines] == [1.0, 1.0, "nan", 1.0, 1.0]
     assert all(line['a "name"/b'] == 1 for line in lines)
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+def test_numbers_of_any_type_are_logged(tmp_path: Path) -> None:
+    with quiet(folder=tmp_path) as run:
+        for _ in run.steps(range(2)):
+            run.log(flag=torch.tensor(True), array=numpy.ones((1, 1)), number=numpy.float32(0.5), text=numpy.str_("x"))
+            run.log(level=Level.HIGH, one=torch.ones(1, 1), yes=numpy.bool_(True), count=numpy.int64(2))
+    for line in lines_of(tmp_path):
+        assert (line["flag"], line["array"], line["number"], line["text"]) == (1, 1, 0.5, "x")
+        assert (line["level"], line["one"], line["yes"], line["count"]) == (3, 1, 1, 2)
+
+
+REFUSED = [
+    (torch.zeros(3), "a tensor of shape (3,)"),
+    (torch.zeros(0), "a tensor of shape (0,)"),
+    (torch.tensor(1j), "a complex"),
+    (torch.ones(1, dtype=torch.complex64), "a tensor of torch.complex64"),
+    (numpy.zeros((2, 2)), "a ndarray of shape (2, 2)"),
+    (numpy.complex64(1j), "a complex64"),
+    (1j, "a complex"),
+    ([1], "a list"),
+    ({"a": 1}, "a dict"),
+    (None, "None"),
+    (b"x", "a bytes"),
+]
+
+
+def test_odd_values_and_reserved_names_are_refused_by_name(tmp_path: Path) -> None:
+    with quiet(folder=tmp_path) as run:
+        for value, what in REFUSED:
+            with pytest.raises(UsageError, match=re.escape(f"run.log(bad=...) got {what}")):
+                run.log(bad=value)
+        for name in ("step", "epoch", "time", "seconds", "samples_per_second", "stragglers"):
+            with pytest.raises(UsageError, match=re.escape(f"run.log({name}=...): Paceline itself writes")):
+                run.log(**{name: 1})
+        run.log(fine=1)
+    assert [line["fine"] for line in lines_of(tmp_path)] == [1]
+
+
+def log_kinds(folder: str, kind: str) -> str:
+    try:
+        with quiet(folder=folder) as run:
+            for _ in run.steps(range(60)):
+                value: object = "warm" if (run.rank == 1) == (run.step >= 20) else 1
+                if kind == "together":
+                    run.log(phase=value, loss=1.0)
+                else:
+                    run.log(**{"phase": value} if run.rank else {"phase": value, "loss": 1.0})
+    except UsageError as error:
+        return error.message
+    return "fine"
+
+
+@pytest.mark.parametrize("kind", ["together", "with other names"])
+def test_text_on_one_rank_and_a_number_on_another_is_an_error_on_both(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    message = "run.log(phase=...) got text on rank 0, but a number on rank 1."
+    assert ranks(log_kinds, 2, str(tmp_path), kind, timeout=30) == [message] * 2
+
+
+def test_the_names_that_differ_are_described() -> None:
+    number, text = {"a number"}, {"text"}
+    assert describe_difference([{"a": number, "b": text}, {"a": number}]) == "names ('b' only on rank 0)"
+    assert describe_difference([{"a": number}, {"a": number}]) == "steps"
+    with pytest.raises(UsageError, match=re.escape("got text on rank 1, but a number and text on rank 2")):
+        describe_difference([{}, {"a": text}, {"a": text | number}])
 
 
 def test_a_truncated_line_loses_only_itself(tmp_path: Path) -> None:

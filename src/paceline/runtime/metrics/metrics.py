@@ -6,7 +6,8 @@ consensus of the ranks (a few times a second) a batch of logged numbers moves on
     logged  →  copied from the device  →  names compared  →  reduced  →  written
 
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
-numbers are written. Sinks for each rank's own numbers (`own`) get them before they are reduced.
+numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error.
+Sinks for each rank's own numbers (`own`) get them before they are reduced.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import torch.distributed as dist
 
 from paceline.contract.jsonl import LineWriter
 from paceline.errors import UsageError
-from paceline.runtime.console import note
+from paceline.runtime.console import format_ranks, note
 
 # One call of `log`: step, epoch, samples of the step, weight of these values, time, the values.
 Entry = tuple[int, int, int, float, float, dict[str, Any]]
+RESERVED = frozenset(("step", "epoch", "time", "seconds", "samples_per_second", "stragglers"))  # what lines have anyway
 DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
 
 
@@ -93,18 +95,31 @@ class _Row:
 class _Batch:
     """Rows that are reduced together."""
 
-    def __init__(self, entries: list[Entry], *, alone: bool) -> None:
+    def __init__(self, entries: list[Entry], *, alone: bool, has_text: bool = False) -> None:
         self.entries = entries
         tensors = [value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)]
         self._pending = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, _Row] = {}
         self._reduced = torch.empty(0)
         self.work: Any = None
-        # A hash of steps and names, which all ranks must share for their numbers to be reduced.
-        self.schema = 0
+        # A hash of steps, names and kinds, which all ranks must share for their numbers to be reduced; and one of the
+        # names that have text.
+        self.schema = self.text_schema = 0
         if not alone:
-            names = "\n".join([f"{entry[0]} {' '.join(entry[5])}" for entry in entries])
-            self.schema = zlib.crc32(names.encode()) * 65536 + len(entries) % 65536
+            names = [f"{entry[0]} {' '.join(entry[5])}" for entry in entries]
+            if has_text:
+                texts = [" ".join(name for name in entry[5] if type(entry[5][name]) is str) for entry in entries]
+                names += texts
+                self.text_schema = zlib.crc32(" ".join(sorted({*" ".join(texts).split()})).encode())
+            self.schema = zlib.crc32("\n".join(names).encode()) * 65536 + len(entries) % 65536
+
+    def kinds(self) -> dict[str, set[str]]:
+        """Return what was logged under each name: "text", "a number", or both."""
+        found: dict[str, set[str]] = {}
+        for entry in self.entries:
+            for name, value in entry[5].items():
+                found.setdefault(name, set()).add("text" if type(value) is str else "a number")
+        return found
 
     def arrives(self, *, within: float) -> bool:
         return self._pending is None or self._pending.arrives(within=within)
@@ -167,34 +182,45 @@ class Metrics:
         self._group = group
         self._rank = rank
         self._entries: list[Entry] = []
+        self._has_text = False
         self._offered: _Batch | None = None  # its schema is being compared
         self._reducing: _Batch | None = None
         self._warned_mismatch = False
 
     def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            kind = type(value)
-            if kind is torch.Tensor and value.is_cpu and value.dim() == 0:  # the common case, kept fast
-                values[name] = value.item()
-            elif kind is not float and kind is not int and kind is not str:
-                values[name] = _scalar(name, value)
+        if not RESERVED.isdisjoint(values):
+            raise _reserved_name(values)
+        for name, given in values.items():
+            kind = type(given)
+            value = given
+            if kind is torch.Tensor and given.is_cpu and given.dim() == 0:  # the common case, kept fast
+                values[name] = value = given.item()
+                kind = type(value)
+            if kind is not float and kind is not int:
+                values[name] = value = given if kind is str else _scalar(name, value)
+                self._has_text |= type(value) is str
         self._entries.append((step, epoch, samples, weight, time.time(), values))
 
     # -- stages, one per consensus ---------------------------------------------------------------
 
-    def offer(self) -> float:
-        """Close the current batch, and return its schema for the consensus that is launched now."""
+    def offer(self) -> tuple[float, float]:
+        """Close the current batch, and return its schemas for the consensus that is launched now."""
         assert self._offered is None
-        self._offered = _Batch(self._entries, alone=self._group is None)
-        self._entries = []
-        return float(self._offered.schema)
+        self._offered = _Batch(self._entries, alone=self._group is None, has_text=self._has_text)
+        self._entries, self._has_text = [], False
+        return float(self._offered.schema), float(self._offered.text_schema)
 
-    def advance(self, same: bool) -> None:
-        """After a consensus, write the previous batch and start reducing the offered one."""
+    def advance(self, *, same: bool = True, same_texts: bool = True) -> None:
+        """After a consensus, write the previous batch and start reducing the offered one.
+
+        Raises UsageError if a name has text on one rank and a number on another.
+        """
         if self._reducing is not None:
             self._write(self._reducing)
             self._reducing = None
         batch, self._offered = self._offered, None
+        if batch is not None and not (same_texts and (same or self._warned_mismatch)):
+            self._compare_names(batch)
         if batch is None or not batch.entries:
             return
         batch.fold()
@@ -203,10 +229,16 @@ class Metrics:
             batch.reduce(self._group)
             self._reducing = batch
             return
-        if not same and not self._warned_mismatch and self._rank == 0:
-            self._warned_mismatch = True
-            note("ranks log different names or steps; writing rank 0's own numbers")
         self._write(batch)
+
+    def _compare_names(self, batch: _Batch) -> None:
+        """Find out what differs. Waits for all ranks: they all know that something does."""
+        kinds: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(kinds, batch.kinds(), group=self._group)
+        difference = describe_difference(kinds)
+        if not self._warned_mismatch and self._rank == 0:
+            note(f"ranks log different {difference}; writing rank 0's own numbers")
+        self._warned_mismatch = True
 
     def finish_alone(self) -> None:
         """After an error, write the numbers that this rank has, without the others."""
@@ -274,21 +306,59 @@ def _quoted(name: str) -> str:
     return json.dumps(name)
 
 
+def describe_difference(kinds: list[dict[str, set[str]]]) -> str:
+    """Describe how the names of the ranks differ. Raises UsageError for text on one rank and a number on another."""
+    names = dict.fromkeys(name for each in kinds for name in each)
+    for name in names:
+        found = {rank: " and ".join(sorted(each[name])) for rank, each in enumerate(kinds) if name in each}
+        first = min(found)
+        for rank, kind in found.items():
+            if kind != found[first]:
+                raise UsageError(
+                    f"run.log({name}=...) got {found[first]} on rank {first}, but {kind} on rank {rank}.",
+                    hint="Log the same kind of value on all ranks.",
+                )
+    for name in names:
+        found_on = [rank for rank, each in enumerate(kinds) if name in each]
+        if len(found_on) < len(kinds):
+            return f"names ({name!r} only on {format_ranks(found_on)})"
+    return "steps"
+
+
+def _reserved_name(values: dict[str, Any]) -> UsageError:
+    name = next(name for name in values if name in RESERVED)
+    return UsageError(
+        f"run.log({name}=...): Paceline itself writes {name!r} to metrics.jsonl.",
+        hint=f"Use another name, such as my_{name}.",
+    )
+
+
 def _scalar(name: str, value: Any) -> Any:
     """Return a copy: later changes in place (a CUDA graph's output, a running sum) must not affect it."""
+    what, hint = f"a {type(value).__name__}", "Log numbers, tensors of one element, or text."
+    number: Any = None
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise UsageError(
-                f"run.log({name}=...) got a tensor of shape {tuple(value.shape)}, but takes single numbers.",
-                hint="Take the mean or the sum first.",
-            )
         if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
             value = value.full_tensor()
-        return value.item() if value.is_cpu else value.detach().clone()
-    if isinstance(value, bool):
-        return int(value)
-    if hasattr(value, "item"):
-        return value.item()
-    raise UsageError(
-        f"run.log({name}=...) got a {type(value).__name__}.", hint="Log numbers, tensors of one element, or text."
-    )
+        if value.numel() != 1:
+            what, hint = f"a tensor of shape {tuple(value.shape)}", "Take the mean or the sum first."
+        elif value.is_complex() or value.is_meta:
+            what = f"a tensor of {value.dtype} on {value.device}"
+        else:
+            number = value.item() if value.is_cpu else value.detach().clone()
+    elif getattr(value, "shape", ()) and getattr(value, "size", 1) != 1:
+        what, hint = f"a {type(value).__name__} of shape {tuple(value.shape)}", "Take the mean or the sum first."
+    elif hasattr(value, "item"):
+        number = value.item()
+    elif isinstance(value, (int, float, str)):
+        number = value
+    elif isinstance(value, dict):
+        hint = "Log its items: run.log(**values)."
+    elif value is None:
+        what, hint = "None", "Leave it out until there is a value."
+    for kind in (bool, int, float, str):
+        if isinstance(number, kind):  # also their subclasses, such as an IntEnum
+            return int(number) if kind is bool else kind(number)
+    if isinstance(number, torch.Tensor):
+        return number
+    raise UsageError(f"run.log({name}=...) got {what}, but takes single numbers and text.", hint=hint)

@@ -18,10 +18,12 @@ from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.stop import (
     MINUS_BAD_STEP,
     MINUS_SCHEMA,
+    MINUS_TEXTS,
     SAVE,
     SCHEMA,
     SIZE,
     STOP,
+    TEXTS,
     StopConsensus,
     Stopped,
     StopSignals,
@@ -183,7 +185,7 @@ class Boundary:
             self._apply(self.consensus.collect())
         self._launch_consensus()
         self._apply(self.consensus.collect())
-        self.metrics.advance(True)
+        self.metrics.advance()
         self.consensus.schedule()
 
     # -- consensus -------------------------------------------------------------------------------------
@@ -199,20 +201,23 @@ class Boundary:
         self.consensus.schedule()
 
     def _launch_consensus(self) -> None:
-        schema = self.metrics.offer()
+        schema, texts = self.metrics.offer()
         values = [0.0] * (SIZE + self.stragglers.slots)
         if self.stragglers.on:
             values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
         values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
         values[SAVE] = float(self.checkpoint_schedule.due_by_time())
         values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema
+        values[TEXTS], values[MINUS_TEXTS] = texts, -texts
         values[MINUS_BAD_STEP] = self.loss_check.advance()
         self.heartbeat.seconds_per_step = self.consensus.launch(values)
 
     def _apply(self, reduced: list[float]) -> None:
         """Act on what the ranks agreed on."""
         self.loss_check.check_consensus(reduced[MINUS_BAD_STEP])
-        self.metrics.advance(reduced[SCHEMA] == -reduced[MINUS_SCHEMA])
+        self.metrics.advance(
+            same=reduced[SCHEMA] == -reduced[MINUS_SCHEMA], same_texts=reduced[TEXTS] == -reduced[MINUS_TEXTS]
+        )
         if reduced[SAVE]:
             self._save_requested = self._has_extra_work = True
         self.stopping |= bool(reduced[STOP])
