@@ -104,10 +104,26 @@ def test_find_runs_by_folder_id_suffix_and_last(tmp_path: Path) -> None:
     assert folders.find_run("last", tmp_path).path == newest
     assert folders.find_run(str(newest), tmp_path / "elsewhere").path == newest
     assert folders.run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(tmp_path, "p", "e", newest.name)
-    with pytest.raises(UsageError, match="matches 2 runs"):
+    assert folders.find_run("20300101", tmp_path).path.name == "20300101-000000-aaaa"
+    with pytest.raises(UsageError, match="matches 2 runs: 20300102-000000-cbbb, 20300102-000000-bbbb"):
         folders.find_run("bbb", tmp_path)
     with pytest.raises(UsageError, match="no run 'zzz'"):
         folders.find_run("zzz", tmp_path)
+
+
+def test_find_runs_by_name_and_job_id(tmp_path: Path) -> None:
+    for run_id, details in {"20300101-000000-aaaa": '{"name": "baseline"}', "20300102-000000-bbbb": "not JSON"}.items():
+        folder = tmp_path / "p" / "e" / run_id
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(details)
+    (folder / "job").write_text("4711\n")
+    assert folders.find_run("baseline", tmp_path).path.name == "20300101-000000-aaaa"
+    assert folders.find_run("4711", tmp_path).path == folder
+    with pytest.raises(UsageError, match="no run '471'"):
+        folders.find_run("471", tmp_path)
+    for empty in ("", " "):
+        with pytest.raises(UsageError, match="name is empty"):
+            folders.find_run(empty, tmp_path)
 
 
 @pytest.mark.parametrize("scratch", [".", "..", "runs", "../elsewhere"])

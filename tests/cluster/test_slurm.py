@@ -96,10 +96,41 @@ def test_ps_shows_odd_names_and_finds_the_active_run(
         job_start.path.mkdir(parents=True)
         if number:
             job_start.verdict.write_text("done\n")
-        folder.run_json.write_text(json.dumps({"name": "a[/b]", "nodes": 1, "nproc": 2}))
+        folder.run_json.write_text(json.dumps({"name": "a[/b]\x1b]0;owned\x07", "nodes": 1, "nproc": 2}))
     every = paceline("ps", COLUMNS="200")
     assert every.returncode == 0, every.stderr
     assert every.stdout.count("a[/b]") == 20
+    assert "\x1b" not in every.stdout
+    assert "\x07" not in every.stdout
     live = paceline("ps", "--live", COLUMNS="200")
     assert "20260101-000000-aaaa  running" in live.stdout, live.stdout + live.stderr
     assert live.stdout.count("aaaa") == 1
+
+
+def test_logs_print_what_the_locale_cannot_show(
+    scratch: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    folder = RunFolder(scratch / "p" / "e" / "20260101-000000-aaaa")
+    folder.attempt(1).path.mkdir(parents=True)
+    folder.run_json.write_text("{}")
+    folder.attempt(1).log(0).write_bytes("größe ██ ".encode() + b"\xff\n")
+    for encoding in ("ascii", "utf-8"):
+        done = paceline("logs", "last", PYTHONIOENCODING=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("gr")
+
+
+def test_job_states_take_time_in_proportion_to_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(str):
+        __slots__ = ()
+        hashed = 0
+
+        def __hash__(self) -> int:
+            Counted.hashed += 1
+            return super().__hash__()
+
+    count = 200
+    names = [Counted(number) for number in range(count)]
+    monkeypatch.setattr(slurm, "_queue", lambda: {name: JobState(name, "RUNNING") for name in names})
+    assert len(slurm.states(names)) == count
+    assert Counted.hashed < 20 * count

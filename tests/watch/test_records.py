@@ -95,6 +95,15 @@ def test_a_local_run_without_a_verdict_is_lost(tmp_path: Path) -> None:
     assert read_record(folder).status == "lost"
 
 
+def test_a_run_whose_script_was_only_written_is_prepared(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "project" / "default" / "20260101-000000-aaaa")
+    folder.path.mkdir(parents=True)
+    folder.run_json.write_text("{}")
+    folder.script.touch()
+    record = read_record(folder)
+    assert (record.status, record.is_over) == ("prepared", False)
+
+
 def test_follow_reads_all_attempts(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     slurm = {"state": "RUNNING"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -57,6 +58,8 @@ TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--no
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its code. Expected errors print no traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a log may hold characters that this locale cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = dispatch(args)
     except PacelineError as error:

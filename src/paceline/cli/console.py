@@ -23,8 +23,14 @@ def paint(text: str, colour: str, stream: IO[str]) -> str:
     return f"{colour}{text}{PLAIN}" if is_colourful(stream) else text
 
 
+def printable(text: str) -> str:
+    """Replace control characters, which would act on the terminal: names and messages may be anybody's."""
+    return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
+
+
 def say(text: str, *, colour: str = "") -> None:
     """Print a line to stderr, since stdout is the script's; ignore a closed terminal."""
+    text = printable(text)
     try:
         print(paint(text, colour, sys.stderr) if colour else text, file=sys.stderr, flush=True)
     except OSError:
@@ -44,6 +50,13 @@ def say_problem(message: str, hint: str = "") -> None:
     say(f"paceline: error: {message}", colour=RED)
     if hint:
         say(f"  {hint}")
+
+
+def cell(value: object) -> str:
+    """Return text for a table of rich: no control characters, no markup."""
+    from rich.markup import escape
+
+    return escape(printable(str(value)))
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -33,7 +33,6 @@ def command(
 
 
 def _table(records: list[Record]) -> object:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -44,14 +43,14 @@ def _table(records: list[Record]) -> object:
         colour = COLOURS.get(record.status, "bad" if record.status in OVER else "name")
         age = time.time() - float(details.get("created") or time.time())
         table.add_row(
-            record.run_id,
-            f"[{colour}]{escape(record.status)}[/]",
-            record.job or "",
-            f"{details.get('nodes', '?')} x {details.get('nproc', '?')}",
+            console.cell(record.run_id),
+            f"[{colour}]{console.cell(record.status)}[/]",
+            console.cell(record.job or ""),
+            console.cell(f"{details.get('nodes', '?')} x {details.get('nproc', '?')}"),
             str(record.attempts or ""),
             "" if record.step is None else str(record.step),
             show_seconds(age),
-            escape(str(details.get("name") or details.get("program", ""))),
-            escape(record.detail),
+            console.cell(details.get("name") or details.get("program", "")),
+            console.cell(record.detail),
         )
     return table

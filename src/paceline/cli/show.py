@@ -48,13 +48,13 @@ def command(
     out = console.console()
     for name, text in _facts(record):
         out.print(f"[dim]{name:<10}[/] ", end="")
-        out.print(text, markup=False, soft_wrap=True)
+        out.print(console.printable(text), markup=False, soft_wrap=True)
     for attempt in record.folder.attempts():
         out.print(f"[dim]attempt {attempt.number:<2}[/] ", end="")
-        out.print(_attempt(attempt), markup=False, soft_wrap=True)
+        out.print(console.printable(_attempt(attempt)), markup=False, soft_wrap=True)
     for use in (nodes := read_node_usage(record.folder, max_nodes=MAX_NODES)):
         out.print(f"[dim]node {use.node:<5}[/] ", end="")
-        out.print(use.summary(), markup=False, soft_wrap=True)
+        out.print(console.printable(use.summary()), markup=False, soft_wrap=True)
     if len(nodes) == MAX_NODES < int(record.details.get("nodes") or 1):
         out.print(f"           and more: {record.folder.system}", markup=False, soft_wrap=True)
     shares = compute_goodput(read_events(record.folder.events), None if record.is_over else time.time())

@@ -64,21 +64,16 @@ def _print_name(each: Difference) -> None:
     mark, colour = MARKS[each.kind]
     counts = f"  +{each.added} -{each.removed}" if each.lines else ""
     note = f"  ({each.note})" if each.note else ""
-    print(console.paint(f"{mark} {_printable(each.name)}", colour, sys.stdout) + f"{counts}{note}")
+    print(console.paint(f"{mark} {console.printable(each.name)}", colour, sys.stdout) + f"{counts}{note}")
 
 
 def _print_lines(each: Difference) -> None:
     for number, line in enumerate(each.lines):
         colour = _colour(line) if number > 1 else console.BOLD
-        text = _printable(line)
+        text = console.printable(line)
         print(console.paint(text, colour, sys.stdout) if colour else text)
 
 
 def _colour(line: str) -> str:
     starts = {"+": console.GREEN, "-": console.RED, "@": CYAN}
     return starts.get(line[:1], "")
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, which would act on the terminal."""
-    return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in text)

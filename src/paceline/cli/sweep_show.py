@@ -136,23 +136,22 @@ def _bar(sweep: Sweep) -> Any:
 
 
 def _table(sweep: Sweep, listed: list[Row]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
 
     repeats = has_repeats(sweep)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("TRIAL", "STATE"):
         table.add_column(name, no_wrap=True)
-    table.add_column(escape(sweep.metric), no_wrap=True, justify="left" if repeats else "right")
+    table.add_column(console.cell(sweep.metric), no_wrap=True, justify="left" if repeats else "right")
     for key in sweep.keys:
-        table.add_column(escape(key), overflow="fold")
+        table.add_column(console.cell(key), overflow="fold")
     table.add_column("TIME", no_wrap=True)
     for row in listed:
         table.add_row(
             str(row.number) if len(row.trials) == 1 else _numbers(row),
             f"[{COLOURS[row.state]}]{row.status}[/]",
             value_text(row),
-            *(escape(to_label(row.point[key])) if key in row.point else "" for key in sweep.keys),
+            *(console.cell(to_label(row.point[key])) if key in row.point else "" for key in sweep.keys),
             "" if row.seconds is None else show_seconds(row.seconds),
         )
     return table

@@ -106,6 +106,8 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
         return state.label if state.label != DONE else verdict or state.label
     if job is not None and not reachable and verdict in (None, STOPPED):
         return "unknown"  # the last job start may have stopped, with the job back in the queue
+    if job is None and newest_job_start(folder) is None and folder.script.exists():
+        return "prepared"  # `submit --script-only` wrote its script
     if job is None and verdict is None:
         return "running" if _runs_here(folder) else "lost"
     # Without a verdict, neither the queue nor accounting knows the job any more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 import shutil
@@ -57,29 +58,50 @@ def run_path_of(folder: RunFolder) -> RunPath:
 
 
 def find_run(name: str, scratch: Path) -> RunFolder:
-    """Find a run by its folder, its id or the end of its id; `last` is the newest, SWEEP-3 a trial of a sweep."""
+    """Find a run by its folder, its id, one end of its id, its name or its job id.
+
+    `last` is the newest run, SWEEP-3 a trial of a sweep. Raises UsageError if there is none, or more than one.
+    """
+    if not name.strip():
+        raise UsageError("The run's name is empty.", hint="Give a run's id, its name, its folder, or `last`.")
     if RunFolder(Path(name)).run_json.is_file():
         return RunFolder(Path(name).resolve())
     found = (path.parent for path in scratch.glob("*/*/*/run.json"))
     # Snapshots lie beside the runs, and may contain a file called run.json.
     known = sorted(path for path in found if path.parent.name != STORE)
     known.sort(key=lambda path: path.name)
-    matches = known[-1:] if name == "last" else [path for path in known if path.name.endswith(name)]
+    matches = known[-1:] if name == "last" else [path for path in known if path.name == name]
+    matches = matches or [path for path in known if path.name.endswith(name) or path.name.startswith(name)]
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
         matches = [path.parent for path in trials]
+    matches = matches or [path for path in known if name in _other_names(RunFolder(path))]
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
+        newest = ", ".join(path.name for path in matches[:-6:-1])
+        more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
         raise UsageError(
-            f"{name!r} matches {len(matches)} runs: {', '.join(path.name for path in matches[:5])}.",
-            hint="Give more of the run's id, or its folder.",
+            f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
         )
     if name == "last":
         raise UsageError(f"There are no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
-        f"There is no run {name!r} in {scratch}.", hint="Give a run's folder, its id or the end of its id."
+        f"There is no run {name!r} in {scratch}.",
+        hint="Give a run's id, the start or end of it, its name, its job id, or its folder. `paceline ps` lists runs.",
     )
+
+
+def _other_names(folder: RunFolder) -> list[str]:
+    """Return what else a run is known by: the name that `--name` gave it, and the id of its newest job."""
+    from paceline.cluster.slurm.commands import read_job_id
+
+    try:
+        details = json.loads(folder.run_json.read_text(encoding="utf-8"))
+        name = details.get("name") if isinstance(details, dict) else None
+    except (OSError, ValueError, RecursionError):
+        name = None
+    return [str(each) for each in (name, read_job_id(folder)) if each]
 
 
 def require_not_running(folder: RunFolder) -> None:
