@@ -94,6 +94,7 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
         (("--env", "environment.variables", {"A": "a\0b"}), "Invalid --env {A}: use a string without NUL"),
         (("--env", "environment.variables", {"A": "1", "MASTER_ADDR": "hush"}),
          "Invalid --env {A, MASTER_ADDR}: use other names: MASTER_ADDR is for Paceline to set; remove it."),
+        (("--env", "environment.variables", {"A": "x" * 131_072}), "{A}: use at most 131,000 bytes for A"),
         (("--env", "environment.variables", {"PACELINE_RUN": "hush"}), "PACELINE_RUN is for Paceline to set"),
         (("--env", "environment.variables", {"NODE_RANK": "hush"}), "NODE_RANK is for Paceline to set"),
     ],

@@ -29,12 +29,13 @@ from paceline.agent.workers.fork import ForkedWorkers
 from paceline.agent.workers.group import Launch
 from paceline.agent.workers.launch_style import WorkerSelection
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.agent.workers.rank_variables import thread_count
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:  # most runs stage nothing
     from paceline.agent.staging.node_staging import NodeStaging
 
 MAX_FILES = 100  # names of written files that the events keep
+FILES_PER_RANK = 6  # that an agent opens: a log, both ends of two pipes, one to spare
+SPARE_FILES = 32
 
 
 class Agent:
@@ -86,6 +89,7 @@ class Agent:
         """Return the exit code: 0 for done and stopped, 1 for failed, 130 if interrupted."""
         self.placement = placement = find_placement(self.launch_spec, self.environ)
         self.events = EventWriter(self.run.events / f"agent-{placement.index}.jsonl")
+        _require_descriptors(placement.local_world_size)
         facts = preflight.collect_facts(placement, folder=self.run.path, environ=self.environ)
         attempts = self.run.attempts()
         facts["attempt"] = attempts[-1].number if attempts else 0
@@ -96,6 +100,8 @@ class Agent:
         self.events.write("started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index)
         if placement.is_head:
             self.verdicts.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
+            if self.verdicts.from_queue and self.launch_spec.scratch:
+                self.verdicts.try_write((Path(self.launch_spec.scratch) / USED_BY_JOBS).touch)
         self._check_nodes()
         self._note_thread_count()
         self._note_resume()
@@ -319,3 +325,14 @@ def _remove_empty(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.stat().st_size == 0:
             path.unlink()
+
+
+def _require_descriptors(ranks: int) -> None:
+    """Raise the limit on open files if this node's ranks need more, or say that it is too low."""
+    wanted = FILES_PER_RANK * ranks + SPARE_FILES
+    allowed = raise_descriptor_limit(wanted)
+    if allowed < wanted:
+        raise LaunchError(
+            f"{ranks} ranks on one node need {wanted} open files, but the limit is {allowed}.",
+            hint=f"Raise it with `ulimit -n {wanted}`, start fewer ranks, or ask an administrator for a higher limit.",
+        )

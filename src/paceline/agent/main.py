@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from paceline.agent.signals import Requests
@@ -41,6 +42,10 @@ def main() -> int:
         return INTERRUPTED_EXIT if requests.interrupt else problem.exit_code
     except OSError as problem:  # this machine has no memory, descriptors or disk space left
         agent.fail(LaunchError(f"The agent cannot continue: {problem}."))
+        return 1
+    except Exception as problem:  # a defect of ours: the run folder still says why the run ended
+        traceback.print_exc()
+        agent.fail(LaunchError(f"The agent failed: {type(problem).__name__}: {problem}."))
         return 1
     finally:
         agent.close()

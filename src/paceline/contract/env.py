@@ -44,7 +44,14 @@ _LAUNCHER_VARIABLES = frozenset({
     RESTART_COUNT, MAX_RESTARTS, USE_AGENT_STORE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, NODE_RANK,
 })  # fmt: skip
 
+MAX_BYTES = 131_000  # of one variable: Linux starts no process with more than 128 KiB in one
+
 _USER_VARIABLES = frozenset({"PACELINE_SCRATCH", "PACELINE_SANDBOX"})  # settings of the command line
+
+
+def is_too_large(name: str, value: str) -> bool:
+    """Return whether no process can be started with this variable."""
+    return len(name) + len(value.encode(errors="surrogateescape")) > MAX_BYTES
 
 
 def is_owned(name: str) -> bool:

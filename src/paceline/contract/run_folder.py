@@ -9,6 +9,8 @@ from pathlib import Path
 
 from paceline.contract.folder_entry import Entry
 
+USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
+
 
 @dataclass(frozen=True)
 class RunFolder:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from paceline.contract.env import is_owned
+from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit
 
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
@@ -39,6 +39,8 @@ def _variables(value: object) -> object:
             raise ValueError(f"a string or a number for {name}")
         if "\0" in str(text):
             raise ValueError(f"a string without NUL characters for {name}")
+        if is_too_large(str(name), str(text)):
+            raise ValueError(f"at most {MAX_BYTES:,} bytes for {name}; put the value into a file and pass its path")
     return {name: str(text) for name, text in value.items()}
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.checks.findings import PROBLEM, WARNING
-from paceline.cluster.checks.job import check_python_path
+from paceline.cluster.checks import job as job_checks
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
+from paceline.cluster.checks.job import check_folder, check_python_path
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built
+from paceline.cluster.slurm.partitions import Partition
+from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
 from paceline.plan.redaction import REDACTED, redact, redact_args
 from tests.cluster.environment.jobs import bare, job_in, plan_of
@@ -58,6 +61,16 @@ def test_a_python_on_a_local_disk(tmp_path: Path) -> None:
     assert check_python_path(job, plan, mounts) == []
     mounts.write_text(f"a {mount} ext4 rw 0 0\n")
     assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
+
+
+def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(job_in(tmp_path / "p"), bare())
+    monkeypatch.setattr(job_checks, "file_system", lambda path: "ext4")
+    partitions = [Partition("main")]
+    assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [WARNING]
+    plan.run_path.scratch.mkdir(parents=True, exist_ok=True)
+    (plan.run_path.scratch / USED_BY_JOBS).touch()
+    assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [GOOD]
 
 
 def test_proxies_are_passed_by_name_in_one_file(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import resource
 import socket
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
 from paceline.agent.rendezvous.job_start import job_start_folder
 from paceline.agent.rendezvous.network import LOOPBACK
 from paceline.agent.rendezvous.transport import encode
+from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
@@ -50,7 +50,8 @@ class RendezvousServer:
     def accept_all(self, facts: Facts, timeout: float) -> Membership:
         """Wait until all agents have joined, then send everyone the roster."""
         self.facts[0] = facts
-        self.max_connections = _raise_descriptor_limit(self.placement.count)
+        allowed = raise_descriptor_limit(self.placement.count + SPARE_DESCRIPTORS + MAX_CONNECTIONS)
+        self.max_connections = max(16, min(MAX_CONNECTIONS, allowed - self.placement.count - SPARE_DESCRIPTORS))
         deadline = time.monotonic() + timeout
         try:
             with self._listen() as listener, self._admission(listener) as admission:
@@ -153,21 +154,6 @@ def _reject(sock: socket.socket, reason: str) -> None:
     except OSError:
         pass
     sock.close()
-
-
-def _raise_descriptor_limit(count: int) -> int:
-    """Allow one socket per agent, and return how many are left for connections that are not agents yet.
-
-    The common soft limit of 1,024 is too low for a large run.
-    """
-    wanted = count + SPARE_DESCRIPTORS + MAX_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(16, min(MAX_CONNECTIONS, soft - count - SPARE_DESCRIPTORS))
 
 
 def _addresses(members: dict[int, socket.socket]) -> tuple[str, str]:

@@ -157,7 +157,8 @@ class OutputCapture:
         self._closing.set()
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b".")
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout)
         if self._thread.is_alive():
             return  # it waits for a blocked console; as a daemon thread it ends with the agent
         for key in list(self._selector.get_map().values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -23,6 +24,17 @@ def adopt_orphans() -> None:
 def name_process(name: str) -> None:
     """Set the name that `top` and `ps -e` show."""
     prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def raise_descriptor_limit(wanted: int) -> int:
+    """Let this process open so many files, as far as the hard limit allows, and return how many it may open now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:

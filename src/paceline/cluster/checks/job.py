@@ -15,6 +15,7 @@ from paceline.cluster.checks.quota import MOUNTS, check_quota, mount_of
 from paceline.cluster.environment.store import check_built
 from paceline.cluster.slurm.limits import check_limits, check_with_slurm
 from paceline.cluster.slurm.partitions import Partition
+from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job
 
@@ -40,13 +41,16 @@ _LOCAL = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "
 
 
 def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
-    """Check that all nodes are likely to see the run folder, and that it has free space."""
+    """Check that all nodes are likely to see the run folder, and that it has free space.
+
+    A scratch folder that a job has written to needs no warning, whatever disk it is on.
+    """
     scratch = plan.run_path.scratch
     existing = next(path for path in (scratch, *scratch.parents) if path.exists())
     found = []
     kind = file_system(existing)
     host = socket.gethostname().split(".")[0]
-    if kind in _LOCAL and partitions:
+    if kind in _LOCAL and partitions and not (scratch / USED_BY_JOBS).exists():
         found.append(
             Finding(
                 "run folder", WARNING, f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",

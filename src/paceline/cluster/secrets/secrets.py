@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.cluster.secrets.dotenv import parse_dotenv
+from paceline.contract.env import MAX_BYTES, is_too_large
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.plan.quote import quote
 from paceline.plan.secrets import FROM_SHELL, Secrets, choose_secrets
@@ -53,6 +54,11 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         if found:
             _require_private(path, label, content.mode)
         for name, value in found.items():
+            if is_too_large(name, value):
+                raise SpecError(
+                    f"{name} in {label} has {len(value):,} characters; the limit is {MAX_BYTES:,} bytes.",
+                    hint="Put the value into a file of its own, and set the variable to its path.",
+                )
             values.setdefault(name, value)
             sources.setdefault(name, label)
     # Taken from the shell whichever files are read: a user with a W&B key wants W&B.

@@ -1,0 +1,42 @@
+"""Errors of the agent itself: the run folder says why the run ended."""
+
+from __future__ import annotations
+
+from paceline.plan.local import START_AGENT
+from paceline.watch.goodput import read_events
+from tests.agent.conftest import Launch, Launched
+
+FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+BROKEN = """\
+from paceline.agent.attempt import Attempt
+def run(self):
+    raise ZeroDivisionError("by a defect")
+Attempt.run = run
+"""
+
+
+def reasons(started: Launched) -> list[str]:
+    return [event["reason"] for event in read_events(started.run.events) if event.get("reason")]
+
+
+def test_a_limit_on_open_files_that_is_too_low_is_named(launch: Launch) -> None:
+    started = launch("", nproc=16, argv=("-c", FEW_FILES.format(soft=64, hard=64) + START_AGENT))
+    assert started.wait() != 0
+    assert "16 ranks on one node need 128 open files, but the limit is 64." in started.err()
+    assert "ulimit -n 128" in started.err()
+    assert len(reasons(started)) == 1
+    assert "Traceback" not in started.err()
+
+
+def test_a_soft_limit_on_open_files_is_raised(launch: Launch) -> None:
+    started = launch("", nproc=16, argv=("-c", FEW_FILES.format(soft=64, hard=4096) + START_AGENT))
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("done", "done")
+
+
+def test_a_defect_of_the_agent_ends_the_run_with_its_reason(launch: Launch) -> None:
+    started = launch("", argv=("-c", BROKEN + START_AGENT))
+    assert started.wait() == 1
+    assert started.verdicts()[1] == "failed"
+    assert reasons(started) == ["The agent failed: ZeroDivisionError: by a defect."]
+    assert "Traceback" in started.err()
