@@ -33,6 +33,7 @@ from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.agent.workers.rank_variables import thread_count
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.zygote.start import THREADS
+from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, RunFolder
@@ -208,13 +209,13 @@ class Agent:
         """Remove what the user's earlier runs left in the default folders. Runs with data do so while staging."""
         assert self.placement is not None
         bases = {self.environ.get("TMPDIR") or "/tmp", "/tmp"}
-        private = [Path(base) / f"paceline-{os.geteuid()}" for base in sorted(bases)]
-        if not any(path.is_dir() for path in private):
+        ours = [Path(base) for base in sorted(bases) if find_own_folder(base) is not None]
+        if not ours:
             return
         from paceline.agent.staging.cleanup import remove_leftovers
 
         job_start = self.job_start.path.name
-        removed = [gone for path in private for gone in remove_leftovers(path, self.environ, job_start=job_start)]
+        removed = [gone for base in ours for gone in remove_leftovers(base, self.environ, job_start=job_start)]
         if removed:
             self.say(f"removed {len(removed)} folders that earlier runs left on {self.placement.host}")
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
+from paceline.contract.files.shared_places import make_own_folder, open_own_file
 from paceline.errors import EnvironmentProblem
 from paceline.sandbox.packages import program
 
@@ -24,8 +25,8 @@ def fingerprint(folder: Path) -> str:
 @contextmanager
 def allocation_lock() -> Iterator[None]:
     """Hold a lock, so that two sandboxes that start at the same time do not choose the same port."""
-    path = Path(tempfile.gettempdir()) / f"paceline-sandbox-{os.geteuid()}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = make_own_folder(tempfile.gettempdir()) / "sandbox.lock"
+    descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

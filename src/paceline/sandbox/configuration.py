@@ -62,7 +62,7 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         lines |= _accounting(paths, record)
     _override(lines, settings.options)
     text = [f"{key}={value}" for key, value in lines.items()]
-    return "\n".join([*text, *_nodes(record), *_partitions(), ""])
+    return "\n".join([*text, *_nodes(record), *_partitions(user), ""])
 
 
 def _accounting(paths: SandboxPaths, record: SandboxRecord) -> dict[str, str]:
@@ -100,13 +100,19 @@ def _nodes(record: SandboxRecord) -> list[str]:
     return found
 
 
-def _partitions() -> list[str]:
-    """Return the partitions: `high` preempts jobs in `low` at once, and those in `grace` ten seconds after SIGTERM."""
+def _partitions(user: str) -> list[str]:
+    """Return the partitions: `high` preempts jobs in `low` at once, and those in `grace` ten seconds after SIGTERM.
+
+    A node daemon that is not root's runs every job as its own user, so nobody else may submit one. Slurm always admits
+    `SlurmUser` and root, whatever the groups.
+    """
+    allowed = "" if user == "root" else " AllowGroups=root"
+    every = f"Nodes=ALL MaxTime=INFINITE State=UP{allowed}"
     return [
-        "PartitionName=main Nodes=ALL MaxTime=INFINITE State=UP Default=YES PriorityTier=10",
-        "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1",
-        "PartitionName=grace Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10",
-        "PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=100 PreemptMode=OFF",
+        f"PartitionName=main {every} Default=YES PriorityTier=10",
+        f"PartitionName=low {every} PriorityTier=1",
+        f"PartitionName=grace {every} PriorityTier=1 GraceTime=10",
+        f"PartitionName=high {every} PriorityTier=100 PreemptMode=OFF",
     ]
 
 
@@ -126,7 +132,7 @@ def cgroup_conf() -> str:
     return "CgroupPlugin=cgroup/v1\n"
 
 
-def slurmdbd_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
+def slurmdbd_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str, password: str) -> str:
     lines = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={paths.munge_socket}",
@@ -138,18 +144,18 @@ def slurmdbd_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> s
         "StorageType": "accounting_storage/mysql",
         "StorageHost": "localhost",  # the client library then uses the socket in MYSQL_UNIX_PORT
         "StorageUser": "slurm",
-        "StoragePass": "slurm",
+        "StoragePass": password,
         "StorageLoc": "slurm_acct_db",
     }
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
-def database_conf(paths: SandboxPaths, *, user: str) -> str:
+def database_conf(record: SandboxRecord, *, user: str) -> str:
     lines = {
         "user": user,
-        "datadir": str(paths.database / "data"),
-        "socket": str(paths.database_socket),
-        "pid-file": str(paths.run / "mariadbd.pid"),
+        "datadir": f"{record.database}/data",
+        "socket": record.database_socket,
+        "pid-file": f"{record.database}/pid",
         "innodb_buffer_pool_size": "64M",
         "innodb_log_file_size": "16M",
         "innodb_lock_wait_timeout": "900",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import socket
-import subprocess
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem
-from paceline.sandbox import configuration, network
+from paceline.sandbox import configuration, database, network
 from paceline.sandbox.packages import program, search_path
 from paceline.sandbox.processes import Process, start
 from paceline.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
@@ -23,21 +25,24 @@ def user() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def environment(paths: SandboxPaths) -> dict[str, str]:
+def environment(paths: SandboxPaths, record: SandboxRecord) -> dict[str, str]:
     """Return the environment of the daemons, which inherits nothing else from the shell that starts them."""
     return {
         "PATH": search_path(),
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "SLURM_CONF": str(paths.slurm_conf),
-        "MYSQL_UNIX_PORT": str(paths.database_socket),
+        "MYSQL_UNIX_PORT": record.database_socket,
     }
 
 
 def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
-    """Create the folders, configuration files, munge key and fake GPUs."""
+    """Create the folders, configuration files, munge key and fake GPUs.
+
+    Others must not enter: whoever reaches munge's socket can run jobs here as this user.
+    """
     for folder in (*paths.created, paths.log("any").parent):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     for node in record.settings.names:
         paths.node_tmp(node).mkdir(parents=True, exist_ok=True)
         (paths.path / "spool" / node).mkdir(exist_ok=True)
@@ -55,9 +60,17 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
     if record.settings.network == NAMESPACES:
         paths.hosts.write_text(configuration.hosts(record, machine=socket.gethostname()))
         paths.init.write_text(configuration.NODE_INIT)
-    if record.settings.accounting:
-        _write_secret(paths.etc / "slurmdbd.conf", configuration.slurmdbd_conf(paths, record, user=owner).encode())
-        (paths.etc / "mariadb.cnf").write_text(configuration.database_conf(paths, user=owner))
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter. Raises EnvironmentProblem if somebody else has made it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise EnvironmentProblem(f"{folder} is not your own folder.", hint="Choose another path with --dir.")
+    folder.chmod(0o700)
 
 
 def _write_secret(path: Path, content: bytes) -> None:
@@ -106,36 +119,18 @@ def start_node(paths: SandboxPaths, record: SandboxRecord, node: str) -> None:
 
 def start_accounting(paths: SandboxPaths, record: SandboxRecord) -> None:
     """Start MariaDB on its own socket, then slurmdbd, which stores Slurm's accounting in it."""
-    data = paths.database / "data"
-    if not data.exists():
-        made = subprocess.run(
-            [
-                program("mariadb-install-db"), "--no-defaults", f"--user={user()}", f"--datadir={data}",
-                "--auth-root-authentication-method=normal", "--skip-test-db",
-            ],
-            env=environment(paths), text=True, capture_output=True,
-        )  # fmt: skip
-        if made.returncode:
-            raise EnvironmentProblem(f"mariadb-install-db failed:\n{last_lines(made.stdout + made.stderr)}")
-    argv = [program("mariadbd"), f"--defaults-file={paths.etc / 'mariadb.cnf'}"]
-    process = _start(paths, record, "mariadbd", argv)
-    _wait_until("mariadbd", process, paths, lambda: _sql(paths, "select 1"))
-    created = _sql(
-        paths,
-        "create database if not exists slurm_acct_db;"
-        "create user if not exists slurm@localhost identified by 'slurm';"
-        "grant all on slurm_acct_db.* to slurm@localhost;",
-    )
-    if not created:
+    variables = environment(paths, record)
+    database.install(record, owner=user(), environment=variables)
+    process = _start(paths, record, "mariadbd", database.command(record))
+    administrator = database.Administrator(record, user(), variables)
+    _wait_until("mariadbd", process, paths, lambda: administrator.run("select 1"))
+    password = secrets.token_hex(16)
+    if not administrator.run(database.statements(password)):
         raise EnvironmentProblem(f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}")
+    text = configuration.slurmdbd_conf(paths, record, user=user(), password=password)
+    _write_secret(paths.etc / "slurmdbd.conf", text.encode())
     process = _start(paths, record, "slurmdbd", [program("slurmdbd"), "-D"])
     _wait_until("slurmdbd", process, paths, lambda: _accepts(record.ports["slurmdbd"]))
-
-
-def _sql(paths: SandboxPaths, statements: str) -> bool:
-    options = ["--no-defaults", f"--socket={paths.database_socket}", "--user=root", "--execute", statements]
-    done = subprocess.run([program("mariadb"), *options], env=environment(paths), capture_output=True)
-    return done.returncode == 0
 
 
 def accepts_connections(record: SandboxRecord, node: str) -> bool:
@@ -150,7 +145,7 @@ def _accepts(port: int, *, host: str = "127.0.0.1") -> bool:
 
 
 def _start(paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str], *, log: str = "") -> Process:
-    process = start(argv, log=_output(paths, log or name), environment=environment(paths))
+    process = start(argv, log=_output(paths, log or name), environment=environment(paths, record))
     if process is None:
         raise _exited(name, paths)
     record.processes[name] = process

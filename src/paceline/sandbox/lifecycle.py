@@ -6,7 +6,7 @@ import shutil
 import signal
 
 from paceline.errors import PacelineError
-from paceline.sandbox import addresses, daemons, network
+from paceline.sandbox import addresses, daemons, database, network
 from paceline.sandbox.processes import Process, kill_all, node_processes
 from paceline.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord, Settings
 
@@ -21,6 +21,7 @@ def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> 
             ports=dict(zip(names, addresses.free_ports(paths.path, len(names)), strict=True)),
             subnet=addresses.free_subnet(paths.path) if isolated else "",
             bridge=addresses.bridge_name(paths.path) if isolated else "",
+            database=database.make_folder() if settings.accounting else "",
             owner=Process.of(owner) if owner else None,
         )
         record.save(paths)
@@ -46,6 +47,7 @@ def stop_all(paths: SandboxPaths) -> bool:
         if process := record.processes.get(name):
             process.end()
     network.remove(record)
+    database.remove_folder(record)
     for folder in paths.created:
         shutil.rmtree(folder, ignore_errors=True)
     paths.record.unlink(missing_ok=True)

@@ -80,7 +80,7 @@ class Sandbox:
             raise UsageError(
                 f"A sandbox is already running in {paths.path}.", hint="Stop it with `paceline sandbox down`."
             )
-        paths.path.mkdir(parents=True, exist_ok=True)
+        daemons.make_private(paths.path)
         try:
             start_all(paths, settings, owner=owner)
             sandbox = cls(paths.path)

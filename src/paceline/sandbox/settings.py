@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,8 +68,6 @@ class SandboxPaths:
     munge_key = Entry("etc/munge.key")
     run = Entry("run")
     munge_socket = Entry("run/munge.socket")
-    database_socket = Entry("run/mariadb.socket")
-    database = Entry("database")
     devices = Entry("dev")  # the folder of the fake GPUs
 
     def log(self, name: str) -> Path:
@@ -80,12 +79,12 @@ class SandboxPaths:
     @property
     def created(self) -> list[Path]:
         """The folders that `up` creates and `down` removes. Logs stay."""
-        names = ("etc", "run", "state", "spool", "tmp", "dev", "database")
+        names = ("etc", "run", "state", "spool", "tmp", "dev")
         return [self.path / name for name in names]
 
     def check(self) -> None:
         """Raise if Slurm or the kernel cannot use the folder."""
-        longest = max(len(str(self.munge_socket)), len(str(self.database_socket))) + 12
+        longest = len(os.fsencode(self.munge_socket)) + 12
         if longest > 107:  # munged adds a suffix, and a socket's address has at most 107 bytes
             raise EnvironmentProblem(
                 f"The path {self.path} is too long for a socket.", hint="Choose a shorter one with --dir."
@@ -105,6 +104,7 @@ class SandboxRecord:
     ports: dict[str, int]
     subnet: str = ""  # "10.x.y", with namespaces
     bridge: str = ""
+    database: str = ""  # the folder of the accounting database, with its socket; only its user can enter it
     processes: dict[str, Process] = field(default_factory=dict)  # daemons and nodes, by name
     owner: Process | None = None  # the process that needs this sandbox; without it the sandbox is orphaned
 
@@ -114,6 +114,10 @@ class SandboxRecord:
     @property
     def controller_address(self) -> str:
         return f"{self.subnet}.254" if self.subnet else "127.0.0.1"
+
+    @property
+    def database_socket(self) -> str:
+        return f"{self.database}/socket"
 
     def cable(self, node: str) -> str:
         """The host's end of a node's virtual cable."""

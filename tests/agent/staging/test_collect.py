@@ -14,6 +14,7 @@ from paceline.agent.staging.cleanup import active_jobs, find_leftovers, remove_l
 from paceline.agent.staging.collect import Collection, CollectResult
 from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import Owner, make_private_folder, make_run_folder, remove_tree, this_process
+from paceline.contract.files import shared_places
 from tests.agent.staging.trees import ODD, content
 
 
@@ -98,21 +99,22 @@ def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pyt
     """Their markers would make us copy their files into our folders."""
     destination = tmp_path / "home" / "mine"
     destination.mkdir(parents=True)
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
+    theirs = make_private_folder(tmp_path / "disk")
     run = theirs / "run-x"
     owner = Owner(run="r", job_start="l", node=0, host="n1", **{**this_process(), "pid": ENDED})
     make_run_folder(run, replace(owner, collect=["*"], destination=str(destination)))
     (run / "data" / "planted").write_text("not mine")
     environ = {"SLURMD_NODENAME": "n1"}
-    link = tmp_path / "link"
-    link.symlink_to(theirs)
-    assert not remove_leftovers(link, environ, job_start="l")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / theirs.name).symlink_to(theirs)
+    assert not remove_leftovers(linked, environ, job_start="l")
     with monkeypatch.context() as patched:
+        patched.setattr(shared_places, "own_folder_name", lambda: theirs.name)
         patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
-        assert not remove_leftovers(theirs, environ, job_start="l")
+        assert not remove_leftovers(theirs.parent, environ, job_start="l")
     assert not list(destination.iterdir())
-    assert remove_leftovers(theirs, environ, job_start="l") == [run]  # in our own folder the marker counts
+    assert remove_leftovers(theirs.parent, environ, job_start="l") == [run]  # in our own folder the marker counts
     assert (destination / "planted").exists()
 
 
@@ -140,7 +142,7 @@ def test_only_folders_of_finished_runs_are_removed(tmp_path: Path, squeue: Calla
 
     def over(environ: dict[str, str]) -> set[str]:
         mine = {**environ, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}
-        return {each.path.name.removeprefix("run-") for each in find_leftovers(private, mine, job_start="15-1")}
+        return {each.path.name.removeprefix("run-") for each in find_leftovers(tmp_path, mine, job_start="15-1")}
 
     certain = {"ended", "reused", "unmarked-old", "earlier"}
     assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
@@ -148,7 +150,7 @@ def test_only_folders_of_finished_runs_are_removed(tmp_path: Path, squeue: Calla
     assert active_jobs(answering) == {"11", "15"}
     assert over(answering) == certain | {"job-12", "job-13"}
     removed = remove_leftovers(
-        private, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1"
+        tmp_path, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1"
     )
     assert len(removed) == 6
     assert (private / "run-job-11").is_dir()
@@ -172,7 +174,7 @@ def test_cleanup_collects_results_first(tmp_path: Path) -> None:
     write(private / "run-a" / "data" / "out" / "result", "42")
     make_run_folder(private / "run-b", replace(owner, collected=True))
     write(private / "run-b" / "data" / "out" / "had it", "43")
-    assert len(remove_leftovers(private, {"SLURMD_NODENAME": "n1"}, job_start="")) == 2
+    assert len(remove_leftovers(tmp_path / "disk", {"SLURMD_NODENAME": "n1"}, job_start="")) == 2
     assert (back / "out" / "result").read_text() == "42"
     assert not (back / "out" / "had it").exists()
     assert not list(private.iterdir())

@@ -21,7 +21,7 @@ from paceline.agent.staging.cache import cached_items
 from paceline.agent.staging.copy import helpers, small_files, transfer
 from paceline.agent.staging.copy.progress import Progress, show_progress
 from paceline.agent.staging.copy.transfer import Stopped, Transfer
-from paceline.agent.staging.folders import choose_base, make_private_folder
+from paceline.agent.staging.folders import choose_base, make_private_folder, private_path
 from paceline.agent.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, FileGroup, Manifest, scan
 from paceline.agent.staging.pack_store import Packs, make_packs
 from paceline.agent.staging.stager import Stager, scan_items
@@ -357,14 +357,20 @@ def test_the_folder_on_the_node(tmp_path: Path) -> None:
 
 
 def test_a_private_folder_is_private(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     made = make_private_folder(tmp_path)
     assert made.stat().st_mode & 0o777 == 0o700
     made.chmod(0o755)
     assert make_private_folder(tmp_path).stat().st_mode & 0o777 == 0o700
     made.rmdir()
     made.symlink_to(tmp_path)  # another user was faster
-    with pytest.raises(EnvironmentProblem, match="not your own folder"):
-        make_private_folder(tmp_path)
+    other = make_private_folder(tmp_path)
+    assert other != made
+    assert other.stat().st_mode & 0o777 == 0o700
+    assert make_private_folder(tmp_path) == other
+    assert private_path(tmp_path) == other
+    with pytest.raises(EnvironmentProblem, match="Cannot make a folder"):
+        make_private_folder(tmp_path / "file" / "below")
 
 
 @settings(deadline=None, max_examples=50)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.files.shared_places import make_own_folder, open_own_file
 from paceline.contract.heartbeat_file import (
     COORDINATED,
     COORDINATION,
@@ -24,7 +25,8 @@ from paceline.contract.heartbeat_file import (
     slot_offset,
 )
 
-PREFIX = "paceline-heartbeat-"
+PREFIX = "heartbeat-"
+MEMORY = "/dev/shm"
 MIN_AGE = 60.0  # seconds; a younger file may belong to an agent that has not locked it yet
 
 
@@ -44,14 +46,11 @@ class Heartbeats:
     """Memory shared with the ranks of this node."""
 
     def __init__(self, ranks: int) -> None:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        _remove_abandoned(Path(memory))
         # Open and locked as long as this agent lives: that is how other agents know that it does.
-        self._descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=memory)
+        self._descriptor, self.path = _create(MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir())
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(self._descriptor, file_size(ranks))
         self._map = mmap.mmap(self._descriptor, file_size(ranks))
-        self.path = Path(path)
         self.ranks = ranks
 
     def reset(self, attempt: int) -> None:
@@ -85,15 +84,29 @@ class Heartbeats:
         self._map.close()
         self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
+        with suppress(OSError):  # other agents use it
+            self.path.parent.rmdir()
+
+
+def _create(memory: str) -> tuple[int, Path]:
+    """Create a file in our own folder of the memory that all users share."""
+    while True:
+        folder = make_own_folder(memory)
+        _remove_abandoned(folder)
+        try:
+            descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+        except FileNotFoundError:  # another agent has just removed the empty folder
+            continue
+        return descriptor, Path(path)
 
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove the files of killed agents. Process ids would not identify them: containers have their own."""
     for path in folder.glob(PREFIX + "*"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime < MIN_AGE:
+            if time.time() - path.lstat().st_mtime < MIN_AGE:
                 continue
-            with path.open("rb") as file:
+            with open(open_own_file(path), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 

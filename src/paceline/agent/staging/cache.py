@@ -17,6 +17,7 @@ from pathlib import Path
 
 from paceline.agent.staging.copy.transfer import Stopped
 from paceline.agent.staging.folders import remove_tree
+from paceline.contract.files.shared_places import open_own_file
 from paceline.contract.run_folder import write_atomically
 
 POLL_INTERVAL = 0.2  # seconds
@@ -34,7 +35,7 @@ class Lock:
     def acquire(self, *, exclusive: bool) -> bool:
         """Take the lock without waiting. Returns False if another process holds it."""
         while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_own_file(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             except OSError:

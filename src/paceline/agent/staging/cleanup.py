@@ -16,7 +16,8 @@ from pathlib import Path
 from paceline.agent.staging.cache import CachedItem, cached_items
 from paceline.agent.staging.collect import Collection
 from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import Owner, is_own_folder, pid_namespace, process_start, read_owner, remove_tree
+from paceline.agent.staging.folders import Owner, pid_namespace, process_start, read_owner, remove_tree
+from paceline.contract.files.shared_places import find_own_folder
 
 SQUEUE_TIMEOUT = 20.0  # seconds
 UNMARKED_AGE = 86400.0  # seconds after which a folder without a marker counts as left behind
@@ -39,10 +40,11 @@ class Leftover:
 
 
 def find_leftovers(
-    private: Path, environ: Mapping[str, str], *, job_start: str = "", all_cached: bool = False
+    base: Path, environ: Mapping[str, str], *, job_start: str = "", all_cached: bool = False
 ) -> list[Leftover]:
-    """Return what is left in a private folder. Earlier starts of the caller's own job (`job_start`) are over."""
-    if not is_own_folder(private):
+    """Return what is left in our folder below a base. Earlier starts of the caller's own job (`job_start`) are over."""
+    private = find_own_folder(base)
+    if private is None:
         return []  # another user's markers must not decide what is copied where
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     folders = sorted(private.glob("run-*"))
@@ -110,7 +112,7 @@ def collect_results(path: Path, owner: Owner | None) -> None:
         Collection(path / "data", destination, patterns=owner.collect, staged=owner.staged).run(Transfer())
 
 
-def remove_leftovers(private: Path, environ: Mapping[str, str], *, job_start: str) -> list[Path]:
+def remove_leftovers(base: Path, environ: Mapping[str, str], *, job_start: str) -> list[Path]:
     """Remove everything that is certainly left behind. Returns what was removed."""
-    leftovers = find_leftovers(private, environ, job_start=job_start)
+    leftovers = find_leftovers(base, environ, job_start=job_start)
     return [leftover.path for leftover in leftovers if leftover.remove()]

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.staging.request import StagingRequest
+from paceline.contract.files.shared_places import find_own_folder, make_own_folder, own_folder_name
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 
@@ -71,39 +71,20 @@ def choose_base(request: StagingRequest, environ: Mapping[str, str]) -> Path:
 
 
 def private_path(base: Path) -> Path:
-    return base / f"paceline-{os.geteuid()}"
+    """Return the user's own folder below a base, or where it would be."""
+    return find_own_folder(base) or base / own_folder_name()
 
 
 def make_private_folder(base: Path) -> Path:
-    """Return the user's own folder below a base, and make it if necessary. Another user's is rejected."""
-    path = private_path(base)
+    """Return the user's own folder below a base, and make it if necessary."""
     try:
         base.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        status = os.lstat(path)
+        return make_own_folder(base)
     except OSError as error:
         raise EnvironmentProblem(
             f"Cannot make a folder for data in {base}: {error.strerror}.",
             hint="Set folder in [data] to a writable folder on the nodes' own disks.",
         ) from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise EnvironmentProblem(
-            f"{path} is not your own folder.",
-            hint="Set folder in [data] to another path, and tell your administrators.",
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        os.chmod(path, 0o700)
-    return path
-
-
-def is_own_folder(path: Path) -> bool:
-    """Whether this user made the folder, and it is not a link: in /tmp, anybody could have made it first."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def run_folder_path(private: Path, owner: Owner) -> Path:

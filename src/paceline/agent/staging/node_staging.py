@@ -33,11 +33,19 @@ class NodeStaging:
             staged=[item.name for item in self.request.items], collect=list(self.request.collect),
             destination=str(context.run.collected / name), **folders.this_process(),
         )  # fmt: skip
-        self.private = folders.private_path(folders.choose_base(self.request, environ))
-        self.folder = folders.run_folder_path(self.private, self.owner)
+        self.base = folders.choose_base(self.request, environ)
         self.coordinator = StagingCoordinator(
             context, self.request, is_copier=self.is_copier, make_stager=self._make_stager
         )
+
+    @property
+    def private(self) -> Path:
+        """The user's folder on this node. Its name is certain once the copier has made it."""
+        return folders.private_path(self.base)
+
+    @property
+    def folder(self) -> Path:
+        return folders.run_folder_path(self.private, self.owner)
 
     @property
     def data(self) -> Path:
@@ -61,8 +69,8 @@ class NodeStaging:
 
     def _make_folders(self) -> PacelineError | None:
         try:
-            folders.make_private_folder(self.private.parent)
-            removed = cleanup.remove_leftovers(self.private, self.context.environ, job_start=self.owner.job_start)
+            folders.make_private_folder(self.base)
+            removed = cleanup.remove_leftovers(self.base, self.context.environ, job_start=self.owner.job_start)
             if removed:
                 self.context.say(f"removed {len(removed)} folders that earlier runs left on {self.owner.host}")
             folders.make_run_folder(self.folder, self.owner)

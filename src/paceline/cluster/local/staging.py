@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.agent.staging import cleanup
 from paceline.agent.staging.copy.progress import show_progress
 from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import choose_base, format_size, private_path
+from paceline.agent.staging.folders import choose_base, format_size
 from paceline.agent.staging.pack_store import Packs, make_packs
 from paceline.agent.staging.request import StagingRequest, make_request
 from paceline.agent.staging.stager import ScannedItem, scan_items, scan_notes
@@ -64,4 +64,4 @@ def data_folders(request: StagingRequest, environ: Mapping[str, str]) -> list[Pa
 
 def find_leftovers(folder: Path, environ: Mapping[str, str], *, all_cached: bool) -> list[cleanup.Leftover]:
     """Return what your runs have left in a data folder of this machine."""
-    return cleanup.find_leftovers(private_path(folder), environ, all_cached=all_cached)
+    return cleanup.find_leftovers(folder, environ, all_cached=all_cached)

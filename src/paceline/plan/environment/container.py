@@ -118,7 +118,7 @@ def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) ->
         "    done",
         "    export PYTHONNOUSERSITE=1 # use the image's packages, not those in the home folder",
         "    # Keep the engine from creating a folder in the home folder.",
-        '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-/tmp}/.apptainer-$UID"',
+        '    [ -e ~/.apptainer ] || export APPTAINER_CONFIGDIR="${PACELINE_RUN:-$HOME/.cache}/.apptainer-$UID"',
         *(_cache_lines(run_path) if is_fetched(job) else []),
         f'    exec "$paceline_engine" exec "${{paceline_options[@]}}" {command_line([*fixed, image_path(job)])} "$@"',
         "}",

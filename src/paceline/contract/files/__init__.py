@@ -1,0 +1,1 @@
+"""Files that others may have prepared: in folders that all users share, and in formats that we must not trust."""

@@ -1,0 +1,98 @@
+"""Files and folders in places that all users of a machine share, such as /tmp and /dev/shm.
+
+Anybody may have put anything under any name there: a link to another file, a pipe that blocks whoever opens it, a
+folder that they can read. Everything of ours lies in a folder of our own (mode 0700), and every file is opened without
+following a link or waiting, and used only if it is a regular file of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PRIVATE_MODE = 0o700
+
+
+def own_folder_name() -> str:
+    """Return the name of this user's folder in a shared place."""
+    return f"paceline-{os.geteuid()}"
+
+
+def make_own_folder(base: Path | str) -> Path:
+    """Return our folder in a shared place, and make it if there is none.
+
+    If another user has taken its name, it gets another one, which `find_own_folder` finds too.
+    """
+    found = find_own_folder(base)
+    if found is not None:
+        return found
+    try:
+        os.mkdir(Path(base) / own_folder_name(), PRIVATE_MODE)
+    except FileExistsError:
+        made = Path(tempfile.mkdtemp(prefix=f"{own_folder_name()}-", dir=base))
+        return find_own_folder(base) or made  # two processes may have made one each: both use the first
+    return Path(base) / own_folder_name()
+
+
+def find_own_folder(base: Path | str) -> Path | None:
+    """Return our folder in a shared place, closed to others from now on; None if there is none."""
+    for path in _candidates(Path(base)):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # it does not exist, is a link, or belongs to others
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid():
+                if stat.S_IMODE(status.st_mode) != PRIVATE_MODE:
+                    os.fchmod(descriptor, PRIVATE_MODE)
+                return path
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _candidates(base: Path) -> Iterator[Path]:
+    name = own_folder_name()
+    yield base / name
+    try:
+        others = sorted(entry for entry in os.listdir(base) if entry.startswith(f"{name}-"))
+    except OSError:
+        return
+    yield from (base / other for other in others)
+
+
+def open_own_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of ours, without following a link or waiting for anybody.
+
+    `flags` may create it: it is then ours alone (mode 0600). Raises OSError if the file is anything else.
+    """
+    descriptor = open_without_waiting(path, flags)
+    if os.fstat(descriptor).st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "It belongs to another user", str(path))
+    return descriptor
+
+
+def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of any user's, without following a link or waiting. Raises OSError for everything else."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader, or a socket
+            raise _not_a_file(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_a_file(path)
+    return descriptor
+
+
+def _not_a_file(path: Path | str) -> OSError:
+    return OSError(errno.EINVAL, "It is not a regular file", str(path))
