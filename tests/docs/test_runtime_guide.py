@@ -62,8 +62,10 @@ def port(run: str, stop_at: int = -1) -> str:
 
 @pytest.mark.timeout(300)
 def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
+    mesh = next(block for block in BLOCKS if "parallelize=split" in block)
     scripts = [
         ["example", 2, EXAMPLE + BLOCKS[0].replace("seed=0", "seed=0, cpu=True")],
+        ["mesh", 4, mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',")],
         ["straight", 2, port("run")],
         ["first", 2, port("../run", stop_at=9)],
         ["second", 2, port("../run")],
@@ -74,7 +76,8 @@ def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     logs = {name: (tmp_path / name / "rank-0.log").read_text() for name, _, _ in scripts}
-    assert json.loads(done.stdout) == {name: [0, 0] for name in logs}, logs
+    assert json.loads(done.stdout) == {name: [0] * count for name, count, _ in scripts}, logs
+    assert "2 x 2 ranks, last loss" in logs["mesh"]
     ends = {name: re.findall(r"ended at .*", log) for name, log in logs.items()}
     assert "resumed at step" in logs["second"]
     assert "ended at 400" not in logs["first"]

@@ -42,14 +42,15 @@ class Loop:
         self._epoch_is_whole = True
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def begin(self, *, seed: int | None) -> None:
+    def begin(self, *, seed: int | None, dp_rank: int) -> None:
         """Prepare for the first step of this process."""
         if self.begun:
             return
         self.begun = True
         if seed is not None:
-            # All ranks started with one seed, to build the same model. From here on each draws its own dropout.
-            rng.reseed(seed=seed, step=self.step, rank=self._rank)
+            # All ranks started with one seed, to build the same model. From here on each draws its own dropout, but
+            # ranks that work on the same samples draw the same.
+            rng.reseed(seed=seed, step=self.step, rank=dp_rank)
         self._boundary.epoch = self.epoch
         self._boundary.before_first(self.step)
 

@@ -16,7 +16,7 @@ from paceline.runtime.checkpoint import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
-from paceline.runtime.data.randomness import seed_everything
+from paceline.runtime.data.randomness import derive_seed, seed_everything
 from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
@@ -39,6 +39,7 @@ class Run:
 
     Attributes:
         rank, world_size, local_rank: As in torch.distributed.
+        dp_rank, dp_size: This rank's place among the ranks with different samples, and how many there are.
         identity: These and more: `local_world_size`, `node`, `num_nodes`, and `source`, what started the ranks.
         device: The device of this rank.
         params: The script's parameters: `[params]` of paceline.toml and `--param`. Read-only.
@@ -80,6 +81,7 @@ class Run:
         self._reporter = reporter
         self._trackers = trackers
         self._wrapper = wrapper
+        self._mesh = wrapper.mesh
         self._gradients = gradients
         self._boundary = boundary
         self._metrics = boundary.metrics
@@ -88,6 +90,7 @@ class Run:
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
         self._restored: Restored | None = None
+        self._resumed = False  # `resume` was called
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
@@ -106,6 +109,21 @@ class Run:
         """The process group that reduces gradients; None with a single rank."""
         return self._group.main
 
+    @property
+    def dp_rank(self) -> int:
+        """This rank's place among the data-parallel ranks: `rank`, unless a mesh has tensor-parallel ranks."""
+        return self._mesh.data.rank
+
+    @property
+    def dp_size(self) -> int:
+        """The number of data-parallel ranks: `world_size`, or with tensor parallelism a fraction of it."""
+        return self._mesh.data.world_size
+
+    @property
+    def mesh(self) -> Any:
+        """Torch's DeviceMesh, with the dimensions "replicate", "shard" and "tensor"; None if there is none."""
+        return self._mesh.device_mesh
+
     def wrap(
         self,
         model: Model,
@@ -113,19 +131,38 @@ class Run:
         mode: str = "auto",
         compile: bool | dict[str, Any] = False,
         layers: Any = None,
+        mesh: Mapping[str, int] | None = None,
+        parallelize: Callable[[Any, Any], Any] | None = None,
         **options: Any,
     ) -> Model:
         """Move a model to the device and share it between ranks. Returns the same object.
 
         Its attributes and state keys are the same at every world size. Build optimizers after this call.
 
-        `mode` is "auto" (DDP with several ranks), "ddp", "fsdp" (FSDP2) or "none". `compile` is True, or options for
-        `torch.compile`. `layers` are the classes of blocks that FSDP2 gathers one at a time; by default, items of
-        ModuleLists. Other options go to DistributedDataParallel or `fully_shard`.
+        `mode` is "auto" (DDP with several ranks, FSDP2 with a mesh), "ddp", "fsdp" (FSDP2) or "none". `compile` is
+        True, or options for `torch.compile`. `layers` are the classes of blocks that FSDP2 gathers one at a time; by
+        default, items of ModuleLists. Other options go to DistributedDataParallel or `fully_shard`.
 
-        Raises UsageError if the mode is unknown, or if the model is already wrapped.
+        `mesh={"replicate": 2, "shard": 4}` keeps 2 copies of the model, each sharded over 4 ranks. "tensor" counts
+        ranks that work on the same samples: `parallelize(model, mesh)` splits the layers between them, with torch's
+        `parallelize_module`, before FSDP2 shards them. The sizes multiply to the world size; one may be -1. A run has
+        one mesh. With a single rank, it has no effect.
+
+        Raises UsageError if the mode is unknown, the mesh does not fit, or the model is already wrapped.
         """
-        return self._wrapper.wrap(model, mode=mode, compile_options=compile, layers=layers, options=options)
+        if mesh is not None:
+            self._set_mesh(mesh)
+        return self._wrapper.wrap(
+            model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, options=options
+        )
+
+    def _set_mesh(self, mesh: Mapping[str, int]) -> None:
+        was_set = self._mesh.sizes is not None
+        in_use = bool(self._loaders or self._evaluation_loaders or self._loop.begun or self._resumed)
+        self._mesh.set(mesh, in_use=in_use)
+        if not was_set and self._mesh.tensor > 1 and self.settings.seed is None:
+            # Ranks that work on the same samples must draw the same dropout.
+            seed_everything(derive_seed(self._group.share_number(torch.initial_seed() >> 1), self.dp_rank))
 
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Any:
         """Return a loader for `steps`, with the same global batches at every world size.
@@ -139,7 +176,7 @@ class Run:
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
         loader = make_loader(
-            dataset, batch_size=batch_size, identity=self.identity, group=self._group.control, **options
+            dataset, batch_size=batch_size, identity=self._mesh.data, group=self._group.data.control, **options
         )
         self._loaders.append(loader)
         return loader
@@ -168,6 +205,7 @@ class Run:
             return None
         if self._loop.begun:
             raise UsageError("run.resume was called after the first step.", hint="Call it before the loop.")
+        self._resumed = True
         if self._gradients.scaler is not None:
             objects.setdefault("scaler", self._gradients.scaler)
         named = {id(each) for each in objects.values()}
@@ -175,7 +213,8 @@ class Run:
             objects.setdefault(f"loader_{number}", loader)
         schedule = self._boundary.checkpoint_schedule
         checkpoints = CheckpointManager(
-            checkpoints_dir, rank=self.rank, world_size=self.world_size, group=self._group.control,
+            checkpoints_dir, rank=self.rank, world_size=self.world_size, tensor=self._mesh.tensor,
+            group=self._group.control,
             attempt=self._attempt, policy=schedule.policy(), seed=self.settings.seed or 0, warn=note,
         )  # fmt: skip
         in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
@@ -211,7 +250,7 @@ class Run:
         then counts batches per update. The loop ends after `max_steps` steps, if given.
         """
         fresh_seed = self.settings.seed if self.world_size > 1 and self._restored is None else None
-        self._loop.begin(seed=fresh_seed)
+        self._loop.begin(seed=fresh_seed, dp_rank=self.dp_rank)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:
@@ -226,8 +265,8 @@ class Run:
         key = (id(data), batch_size, num_workers)
         if key not in self._evaluation_loaders:
             loader = make_evaluation_loader(
-                data, batch_size=batch_size, identity=self.identity, device=self.device,
-                seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.control,
+                data, batch_size=batch_size, identity=self._mesh.data, device=self.device,
+                seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.data.control,
             )  # fmt: skip
             self._evaluation_loaders[key] = (data, loader)
             if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:  # the script makes new data in every epoch
@@ -323,14 +362,16 @@ class Run:
 
         A sum of booleans counts those that are true. Like `torch.sum`, it returns int64 for all tensors of integers.
         Raises UsageError for anything but numbers and tensors.
+
+        Ranks that a mesh puts along "tensor" work on the same samples, and count once.
         """
         if isinstance(value, torch.Tensor):
-            return collectives.sum_tensor(value, self._group, self.device)
-        return collectives.sum_number(value, self._group)
+            return collectives.sum_tensor(value, self._group.data, self.device)
+        return collectives.sum_number(value, self._group.data)
 
     def mean(self, value: torch.Tensor | float) -> Any:
         """Return the mean over all ranks, on all ranks."""
-        return self.sum(value) / self.world_size
+        return self.sum(value) / self.dp_size
 
     @overload
     def gather(self, value: torch.Tensor) -> list[torch.Tensor]: ...
@@ -344,7 +385,7 @@ class Run:
 
         Raises UsageError on all ranks if some pass a tensor and some an object, or if an object cannot be pickled.
         """
-        return collectives.gather(value, self._group, self.device)
+        return collectives.gather(value, self._group.data, self.device)
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only. Takes the arguments of the built-in `print`."""

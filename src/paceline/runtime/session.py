@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -37,8 +37,8 @@ class session:
     for the others; their agent ends them. `sys.exit(0)` counts as the end of the body: the last state is saved, and a
     rank that gets there first waits for the others.
 
-    Flags and `paceline.toml` override all arguments but `best`, `straggler_factor`, `progress`, `report`, `folder` and
-    `trackers`.
+    Flags and `paceline.toml` override all arguments but `best`, `straggler_factor`, `progress`, `report`, `folder`,
+    `trackers` and `mesh`.
 
     Args:
         seed: Seeds Python, NumPy and torch, and the loaders' order and augmentation. None leaves them alone.
@@ -62,6 +62,7 @@ class session:
         report: Print where the ranks run, and how long the session took.
         folder: Where metrics, events and checkpoints go if no agent has created a run folder.
         trackers: Trackers that also get what is logged: "wandb", "tensorboard", or any `paceline.Tracker`.
+        mesh: The device mesh for FSDP2 and tensor parallelism, such as {"shard": 4, "tensor": 2}; see `Run.wrap`.
 
     Raises:
         UsageError: A setting is invalid, or a session is already open in this process.
@@ -93,6 +94,7 @@ class session:
         report: bool = True,
         folder: str | Path | None = None,
         trackers: Sequence[Tracker | str] = (),
+        mesh: Mapping[str, int] | None = None,
     ) -> None:
         self._context = LaunchContext.read()
         settings = Settings(
@@ -100,7 +102,7 @@ class session:
             profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
             save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
             start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor, progress=progress,
-            report=report,
+            report=report, mesh=mesh,
         )  # fmt: skip
         spec = self._context.launch_spec
         self._settings = settings.override(spec.runtime if spec else {}).validate()

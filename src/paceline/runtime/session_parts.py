@@ -18,6 +18,7 @@ from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.cpu_affinity import bind_to_device_cpus
 from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import ProgressBar
@@ -73,11 +74,14 @@ def build(
     rank_zero_folder = folder if worker.identity.rank == 0 else None
     lines = MetricsFile(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
     low = torch.bfloat16 if settings.precision == "bf16" else None
-    wrapper = Wrapper(worker.device, worker.identity.world_size, low_precision=low)
+    mesh = RankMesh(worker.identity, worker.device, worker.group)
+    wrapper = Wrapper(worker.device, worker.identity.world_size, mesh=mesh, low_precision=low)
     boundary = _make_boundary(settings, folder, worker, wrapper=wrapper, lines=lines, trackers=trackers)
     boundary.signals.install()
     worker.heartbeat.set_state(max(worker.heartbeat.state, READY))
     run = _make_run(settings, context, folder, worker, wrapper=wrapper, boundary=boundary, trackers=trackers)
+    if settings.mesh is not None:
+        run._set_mesh(settings.mesh)
     trackers.start()
     return SessionParts(run, worker.group, boundary, lines, trackers)
 
@@ -87,6 +91,8 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     spec = context.launch_spec
     identity = read_identity()
     rank_placement.check_world_size(identity, spec.world_size if spec else None)
+    if settings.mesh is not None:
+        resolve_sizes(settings.mesh, identity.world_size)  # before anything is open that an error would leave open
     heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:

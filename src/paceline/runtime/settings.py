@@ -34,6 +34,7 @@ class Settings:
     debug: bool = False
     progress: bool = True
     report: bool = True
+    mesh: Mapping[str, int] | None = None
     bind: bool = True
     """Bind each rank to the CPUs next to its GPU, unless it is already bound. Set by the command line only."""
 

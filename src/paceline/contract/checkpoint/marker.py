@@ -41,6 +41,7 @@ class Marker:
     meta: Any = None
     objects: dict[str, str] = field(default_factory=dict)  # name -> "module", "optimizer", "state" or "rank"
     files: dict[str, FileChecksum] = field(default_factory=dict)
+    tensor: int = 1  # how many neighbouring ranks worked on the same samples
     format: int = FORMAT
 
     def to_json(self) -> str:

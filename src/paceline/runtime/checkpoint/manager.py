@@ -60,7 +60,8 @@ class CheckpointManager:
     """Saves and restores registered objects.
 
     All ranks create one, register the same objects, and call `restore` and `save` at the same points. `poll` may be
-    called at any time. `group` is a gloo group, or None for a single rank.
+    called at any time. `group` is a gloo group, or None for a single rank. `tensor` neighbouring ranks work on the same
+    samples.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class CheckpointManager:
         *,
         rank: int = 0,
         world_size: int = 1,
+        tensor: int = 1,
         group: Any = None,
         attempt: int = 1,
         policy: RetentionPolicy | None = None,
@@ -79,7 +81,7 @@ class CheckpointManager:
         if world_size > 1 and group is None:
             raise UsageError(f"Checkpoints of {world_size} ranks need a process group.", hint="Pass a gloo group.")
         self.folder = Path(folder)
-        self.rank, self.world_size, self.group = rank, world_size, group
+        self.rank, self.world_size, self.tensor, self.group = rank, world_size, tensor, group
         self.attempt, self.seed, self.timeout = attempt, seed, timeout
         self.policy = policy or RetentionPolicy()
         self.warn = warn
@@ -187,6 +189,7 @@ class CheckpointManager:
             number=self._saves,
             rank=self.rank,
             world_size=self.world_size,
+            tensor=self.tensor,
             image=image,
             objects=states.replicated if self.rank == 0 else None,
             kinds=states.kinds,
@@ -281,7 +284,7 @@ class CheckpointManager:
         with CheckpointReader(folder) as reader:
             restore.load(
                 reader, self._objects, per_rank=self._per_rank, rank=self.rank, world_size=self.world_size,
-                seed=self.seed, new_group=self._get_writer_group, warn=self.warn,
+                tensor=self.tensor, seed=self.seed, new_group=self._get_writer_group, warn=self.warn,
             )  # fmt: skip
             marker = reader.marker
         self._last_step = marker.step if own else None

@@ -24,6 +24,7 @@ def load(
     per_rank: Collection[str],
     rank: int,
     world_size: int,
+    tensor: int,
     seed: int,
     new_group: Callable[[], Any],
     warn: Callable[[str], None],
@@ -37,8 +38,10 @@ def load(
             hint="Resume the same objects under the same names, or start a new run from exported weights.",
         )
     trees = reader.json(OBJECTS_FILE)
-    states = _read_rank_states(reader, rank=rank, world_size=world_size)
+    states = _read_rank_states(reader, rank=rank, world_size=world_size, tensor=tensor)
     rescaled = world_size != reader.marker.world_size
+    # The saved rank that worked on the samples that this one continues with.
+    data_rank = rank if tensor == reader.marker.tensor else rank // tensor * reader.marker.tensor
     for name, thing in objects.items() if rescaled else ():
         if kinds[name] == "rank":
             problem = _check_resumable(name, thing, states, world_size=world_size, declared=name in per_rank)
@@ -52,19 +55,19 @@ def load(
     targets.load()
     for name, thing in objects.items():
         if kinds[name] == "rank":
-            _load_rank_state(name, thing, states, reader, rank=rank, rescaled=rescaled)
+            _load_rank_state(name, thing, states, reader, rank=rank, data_rank=data_rank, rescaled=rescaled)
         else:
             _load_object(name, thing, trees[name], reader, targets)
-    if rescaled:
-        rng.reseed(seed=seed, step=reader.marker.step, rank=rank)
+    if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
+        rng.reseed(seed=seed, step=reader.marker.step, rank=rank // tensor)
     else:
-        rng.restore(state_tree.decode(states[rank]["rng"], state_tree.fetch_inline))
+        rng.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
 
 
-def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int) -> dict[int, Any]:
-    """Return the saved states by rank: this rank's own if the world size is the same, otherwise all."""
+def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int, tensor: int) -> dict[int, Any]:
+    """Return the saved states by rank: this rank's own if the ranks divide the data as before, otherwise all."""
     saved = reader.marker.world_size
-    ranks = [rank] if saved == world_size else range(saved)
+    ranks = [rank] if (saved, reader.marker.tensor) == (world_size, tensor) else range(saved)
     return {number: reader.json(state_file(number, saved)) for number in ranks}
 
 
@@ -104,7 +107,14 @@ def _is_only_on_rank_zero(trees: list[Any]) -> bool:
 
 
 def _load_rank_state(
-    name: str, thing: Any, states: Mapping[int, Any], reader: CheckpointReader, *, rank: int, rescaled: bool
+    name: str,
+    thing: Any,
+    states: Mapping[int, Any],
+    reader: CheckpointReader,
+    *,
+    rank: int,
+    data_rank: int,
+    rescaled: bool,
 ) -> None:
     def decode(number: int) -> Any:
         def fetch(reference: dict[str, Any]) -> torch.Tensor:
@@ -117,7 +127,9 @@ def _load_rank_state(
     with _explain_errors(name):
         if rescaled and hasattr(thing, "load_rank_states"):
             thing.load_rank_states([decode(number) for number in sorted(states)])
-        elif not rescaled or (state_tree.is_loader(thing) and rank in states):
+        elif state_tree.is_loader(thing):
+            thing.load_state_dict(decode(data_rank if data_rank in states else 0))
+        elif not rescaled:
             thing.load_state_dict(decode(rank))
         else:
             is_empty_here = rank > 0 and _is_only_on_rank_zero(_trees_of(name, states))

@@ -92,7 +92,8 @@ class StateTensors:
     def _store_sharded(self, path: str, value: Any) -> dict[str, Any]:
         name = self._unused_name(path)
         self.sharded[name] = value
-        placements = [f"S{each.dim}" if each.is_shard() else "R" for each in value.placements]
+        # Two dimensions of the mesh may shard one of the tensor, in a class of placements that is no Shard.
+        placements = [f"S{each.dim}" if hasattr(each, "dim") else "R" for each in value.placements]
         return {
             "$sharded": name,
             "dtype": DTYPE_NAMES[value.dtype],

@@ -41,6 +41,7 @@ class SaveTask:
     number: int  # counts this attempt's saves, from 1
     rank: int
     world_size: int
+    tensor: int
     image: Image
     objects: dict[str, Any] | None  # on rank 0: the trees of the replicated objects
     kinds: dict[str, str]
@@ -216,7 +217,7 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
         _report_path(task, rank).unlink()
     marker = Marker(
         step=task.step, epoch=task.epoch, world_size=task.world_size, save=task.id, time=time.time(), meta=task.meta,
-        objects=task.kinds, files=files,
+        objects=task.kinds, files=files, tensor=task.tensor,
     )  # fmt: skip
     _write_synced(task.partial / names.CHECKPOINT_MARKER, marker.to_json().encode())
     for folder in {(task.partial / name).parent for name in files}:

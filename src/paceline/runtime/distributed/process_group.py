@@ -35,12 +35,34 @@ class ProcessGroups:
     main: Any = None
     control: Any = None
     owned: bool = False
+    _data: ProcessGroups | None = None
+
+    @property
+    def data(self) -> ProcessGroups:
+        """The groups of ranks with different samples: these, or with tensor parallelism some of their ranks."""
+        return self._data or self
+
+    def split_data(self, tensor: int) -> None:
+        """Count each sample once, if `tensor` neighbouring ranks work on the same ones. A collective."""
+        for first in range(tensor):
+            ranks = list(range(first, dist.get_world_size(), tensor))
+            main, control = dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
+            if dist.get_rank() in ranks:
+                self._data = ProcessGroups(main=main, control=control)
+
+    def share_number(self, number: int) -> int:
+        """Return rank 0's number on all ranks. A collective."""
+        if self.control is None:
+            return number
+        shared = torch.tensor(number, dtype=torch.int64)
+        dist.broadcast(shared, src=0, group=self.control)
+        return int(shared)
 
     def close(self) -> None:
         """Destroy the groups after a clean end, when all ranks are here and nothing is in flight."""
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
-        self.main = self.control = None
+        self.main = self.control = self._data = None
 
     def abandon(self) -> None:
         """Leave the groups after an error, without waiting for peers that may never answer.
@@ -50,7 +72,7 @@ class ProcessGroups:
         if not self.owned or self.main is None:
             return
         process.keep_forever(self.main, self.control, self.store, dist.distributed_c10d._world)
-        self.main = self.control = None
+        self.main = self.control = self._data = None
 
     @contextlib.contextmanager
     def rank_zero_first(self, rank: int, key: str) -> Iterator[None]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from paceline.errors import UsageError
+from paceline.runtime.distributed.mesh import RankMesh, describe
 
 
 class FSDPModel:
@@ -15,8 +19,9 @@ class FSDPModel:
 
     saw_forward = True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, mesh: RankMesh) -> None:
         self.model = model
+        self._mesh = mesh
 
     def set_gradient_sync(self, on: bool) -> None:
         self.model.set_requires_gradient_sync(on)  # type: ignore[operator]
@@ -26,27 +31,69 @@ class FSDPModel:
 
     def sync_buffers(self) -> None:
         for buffer in self.model.buffers():
-            dist.broadcast(buffer, src=0)
+            if is_sharded(buffer):  # each rank along "tensor" has a part of its own
+                group = self._mesh.group.data.main
+                dist.broadcast(local_part(buffer), src=dist.get_global_rank(group, 0), group=group)
+            else:
+                dist.broadcast(buffer, src=0)
+
+
+def check_parallelize(
+    model: nn.Module, mesh: RankMesh, parallelize: Callable[[Any, Any], Any] | None, *, mode: str
+) -> None:
+    """Raise UsageError if a model cannot be split between tensor-parallel ranks as requested."""
+    if parallelize is not None and (mode != "fsdp" or mesh.sizes is None):
+        raise UsageError(
+            "run.wrap(..., parallelize=...) needs mode='fsdp' and a mesh with tensor-parallel ranks.",
+            hint='Use run.wrap(model, mesh={"shard": -1, "tensor": 2}, parallelize=...).',
+        )
+    if parallelize is None and mesh.tensor > 1:
+        raise UsageError(
+            f"The mesh is {describe(mesh.sizes or {})}, but nothing splits this model between ranks along tensor.",
+            hint="Pass parallelize=f, where f(model, mesh) calls parallelize_module. Or use mode='ddp', if every rank "
+            "shall hold the whole model.",
+        )
+    split = next((name for name, parameter in model.named_parameters() if is_sharded(parameter)), None)
+    if split is not None:
+        raise UsageError(
+            f"{split} is already a DTensor, so run.wrap cannot give all ranks the same values.",
+            hint="Call parallelize_module in the function that you pass as parallelize.",
+        )
 
 
 def shard(
-    model: nn.Module, *, device: torch.device, low_precision: torch.dtype | None, layers: Any, options: dict[str, Any]
+    model: nn.Module,
+    *,
+    mesh: RankMesh,
+    layers: Any,
+    parallelize: Callable[[Any, Any], Any] | None,
+    options: dict[str, Any],
 ) -> FSDPModel:
-    """Shard a model's parameters over all ranks. `options` go to `fully_shard`."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    """Split a model between tensor-parallel ranks, then shard it over the others. `options` go to `fully_shard`."""
+    from torch.distributed.fsdp import fully_shard
 
+    if mesh.sizes is None:
+        mesh.set({"shard": -1})
     # Each rank keeps a shard of its own initial values, so all ranks must start from the same model.
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.data, src=0)
-    options.setdefault("mesh", init_device_mesh(device.type, (dist.get_world_size(),)))
-    if low_precision is not None:
-        options.setdefault("mp_policy", MixedPrecisionPolicy(param_dtype=low_precision, reduce_dtype=torch.float32))
+    if parallelize is not None and mesh.tensor > 1:
+        split = parallelize(model, mesh.device_mesh["tensor"])
+        if split is not None and split is not model:
+            raise UsageError(
+                "The function passed as parallelize returned another model.",
+                hint="Change the model in place, as parallelize_module does.",
+            )
     # Inner blocks first: an outer one takes whatever parameters are left. A shared block appears once.
     for block in reversed(list(dict.fromkeys(fsdp_blocks(model, layers)))):
-        fully_shard(block, **options)
-    fully_shard(model, **options)
-    return FSDPModel(model)
+        fully_shard(block, mesh=mesh.fsdp_mesh, **options)
+    fully_shard(model, mesh=mesh.fsdp_mesh, **options)
+    return FSDPModel(model, mesh)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether this is a DTensor."""
+    return hasattr(tensor, "device_mesh")
 
 
 def fsdp_blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
@@ -67,3 +114,52 @@ def replace_parameters(model: nn.Module) -> None:
             if parameter is not None:
                 fresh = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
                 module._parameters[name] = replaced.setdefault(id(parameter), fresh)
+
+
+# -- gradients -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Return the norm of all gradients, the same on all ranks. A collective, with one reduction.
+
+    Torch's own function takes gradients of a single mesh. With tensor parallelism there are two: layers that are not
+    split are sharded over fewer ranks.
+    """
+    world_size = dist.get_world_size()
+    parts: dict[int, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parts.setdefault(_count_shards(parameter.grad), []).append(local_part(parameter.grad))
+    total = torch.zeros((), device=next((each[0].device for each in parts.values()), None))
+    for shards, gradients in parts.items():
+        norm = nn.utils.get_total_norm(gradients)
+        # As many ranks hold each element, and each of them adds its square.
+        total = total + norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2 * (shards / world_size)
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+@torch.no_grad()
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale all gradients so that their norm is at most `max_norm`, and return what it was."""
+    norm = gradient_norm(parameters)
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, scale)
+    return norm
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor: all of it, unless it is a DTensor."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def _count_shards(tensor: Any) -> int:
+    """Return how many different parts the ranks hold of a tensor."""
+    if not is_sharded(tensor):
+        return 1
+    mesh = tensor.device_mesh
+    return math.prod(mesh.size(number) for number, each in enumerate(tensor.placements) if hasattr(each, "dim"))

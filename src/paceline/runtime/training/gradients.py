@@ -12,7 +12,8 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
-from paceline.runtime.training.fsdp import FSDPModel
+from paceline.runtime.training import fsdp
+from paceline.runtime.training.fsdp import FSDPModel, is_sharded
 from paceline.runtime.training.wrap import WrappedModel, Wrapper
 
 _NO_AUTOCAST = contextlib.nullcontext()
@@ -22,7 +23,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class _OptimizerInfo:
     """What is worked out once per optimizer."""
 
-    __slots__ = ("covers_all", "models", "num_groups", "parameters")
+    __slots__ = ("covers_all", "models", "num_groups", "parameters", "sharded")
 
     def __init__(
         self, parameters: list[nn.Parameter], models: list[WrappedModel], *, num_groups: int, covers_all: bool
@@ -30,6 +31,7 @@ class _OptimizerInfo:
         self.num_groups = num_groups  # `add_param_group` may add more later
         self.parameters = parameters
         self.models = models  # the models that it trains
+        self.sharded = any(is_sharded(parameter) for parameter in parameters)
         self.covers_all = covers_all  # it holds every trainable parameter: its zero_grad clears everything
 
 
@@ -126,13 +128,13 @@ class Gradients:
         if self._sum_scale is None:
             raise UsageError(
                 "run.backward(..., weight=n) needs a loader from run.loader, which knows the global batch.",
-                hint="With other loaders, divide yourself: run.backward(loss_sum * run.world_size / run.sum(n)).",
+                hint="With other loaders, divide yourself: run.backward(loss_sum * run.dp_size / run.sum(n)).",
             )
         if self._count and weight != self._count:
             raise UsageError(
                 f"weight is {weight}, but this rank's slice has {self._count} samples.",
                 hint="Pass the number of samples. To weight by something else, such as tokens, use "
-                "run.backward(loss_sum * run.world_size / run.sum(tokens)).",
+                "run.backward(loss_sum * run.dp_size / run.sum(tokens)).",
             )
         return self._sum_scale
 
@@ -162,12 +164,12 @@ class Gradients:
         if self.world_size > 1:
             for model in info.models:
                 model.reduce_missed_gradients()
-        stepped = self._step(optimizer, info.parameters, clip)
+        stepped = self._step(optimizer, info, clip)
         optimizer.zero_grad(set_to_none=True)
         self._stale = not info.covers_all
         return stepped
 
-    def _step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None) -> bool:
+    def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
         scaler = self.scaler
         if scaler is not None:
             if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step
@@ -176,27 +178,29 @@ class Gradients:
             scaler.unscale_(optimizer)
         norm = None
         if clip is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, clip)
+            clip_gradients = fsdp.clip_gradients if info.sharded else nn.utils.clip_grad_norm_
+            norm = clip_gradients(info.parameters, clip)
         if scaler is not None:
             scaler.step(optimizer)
             self._stepped.append(optimizer)
             return True
-        if self._skip_nonfinite and not self._is_finite(parameters, norm):
+        if self._skip_nonfinite and not self._is_finite(info, norm):
             self.skipped += 1
             return False
         optimizer.step()
         return True
 
     @staticmethod
-    def _is_finite(parameters: list[nn.Parameter], norm: Any) -> bool:
+    def _is_finite(info: _OptimizerInfo, norm: Any) -> bool:
         """Return whether the gradient norm is finite. Gradients are already reduced, so all ranks agree.
 
         This is the one device sync that `on_nonfinite="skip"` costs.
         """
-        if norm is None:
-            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return math.isfinite(whole.item())
+        if norm is None and info.sharded:
+            norm = fsdp.gradient_norm(info.parameters)
+        elif norm is None:
+            norm = nn.utils.get_total_norm([p.grad for p in info.parameters if p.grad is not None])
+        return math.isfinite(norm.item())
 
     def _inspect(self, optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, _OptimizerInfo]:
         parameters = self.wrapper.check_optimizer(optimizer)

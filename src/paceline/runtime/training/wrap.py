@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
-from paceline.runtime.training.fsdp import FSDPModel, replace_parameters, shard
+from paceline.runtime.distributed.mesh import RankMesh
+from paceline.runtime.training.fsdp import FSDPModel, check_parallelize, replace_parameters, shard
 
 Model = TypeVar("Model", bound=nn.Module)
 MODES = ("auto", "none", "ddp", "fsdp")
@@ -140,27 +141,41 @@ WrappedModel = DDPModel | FSDPModel | LocalModel
 class Wrapper:
     """Wraps and keeps all models of a session."""
 
-    def __init__(self, device: torch.device, world_size: int, *, low_precision: torch.dtype | None) -> None:
+    def __init__(
+        self, device: torch.device, world_size: int, *, mesh: RankMesh, low_precision: torch.dtype | None
+    ) -> None:
         self.device = device
         self.world_size = world_size
+        self.mesh = mesh
         self.low_precision = low_precision
         self.models: list[WrappedModel] = []
         self._owned: dict[int, weakref.ref[nn.Parameter]] = {}
         self._replaced: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def wrap(
-        self, model: Model, *, mode: str, compile_options: bool | dict[str, Any], layers: Any, options: dict[str, Any]
+        self,
+        model: Model,
+        *,
+        mode: str,
+        compile_options: bool | dict[str, Any],
+        layers: Any,
+        parallelize: Callable[[Any, Any], Any] | None,
+        options: dict[str, Any],
     ) -> Model:
         """Wrap a model in place and return it. See `Run.wrap`."""
         if mode not in MODES:
             raise UsageError(f"Unknown mode {mode!r} for run.wrap.", hint=f"Use one of {', '.join(MODES)}.")
         if any(each.model is model for each in self.models):
             raise UsageError("This model is already wrapped.", hint="Call run.wrap once per model.")
+        if mode == "auto" and self.mesh.sizes is not None:
+            mode = "fsdp"
+        if mode == "fsdp" or parallelize is not None:
+            check_parallelize(model, self.mesh, parallelize, mode=mode)
         model.to(self.device)
         before = list(model.parameters())
         trainable = any(parameter.requires_grad for parameter in before)
         if mode == "fsdp":
-            wrapped = self._shard(model, layers, options)
+            wrapped = self._shard(model, layers, parallelize, options)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
         elif mode == "none" or self.world_size == 1 or not trainable:
@@ -175,11 +190,18 @@ class Wrapper:
         self.models.append(wrapped)
         return model
 
-    def _shard(self, model: nn.Module, layers: Any, options: dict[str, Any]) -> WrappedModel:
+    def _shard(
+        self, model: nn.Module, layers: Any, parallelize: Callable[[Any, Any], Any] | None, options: dict[str, Any]
+    ) -> WrappedModel:
         if self.world_size == 1:
             replace_parameters(model)
             return LocalModel(model)
-        return shard(model, device=self.device, low_precision=self.low_precision, layers=layers, options=options)
+        if self.low_precision is not None:
+            from torch.distributed.fsdp import MixedPrecisionPolicy
+
+            policy = MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
+            options.setdefault("mp_policy", policy)
+        return shard(model, mesh=self.mesh, layers=layers, parallelize=parallelize, options=options)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
         """Return an optimizer's parameters. Raises UsageError if one does not belong to a wrapped model."""
