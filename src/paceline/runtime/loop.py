@@ -55,6 +55,16 @@ class Loop:
         self._boundary.before_first(self.step)
 
     @property
+    def is_after_loop(self) -> bool:
+        """Whether the body of an epoch is past its loop of `steps`, and won't enter another one for this epoch."""
+        return self.in_epochs and self._boundary.epoch == self.epoch and self.counted
+
+    @property
+    def epoch_is_whole(self) -> bool:
+        """Whether the epoch in progress ends with its body; not if `max_steps` ended its loop early."""
+        return self._epoch_is_whole
+
+    @property
     def is_complete(self) -> bool:
         """Whether the session's `max_steps` are done."""
         return self.step >= self._max_steps
@@ -72,6 +82,7 @@ class Loop:
                 yield self.epoch
                 if not self._epoch_is_whole:
                     return  # max_steps ended it early: a longer run would continue in this epoch
+                self._boundary.end_epoch(self.step, epoch=self.epoch + 1)
                 self.epoch += 1
         finally:
             self.in_epochs = False

@@ -94,6 +94,7 @@ class Run:
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
+        self._saved_by_hand = False
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
 
@@ -291,25 +292,49 @@ class Run:
         if counts and not boundary.stopping:
             loop.step += 1
             boundary.enter_epoch(loop.epoch)
+            boundary.checkpoint_schedule.count_step()
         return boundary.poll(loop.step, may_save=counts) or loop.is_complete
 
     def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint now. Call it between steps, on all ranks.
+        """Save a checkpoint now. Call it between steps, on all ranks. With `wait`, return when it is on disk.
 
-        Inside `run.epochs`, the saved state is that of the last step's end: after a resume, the code after the loop
-        (such as a scheduler step) runs again. With `wait`, returns only when the checkpoint is on disk.
+        After the loop of an epoch in `run.epochs`, it saves what the body has done since, such as an update of averaged
+        weights, and a resume begins the next epoch: call it at the end of the body. If nothing has changed since the
+        loop ended, a resume runs what follows the loop again.
+
+        In a loop that neither uses `run.steps` nor reads `run.should_stop`, each save counts as a step.
 
         Raises UsageError inside a step.
         """
-        if self._loop.micro is not None:
+        loop, boundary = self._loop, self._boundary
+        if loop.micro is not None:
             raise UsageError(
                 "run.save was called inside a step.", hint="Set save_every_steps: run.steps saves between steps."
             )
-        after_loop = self._loop.in_epochs and self._boundary.epoch == self.epoch
-        self._boundary.enter_epoch(self.epoch)
-        # A resume enters the epoch's body again, so what it does after its loop must not be part of the state.
-        with self._boundary.checkpoint_schedule.at_snapshot() if after_loop else contextlib.nullcontext():
-            self._boundary.save(self.step, wait=wait)
+        schedule = boundary.checkpoint_schedule
+        if schedule.checkpoints is None:
+            return
+        changed = boundary.any_rank_changed()
+        if not loop.is_after_loop:
+            self._save_by_hand(changed, wait=wait)
+        elif changed and loop.epoch_is_whole:
+            boundary.save(self.step, wait=wait, replace=True, next_epoch=self.epoch + 1)
+            boundary.saved_after_loop = True
+            schedule.take_snapshot()
+        else:
+            # A resume enters the epoch's body again, so what it does after its loop must not be part of the state.
+            with schedule.at_snapshot():
+                boundary.save(self.step, wait=wait)
+
+    def _save_by_hand(self, changed: bool, *, wait: bool) -> None:
+        loop, boundary = self._loop, self._boundary
+        if changed and not loop.begun:  # nothing counts steps, so count this save
+            loop.step += 1
+        boundary.enter_epoch(self.epoch)
+        boundary.save(self.step, wait=wait, replace=changed)
+        self._saved_by_hand = True
+        boundary.checkpoint_schedule.count_step()
+        boundary.checkpoint_schedule.take_snapshot()
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -322,6 +347,8 @@ class Run:
         loop = self._loop
         micro = loop.micro
         if micro is None:
+            if self._metrics.watched in values and not loop.counted:
+                self._boundary.checkpoint_schedule.note_early(loop.step)
             self._metrics.log(loop.step, loop.epoch, 0, 1.0, values)
         else:
             samples = micro.global_count if loop.weighted else 0
@@ -430,9 +457,19 @@ class Run:
 
     def _save_at_end(self) -> None:
         """Save the last state, unless it is already saved."""
-        if self.step > 0 and self.step != self._boundary.checkpoint_schedule.last_step:
-            self._boundary.enter_epoch(self.epoch)
-            self._boundary.save(self.step, wait=True)
+        boundary, loop = self._boundary, self._loop
+        schedule = boundary.checkpoint_schedule
+        if schedule.checkpoints is None:
+            return
+        if not loop.begun:
+            if self._saved_by_hand and boundary.any_rank_changed():
+                self._save_by_hand(True, wait=True)
+        elif self.step > 0 and self.step != schedule.last_step:
+            boundary.enter_epoch(self.epoch)
+            boundary.save(self.step, wait=True)
+        elif schedule.snapshot is not None and boundary.epoch != self.epoch and boundary.any_rank_changed():
+            # The last epoch's body has changed something after its loop.
+            boundary.save(self.step, wait=True, replace=True, next_epoch=self.epoch)
 
     @property
     def _current_step(self) -> int:

@@ -53,7 +53,8 @@ class session:
         save_every_seconds: Save when this many seconds have passed since the last save.
         keep_last: How many of the newest checkpoints to keep.
         keep_every: Also keep each checkpoint whose step is a multiple of this.
-        best: Also keep the checkpoint with the best value of this metric: "accuracy", or "min:loss".
+        best: Also keep the checkpoint with the best value of this metric: "loss:min", "reward:max", or a usual name
+            alone, such as "val_loss" or "accuracy".
         start_from: Another run's folder, or a checkpoint, to start a fresh run from, at its step and epoch.
         on_nonfinite: What to do about a NaN or infinite loss: "stop" the run, "skip" the step (costs a device
             sync per update), or "ignore" it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -9,6 +10,17 @@ from typing import Any
 from paceline.errors import UsageError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+
+# Words in the names of metrics that say which direction is better.
+LOWER_IS_BETTER = {
+    "loss", "nll", "ce", "bce", "perplexity", "ppl", "bpc", "bpb", "error", "err", "mae", "mse", "rmse", "mape",
+    "wer", "cer", "ter", "fid", "kid", "kl", "divergence", "distance", "regret", "brier", "ece",
+}  # fmt: skip
+HIGHER_IS_BETTER = {
+    "accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "auprc", "roc", "ap", "map",
+    "miou", "iou", "dice", "bleu", "rouge", "meteor", "chrf", "r2", "reward", "return", "score", "psnr", "ssim",
+    "correlation", "likelihood", "elbo",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,35 @@ class Settings:
                 raise UsageError(
                     f"{name} is {value!r}, but must be positive.", hint=f"Leave {name} out to turn it off."
                 )
+        best_metric(self.best)
         return self
 
     def override(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with those of the launch spec. Names that are not settings are ignored."""
         known = {field.name for field in fields(self)}
         return replace(self, **{key: value for key, value in values.items() if key in known and value is not None})
+
+
+def best_metric(best: str | None) -> tuple[str, str] | None:
+    """Return the metric that `best` names, and "min" or "max"; None for None.
+
+    The direction is stated ("loss:min") or follows from a usual name ("val_loss", "accuracy").
+    """
+    if best is None:
+        return None
+    name, colon, mode = best.rpartition(":")
+    if not colon:
+        name = best
+        words = {word for word in re.split(r"[^a-z0-9]+", best.lower()) if word}
+        known = [mode for mode, usual in (("min", LOWER_IS_BETTER), ("max", HIGHER_IS_BETTER)) if words & usual]
+        mode = known[0] if len(known) == 1 else ""
+    if not name or mode not in ("min", "max"):
+        metric = name or "loss"
+        raise UsageError(
+            f"best={best!r} does not say whether a lower or a higher value is better.",
+            hint=f'Write best="{metric}:min" or best="{metric}:max".',
+        )
+    return name, mode
 
 
 class Params(Mapping[str, Any]):

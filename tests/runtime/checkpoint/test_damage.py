@@ -262,8 +262,9 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
     assert restored.step == len(complete)
     assert trainer.warnings == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in complete)
-    # If the victim was killed after its report, the survivor commits the checkpoint.
-    assert restored.step == (2 if (victim, moment) == (1, "_write_report") else 1)
+    # If the victim was killed after its report, the survivor commits the checkpoint. If rank 0 was killed after it had
+    # written the marker, the next attempt does.
+    assert restored.step == (2 if (victim, moment) in ((1, "_write_report"), (0, "_sync_folder")) else 1)
 
 
 def hurry(folder: Path) -> list[tuple[int, bool]]:
@@ -322,7 +323,8 @@ def save_all(folder: Path, policy: RetentionPolicy, losses: list[float]) -> list
     checkpoints = CheckpointManager(folder, policy=policy)
     checkpoints.register(model=model)
     for step, loss in enumerate(losses, 1):
-        checkpoints.save(step, meta={"metrics": {"loss": loss}}, wait=True)
+        checkpoints.attach(step, loss)
+        checkpoints.save(step, wait=True)
     checkpoints.close()
     assert all("step-" in path.name and "." not in path.name for path in folder.iterdir())
     return sorted(read_marker(path).step for path in list_checkpoints(folder))
@@ -337,7 +339,6 @@ def test_retention(tmp_path: Path) -> None:
         (RetentionPolicy(keep_last=1, best="loss"), [5, 9]),
         (RetentionPolicy(keep_last=1, best="loss", best_mode="max"), [9]),
         (RetentionPolicy(keep_last=2, keep_every=3, best="loss"), [3, 5, 6, 8, 9]),
-        (RetentionPolicy(keep_last=1, best="accuracy"), [9]),
     ]
     for number, (policy, remaining) in enumerate(cases):
         assert save_all(tmp_path / str(number), policy, losses) == remaining, policy

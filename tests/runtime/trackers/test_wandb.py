@@ -40,7 +40,7 @@ def run_environment(folder: Path, **tracking: Any) -> dict[str, str]:
 def train(epochs: int = 2, fail_at: int | None = None, **options: Any) -> list[str]:
     """Train, and return this rank's `run.wandb`."""
     x, y = data(48)
-    with quiet(seed=0, save_every_steps=2, best="min:loss", **options) as run:
+    with quiet(seed=0, save_every_steps=2, best="loss:min", **options) as run:
         model = run.wrap(net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = run.loader(TensorDataset(x, y), batch_size=16)

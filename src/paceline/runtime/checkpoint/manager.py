@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.checkpoint.names import checkpoint_name, checkpoint_step
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import restore, retention, rng, shares, state_tree, writer
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
@@ -30,6 +30,7 @@ log = logging.getLogger("paceline")
 # Polls at which memory for the next save is prepared in the background. By the second one at the latest,
 # optimizers have created their state.
 PREPARE_AT = (2, 8)
+MAX_VALUES = 8  # of the metric to keep the best checkpoint by, in case theirs is still to be saved
 SAVE_TIMEOUT = 600.0  # seconds for the slowest rank to write its share
 
 
@@ -95,6 +96,9 @@ class CheckpointManager:
         self._saves = 0
         self._last_step: int | None = None
         self._damaged: list[Path] = []
+        self._committed: set[int] = set()  # steps that this process has saved or loaded; complete on rank 0
+        self._values: dict[int, float] = {}  # the newest of the policy's metric, by step
+        self._attached: dict[int, float] = {}  # those that are in their checkpoint
         self._images = ImageCache(rank=rank, world_size=world_size)
         self._polls = 0
         self._writer_group: Any = None
@@ -159,14 +163,22 @@ class CheckpointManager:
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def save(self, step: int, epoch: int = 0, meta: Mapping[str, Any] | None = None, wait: bool = False) -> float:
+    def save(
+        self,
+        step: int,
+        epoch: int = 0,
+        meta: Mapping[str, Any] | None = None,
+        wait: bool = False,
+        *,
+        replace: bool = False,
+    ) -> float:
         """Copy the state, write it in a thread, and return the seconds for which training was blocked.
 
         With `wait`, return once the checkpoint is committed or has failed; `poll` returns the outcome. A step that
-        is already saved or being saved isn't saved again.
+        is already saved or being saved isn't saved again, except with `replace`.
         """
         start = time.perf_counter()
-        if step != self._last_step:
+        if step != self._last_step or replace:
             self._finish_save()
             with _disable_gc():
                 self._start_save(step, epoch, meta)
@@ -215,7 +227,35 @@ class CheckpointManager:
         # A damaged checkpoint of this very step has just been replaced.
         damaged = [path for path in self._damaged if checkpoint_step(path.name) != step]
         self._damaged = []
+        self._committed.add(step)
+        self._attached.pop(step, None)  # if this replaced a checkpoint
+        self._attach_values()
         retention.prune(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
+
+    # -- the best one ----------------------------------------------------------------------------------
+
+    def attach(self, step: int, value: float) -> None:
+        """Record the value of the policy's metric at this step, now or when its checkpoint is committed. Rank 0."""
+        self._values[step] = value
+        for old in sorted(self._values)[:-MAX_VALUES]:
+            if old != self._last_step:
+                del self._values[old]
+        if step in self._committed and not self.is_saving:
+            self._attach_values()
+
+    def is_new_best(self, step: int) -> bool:
+        """Return whether the value of this step is better than those of all checkpoints."""
+        value = self._values.get(step)
+        return value is not None and retention.is_better(value, self.folder, self.policy)
+
+    def _attach_values(self) -> None:
+        """Write values into the markers of their checkpoints. Runs while no save does, or in its thread."""
+        if self.policy.best is None:
+            return
+        for step, value in list(self._values.items()):
+            known = step in self._committed and self._attached.get(step) != value
+            if known and retention.attach(self.folder / checkpoint_name(step), self.policy.best, value):
+                self._attached[step] = value
 
     def _get_writer_group(self) -> Any:
         if not self._has_writer_group:
@@ -253,6 +293,8 @@ class CheckpointManager:
         if committed and self.rank != 0:
             writer.wait_for_commit(task)
         self._task = self._thread = None
+        if self.rank == 0 and self._values:
+            self._attach_values()
         self._finished.append(Saved(task.step, task.final, task.error is None, task.error, task.seconds))
         if task.error is not None and self.rank == 0:
             self.warn(
@@ -270,6 +312,7 @@ class CheckpointManager:
         """
         self._finish_save()
         if self.rank == 0:
+            retention.adopt_complete(self.folder)
             retention.remove_leftovers(self.folder, attempt=self.attempt)
         ranks = RankGroup(self.rank, self.world_size, self.group)
         newest, damaged = find_newest(self.folder, ranks, warn=self.warn)
@@ -288,6 +331,8 @@ class CheckpointManager:
             )  # fmt: skip
             marker = reader.marker
         self._last_step = marker.step if own else None
+        if own:
+            self._committed.add(marker.step)
         meta = state_tree.decode(marker.meta, state_tree.fetch_inline)
         return Restored(marker.step, marker.epoch, meta, folder, marker.world_size, own)
 

@@ -7,13 +7,12 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from paceline.contract.checkpoint.marker import Marker, list_checkpoints, read_marker
-from paceline.contract.checkpoint.names import REMOVED, checkpoint_name
+from paceline.contract.checkpoint.marker import Marker, is_complete, list_checkpoints, read_marker
+from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, REMOVED, checkpoint_name
 from paceline.errors import CheckpointError, UsageError
 
 
@@ -24,7 +23,7 @@ class RetentionPolicy:
     keep_last: int = 2
     keep_every: int | None = None
     best: str | None = None
-    """A name in the `metrics` of the saved `meta`."""
+    """The metric whose values are attached to checkpoints."""
     best_mode: str = "min"
 
     def __post_init__(self) -> None:
@@ -48,26 +47,46 @@ def steps_to_keep(markers: list[Marker], policy: RetentionPolicy) -> set[int]:
     keep = set(steps[: policy.keep_last])
     if policy.keep_every:
         keep |= {step for step in steps if step % policy.keep_every == 0}
-    if policy.best:
-        values = [
-            (value, marker.step) for marker in markers if (value := _metric(marker.meta, policy.best)) is not None
-        ]
-        if values:
-            # Of equals the newest, which has trained longer.
-            best = min(values) if policy.best_mode == "min" else max(values)
-            keep.add(max(step for value, step in values if value == best[0]))
+    values = {marker.step: value for marker in markers if (value := _value(marker, policy.best)) is not None}
+    if values:
+        best = (min if policy.best_mode == "min" else max)(values.values())
+        keep.add(max(step for step, value in values.items() if value == best))  # the newest, which has trained longer
     return keep
 
 
-def _metric(meta: Any, name: str) -> float | None:
-    metrics = meta.get("metrics") if isinstance(meta, dict) else None
-    value = metrics.get(name) if isinstance(metrics, dict) else None
+def _value(marker: Marker, metric: str | None) -> float | None:
+    values = marker.meta.get("values") if isinstance(marker.meta, dict) else None
+    value = values.get(metric) if isinstance(values, dict) else None
     return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
-def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], attempt: int) -> None:
-    """After a commit, remove checkpoints that the policy doesn't keep and those that were found damaged."""
-    damaged = set(damaged)
+def attach(checkpoint: Path, metric: str, value: float) -> bool:
+    """Write the value of a metric into a committed checkpoint. Return whether there is one."""
+    try:
+        marker = read_marker(checkpoint)
+        meta = marker.meta if isinstance(marker.meta, dict) else {}
+        meta = {**meta, "values": {**meta.get("values", {}), metric: value}}
+        partial = checkpoint / f".{CHECKPOINT_MARKER}.partial"
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(replace(marker, meta=meta).to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, checkpoint / CHECKPOINT_MARKER)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def is_better(value: float, folder: Path, policy: RetentionPolicy) -> bool:
+    """Return whether a value of the policy's metric is better than those of all checkpoints."""
+    if math.isnan(value):
+        return False
+    values = [_value(marker, policy.best) for marker in _read_markers(folder)]
+    known = [each for each in values if each is not None]
+    return all(value < each if policy.best_mode == "min" else value > each for each in known)
+
+
+def _read_markers(folder: Path, damaged: Collection[Path] = ()) -> list[Marker]:
     markers: list[Marker] = []
     for path in list_checkpoints(folder):
         try:
@@ -75,6 +94,13 @@ def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], att
                 markers.append(read_marker(path))
         except CheckpointError:
             continue  # no marker, or one from another version: not ours to remove
+    return markers
+
+
+def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], attempt: int) -> None:
+    """After a commit, remove checkpoints that the policy doesn't keep and those that were found damaged."""
+    damaged = set(damaged)
+    markers = _read_markers(folder, damaged)
     keep = steps_to_keep(markers, policy)
     for marker in markers:
         if marker.step not in keep:
@@ -85,13 +111,33 @@ def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], att
 
 def remove(path: Path, *, attempt: int) -> None:
     """Rename a checkpoint, so that it no longer counts as one however long the deletion takes, and delete it."""
+    renamed = set_aside(path, attempt=attempt)
+    if renamed is not None:
+        shutil.rmtree(renamed, ignore_errors=True)
+
+
+def set_aside(path: Path, *, attempt: int) -> Path | None:
+    """Rename a checkpoint, so that it no longer counts as one. Return its new name, or None if that fails."""
     renamed = path.with_name(f"{path.name}{REMOVED}{attempt}")
     try:
         shutil.rmtree(renamed, ignore_errors=True)
         os.rename(path, renamed)
     except OSError:
+        return None
+    return renamed
+
+
+def adopt_complete(folder: Path) -> None:
+    """Rename complete checkpoints into place whose run ended between removing the old one of the step and that."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
         return
-    shutil.rmtree(renamed, ignore_errors=True)
+    for name in names:
+        match = re.fullmatch(r"(step-\d+)\.tmp-\d+-\d+", name)
+        if match and match[1] not in names and is_complete(folder / name):
+            with contextlib.suppress(OSError):
+                os.rename(folder / name, folder / match[1])
 
 
 def remove_leftovers(folder: Path, *, attempt: int, before: int | None = None) -> None:

@@ -222,10 +222,13 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
     _write_synced(task.partial / names.CHECKPOINT_MARKER, marker.to_json().encode())
     for folder in {(task.partial / name).parent for name in files}:
         _sync_folder(folder)
-    if task.final.exists():  # a damaged checkpoint of a step that has now been reached again
-        retention.remove(task.final, attempt=task.attempt)
+    # A damaged checkpoint of a step that has been reached again, or one that this replaces. If the process ends
+    # between the two renames, the next attempt completes the second.
+    old = retention.set_aside(task.final, attempt=task.attempt) if task.final.exists() else None
     os.rename(task.partial, task.final)
     _sync_folder(task.folder)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

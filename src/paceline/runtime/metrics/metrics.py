@@ -17,7 +17,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -175,6 +175,8 @@ class Metrics:
 
     def __init__(self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[LineSink] = ()) -> None:
         self.latest: dict[str, float] = {}
+        self.watched: str | None = None  # a metric, each of whose values goes to `on_watched` with its step
+        self.on_watched: Callable[[int, float], None] = lambda step, value: None
         self._format = _LineFormatter()
         self._own = own
         self._own_format = _LineFormatter()
@@ -261,8 +263,10 @@ class Metrics:
     def _write(self, batch: _Batch) -> None:
         batch.store_reduced()
         means = batch.means()
-        for values in means.values():
+        for step, values in means.items():
             self.latest.update(values)
+            if self.watched in values:
+                self.on_watched(step, values[self.watched])
         if self._rank == 0 and means:
             self._lines.append(self._format.lines(batch.rows, means))
 

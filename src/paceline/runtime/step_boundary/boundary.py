@@ -55,6 +55,7 @@ class Boundary:
         self.metrics = metrics
         self.loss_check = loss_check
         self.checkpoint_schedule = checkpoint_schedule
+        metrics.watched, metrics.on_watched = checkpoint_schedule.best, checkpoint_schedule.record_best
         self.progress = progress
         self.stragglers = stragglers
         self.profiler = profiler
@@ -63,7 +64,9 @@ class Boundary:
         self.epoch_step = 0  # steps done in this epoch
         self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
         self.plain_batches = 0  # batches per step of an iterable that does not save its position
+        self.saved_after_loop = False  # `run.save` has saved what the epoch's body did after its loop
         self._sync_buffers = sync_buffers
+        self._evaluated = False  # within the current step
         self._save_requested = False  # agreed; waits for a training boundary
         self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
         self._heartbeat_on = heartbeat.is_on
@@ -73,6 +76,7 @@ class Boundary:
         """Return whether boundaries have more to do than heartbeat and consensus."""
         return (
             self._save_requested
+            or self._evaluated
             or self.checkpoint_schedule.counts_steps
             or self.profiler.is_on
             or self.progress.is_shown
@@ -82,6 +86,7 @@ class Boundary:
         """Begin a loop of `total` steps, of which `done` are already done."""
         self.epoch, self.epoch_step, self.plain_batches = epoch, done, plain_batches
         self.checkpoint_schedule.drop_snapshot()
+        self.saved_after_loop = self._evaluated = False
         self.progress.begin(epoch=epoch, done=done, total=total)
         self.consensus.begin_loop()
         self.stragglers.discard()
@@ -95,6 +100,20 @@ class Boundary:
         """Set the epoch for a save outside of loops; it may be one in which no step is done."""
         if epoch != self.epoch:
             self.epoch, self.epoch_step = epoch, 0
+
+    def end_epoch(self, step: int, *, epoch: int) -> None:
+        """Save at the end of an epoch's body what `run.save` could not have saved, and what evaluated best.
+
+        `epoch` is the next one. Called on all ranks.
+        """
+        schedule = self.checkpoint_schedule
+        saved, self.saved_after_loop = self.saved_after_loop, False
+        if schedule.checkpoints is None or not (saved or schedule.best):
+            return
+        if schedule.best:
+            self._flush_metrics()
+        if self.consensus.any_rank((saved and schedule.has_changed()) or schedule.is_new_best(step)):
+            self._save(step, next_epoch=epoch, replace=True)
 
     # -- called by the loop ----------------------------------------------------------------------------
 
@@ -126,7 +145,11 @@ class Boundary:
             self._do_extra_work(step)
 
     def _do_extra_work(self, step: int) -> None:
-        if self._save_requested or self.checkpoint_schedule.due_by_step(step):
+        evaluated, self._evaluated = self._evaluated, False
+        if evaluated:
+            self._flush_metrics()
+            evaluated = self.consensus.any_rank(self.checkpoint_schedule.is_new_best(step))
+        if evaluated or self._save_requested or self.checkpoint_schedule.due_by_step(step):
             self._save(step)
             if self.stopping:  # the save ran a consensus, in which a rank requested a stop
                 self._save(step, wait=True)
@@ -141,9 +164,11 @@ class Boundary:
         """Run the boundary after a batch of evaluation. A stop saves the state of the last training boundary.
 
         The stop waits for the next training boundary if that state is not available: inside the body of a step, or
-        while the script has put other weights into its model, such as averaged ones.
+        while the script has put other weights into its model, such as averaged ones, or has saved after its loop.
         """
         self.heartbeat.write(step)
+        if in_a_step and self.checkpoint_schedule.best:
+            self._evaluated = self._has_extra_work = True
         consensus = self.consensus
         consensus.tick += 1
         if consensus.tick < consensus.due or self._stop_deferred:
@@ -151,7 +176,7 @@ class Boundary:
         self._run_consensus()
         if not self.stopping:
             return
-        if in_a_step or consensus.any_rank(self.checkpoint_schedule.weights_changed()):
+        if in_a_step or self.saved_after_loop or consensus.any_rank(self.checkpoint_schedule.weights_changed()):
             self._stop_deferred = True
             consensus.due = 0
             return
@@ -172,9 +197,16 @@ class Boundary:
             self._save(step)
         return self.stopping
 
-    def save(self, step: int, *, wait: bool = False) -> None:
-        """Save at the script's request, or at the end. Called on all ranks."""
-        self._save(step, wait=wait)
+    def save(self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None) -> None:
+        """Save at the script's request, or at the end. Called on all ranks.
+
+        With `next_epoch`, a resume begins that epoch. With `replace`, a checkpoint of this step is replaced.
+        """
+        self._save(step, wait=wait, replace=replace, next_epoch=next_epoch)
+
+    def any_rank_changed(self) -> bool:
+        """Return whether the objects have changed since the snapshot. Blocks; all ranks call it."""
+        return self.consensus.any_rank(self.checkpoint_schedule.has_changed())
 
     def finish(self) -> None:
         """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks."""
@@ -228,7 +260,7 @@ class Boundary:
 
     # -- save and stop ---------------------------------------------------------------------------------
 
-    def _save(self, step: int, *, wait: bool = False) -> None:
+    def _save(self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None) -> None:
         if self.checkpoint_schedule.checkpoints is None:
             self._save_requested = False
             return
@@ -238,13 +270,13 @@ class Boundary:
         self._flush_metrics()
         self._save_requested = False
         self._sync_buffers()
+        epoch, epoch_step = (self.epoch, self.epoch_step) if next_epoch is None else (next_epoch, 0)
         meta = {
-            "epoch_step": self.epoch_step,
-            "plain_batches": self.plain_batches * self.epoch_step,
-            "metrics": dict(self.metrics.latest),
+            "epoch_step": epoch_step,
+            "plain_batches": self.plain_batches * epoch_step,
             "trackers": self.tracker_ids,
         }
-        self.checkpoint_schedule.save(step, epoch=self.epoch, meta=meta, wait=wait)
+        self.checkpoint_schedule.save(step, epoch=epoch, meta=meta, wait=wait, replace=replace)
         if self.stragglers.on:
             self.stragglers.mark_start()  # the save was not part of the step
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,9 @@ from typing import Any
 import torch
 
 from paceline.contract.jsonl import EventWriter
-from paceline.runtime.checkpoint import CheckpointManager, Restored, RetentionPolicy, Saved, rng
-from paceline.runtime.settings import Settings
-
-MAX_SNAPSHOT = 1 << 20  # bytes of tensors; larger states are not copied at the end of a loop
-
-NORM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+from paceline.runtime.checkpoint import CheckpointManager, Restored, RetentionPolicy, Saved
+from paceline.runtime.settings import Settings, best_metric
+from paceline.runtime.step_boundary.snapshot import Snapshot
 
 
 class CheckpointSchedule:
@@ -32,17 +28,19 @@ class CheckpointSchedule:
         self.failed_step = -1  # the step whose save failed; only rank 0 knows of all failures
         self._objects: dict[str, Any] = {}
         self._since = time.perf_counter()
-        self._snapshot: dict[str, Any] = {}
-        self._snapshot_rng: dict[str, Any] | None = None
-        self._snapshot_norms: list[torch.Tensor] = []
+        best = best_metric(settings.best)
+        self.best: str | None = best[0] if best else None  # the metric to keep the best checkpoint by
+        self._best_mode = best[1] if best else "min"
+        self.snapshot: Snapshot | None = None  # of the last boundary, or of the last `run.save` or `run.resume`
+        self.updated = False  # whether an optimizer has stepped since the last step was counted; only with `best`
+        self._early: set[int] = set()  # steps at which `best` was logged of weights that are saved with the next step
 
     def policy(self) -> RetentionPolicy:
         """Return which checkpoints to keep."""
-        best = self.settings.best
-        mode, _, name = best.partition(":") if best and ":" in best else ("max", "", best or "")
         return RetentionPolicy(
-            keep_last=self.settings.keep_last, keep_every=self.settings.keep_every, best=name or None, best_mode=mode
-        )
+            keep_last=self.settings.keep_last, keep_every=self.settings.keep_every,
+            best=self.best, best_mode=self._best_mode,
+        )  # fmt: skip
 
     def resume(self, checkpoints: CheckpointManager, objects: dict[str, Any]) -> Restored | None:
         """Register these objects, and load the newest complete checkpoint into them."""
@@ -54,6 +52,11 @@ class CheckpointSchedule:
         self._since = time.perf_counter()
         if found is not None and found.own:
             self.last_step = found.step
+        if self.best is not None:
+            for each in objects.values():
+                if isinstance(each, torch.optim.Optimizer):
+                    each.register_step_post_hook(self._on_update)
+        self.take_snapshot()
         return found
 
     # -- when to save ------------------------------------------------------------------------------------------
@@ -75,11 +78,12 @@ class CheckpointSchedule:
 
     # -- save ------------------------------------------------------------------------------------------
 
-    def save(self, step: int, *, epoch: int, meta: dict[str, Any], wait: bool = False) -> None:
+    def save(self, step: int, *, epoch: int, meta: dict[str, Any], wait: bool = False, replace: bool = False) -> None:
+        """Save this step, unless it is saved already; with `replace`, save it again."""
         if self.checkpoints is None:
             return
         self._since = time.perf_counter()
-        blocked = self.checkpoints.save(step, epoch, meta, wait)
+        blocked = self.checkpoints.save(step, epoch, meta, wait, replace=replace)
         self.last_step = step
         self.events.write("saving", step=step, blocked=round(blocked, 6))
         self.collect_finished()
@@ -97,94 +101,71 @@ class CheckpointSchedule:
                 self.failed_step = saved.step
                 self.events.write("save_failed", step=saved.step, error=saved.error)
 
+    # -- the best checkpoint ---------------------------------------------------------------------------
+
+    def _on_update(self, *_: Any) -> None:
+        self.updated = True
+
+    def count_step(self) -> None:
+        """A loop by hand has counted a step: its state is no longer that of the snapshot."""
+        self.updated, self.snapshot = False, None
+
+    def note_early(self, step: int) -> None:
+        """In a loop by hand, what is logged after an update belongs to the step that is counted next."""
+        if self.updated:
+            self._early.add(step)
+
+    def record_best(self, step: int, value: float) -> None:
+        """Attach a value of the metric `best` to the checkpoint of the weights that it was computed with."""
+        if step in self._early:
+            self._early.discard(step)
+            step += 1
+        if self.checkpoints is not None and self.rank == 0:
+            self.checkpoints.attach(step, value)
+
+    def is_new_best(self, step: int) -> bool:
+        """Return whether this step has the best value so far, but no checkpoint. Only rank 0 knows."""
+        if self.checkpoints is None or self.rank or step == self.last_step:
+            return False
+        return self.checkpoints.is_new_best(step)
+
     # -- the last training boundary --------------------------------------------------------------------
 
     def take_snapshot(self) -> None:
-        """Copy what may change after the loop: schedulers, learning rates, random number generators.
+        """Remember the state at the end of a loop, at a save by the script, or after a resume.
 
         A stop during evaluation must save the state of the last boundary, because the code after the loop runs
-        again after a resume. Weights and optimizer moments do not change in evaluation, so they are not copied.
+        again after a resume.
         """
-        if self.checkpoints is None:
-            return
-        self._snapshot, self._snapshot_rng = {}, rng.capture()
-        self._snapshot_norms = self._parameter_norms()
-        for name, stateful in self._objects.items():
-            if isinstance(stateful, torch.optim.Optimizer):
-                self._snapshot[name] = [_without_parameters(group) for group in stateful.param_groups]
-            elif not isinstance(stateful, torch.nn.Module) and not hasattr(stateful, "micro_batches"):
-                state = stateful.state_dict()
-                if _tensor_bytes(state) <= MAX_SNAPSHOT:
-                    self._snapshot[name] = copy.deepcopy(state)
+        if self.checkpoints is not None:
+            self.snapshot = Snapshot(self._objects)
 
     def weights_changed(self) -> bool:
-        """Return whether the models' weights differ from those at the last boundary."""
-        if self._snapshot_rng is None or self.checkpoints is None:
-            return False
-        norms = self._parameter_norms()
-        return [norm.item() for norm in self._snapshot_norms] != [norm.item() for norm in norms]
+        """Return whether the weights differ from those at the last boundary."""
+        return self.snapshot is not None and self.checkpoints is not None and self.snapshot.weights_changed()
 
-    def _parameter_norms(self) -> list[torch.Tensor]:
-        """Return one norm per parameter, on its device: enough to notice that weights were exchanged."""
-        models = [each for each in self._objects.values() if isinstance(each, torch.nn.Module)]
-        parameters: list[Any] = []
-        for model in models:
-            names = [name for name, _ in model.named_parameters()]
-            # Not the parameters themselves: after a forward, FSDP may hold them unsharded.
-            state = model.state_dict()
-            parameters += [state[name] for name in names if isinstance(state.get(name), torch.Tensor)]
-        local = [each.to_local() if hasattr(each, "to_local") else each for each in parameters]
-        known = [each for each in local if each.dtype in NORM_DTYPES]
-        return list(torch._foreach_norm(known)) if known else []
+    def has_changed(self) -> bool:
+        """Return whether the objects have changed since the snapshot; True without one."""
+        return self.snapshot is None or self.snapshot.has_changed(rank=self.rank)
 
     def restore_snapshot(self) -> None:
         """Return to the state of the last boundary."""
-        for name, state in copy.deepcopy(self._snapshot).items():
-            stateful = self._objects[name]
-            if isinstance(stateful, torch.optim.Optimizer):
-                for group, saved in zip(stateful.param_groups, state, strict=True):
-                    group.update(saved)
-            else:
-                stateful.load_state_dict(state)
-        if self._snapshot_rng is not None:
-            rng.restore(self._snapshot_rng)
+        if self.snapshot is not None:
+            self.snapshot.restore()
 
     @contextmanager
     def at_snapshot(self) -> Iterator[None]:
         """Run the body in the state of the last boundary, then return to the current state."""
-        if self._snapshot_rng is None:
+        if self.snapshot is None:
             yield
             return
-        boundary, norms = (self._snapshot, self._snapshot_rng), self._snapshot_norms
-        self.take_snapshot()
-        now = self._snapshot, self._snapshot_rng
-        (self._snapshot, self._snapshot_rng), self._snapshot_norms = boundary, norms
-        self.restore_snapshot()
-        try:
+        with self.snapshot.restored():
             yield
-        finally:
-            self._snapshot, self._snapshot_rng = now
-            self.restore_snapshot()
-            self._snapshot, self._snapshot_rng = boundary
 
     def drop_snapshot(self) -> None:
-        self._snapshot, self._snapshot_rng = {}, None
+        self.snapshot = None
 
     def close(self, *, wait: bool) -> None:
         if self.checkpoints is not None:
             self._write_events(self.checkpoints.close(wait=wait))
             self.checkpoints = None
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy({key: value for key, value in group.items() if key != "params"})
-
-
-def _tensor_bytes(state: Any) -> int:
-    if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    if isinstance(state, dict):
-        return sum(map(_tensor_bytes, state.values()))
-    if isinstance(state, (list, tuple)):
-        return sum(map(_tensor_bytes, state))
-    return 0

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.contract.run_folder import RunFolder
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.launch_context import LaunchContext
-from paceline.runtime.settings import Settings
+from paceline.runtime.settings import Settings, best_metric
 from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line, warn
 from paceline.runtime.trackers.thread import TrackerThread, finish_timeout
 
@@ -82,7 +82,6 @@ def open_trackers(
     config = {"world_size": identity.world_size, "seed": settings.seed, "precision": settings.precision}
     if launch_spec:
         config |= {name: getattr(launch_spec, name) for name in CONFIG_KEYS}
-    mode, _, metric = (settings.best or "").rpartition(":")
     info = RunInfo(
         run_id=launch_spec.run_id if launch_spec else "",
         project=launch_spec.project if launch_spec else "",
@@ -94,7 +93,7 @@ def open_trackers(
         metrics_offset=_size(folder.metrics) if folder else 0,
         params=dict(launch_spec.params) if launch_spec else {},
         config=config,
-        best=(metric, mode or "max") if metric else None,
+        best=best_metric(settings.best),
     )
     return select(tracking, given, info, store=store)
 

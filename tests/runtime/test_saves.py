@@ -1,0 +1,249 @@
+"""What `run.save` and `best=` save: every call, the state as it is, and the checkpoint that was evaluated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.runtime.settings import best_metric
+from tests.forked_ranks import Ranks
+from tests.runtime.test_wrap import quiet
+
+
+def weight(folder: Path, step: int) -> float:
+    """The weight in a checkpoint."""
+    model = nn.Linear(1, 1, bias=False)
+    with quiet(folder=folder / "copy", start_from=str(folder / f"checkpoints/step-{step:08d}")) as run:
+        run.resume(model=model)
+    return model.weight.item()
+
+
+def saved(folder: Path) -> list[int]:
+    return sorted(int(path.parent.name[5:]) for path in folder.glob("checkpoints/*/complete.json"))
+
+
+class Trainable:
+    """One weight, and an optimizer that adds 1 to it."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=1.0)
+
+    def step(self) -> None:
+        self.model.weight.grad = -torch.ones(1, 1)
+        self.opt.step()
+
+
+def by_hand(folder: Path, rounds: int) -> tuple[int, float]:
+    """A loop that nothing counts the steps of."""
+    train = Trainable()
+    with quiet(folder=folder, keep_last=9) as run:
+        run.resume(model=train.model, opt=train.opt)
+        began = run.step
+        run.save()  # nothing has been trained yet
+        for _ in range(rounds):
+            train.step()
+            run.save()
+            run.save()  # nothing has changed
+        if rounds == 1:
+            train.step()  # the end of the session saves it
+    return began, train.model.weight.item()
+
+
+def test_each_save_of_a_loop_without_steps_counts_as_one(tmp_path: Path) -> None:
+    assert by_hand(tmp_path, 3) == (0, 3.0)
+    assert saved(tmp_path) == [0, 1, 2, 3]
+    assert by_hand(tmp_path, 1) == (3, 5.0)
+    assert saved(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert [weight(tmp_path, step) for step in saved(tmp_path)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_loop_with_should_stop_saves_whenever_it_asks(tmp_path: Path) -> None:
+    train = Trainable()
+    with quiet(folder=tmp_path, keep_last=9) as run:
+        run.resume(model=train.model, opt=train.opt)
+        for _ in range(3):
+            train.step()
+            assert not run.should_stop
+            run.save()
+        train.step()
+        run.save()  # of the same step, but another state
+    assert saved(tmp_path) == [1, 2, 3]
+    assert [weight(tmp_path, step) for step in (1, 2, 3)] == [1, 2, 4]
+
+
+# -- after the loop of an epoch --------------------------------------------------------------------------
+
+
+class Average:
+    """Large enough not to be copied: what an epoch's body updates after its loop."""
+
+    def __init__(self) -> None:
+        self.values, self.updates = torch.zeros(1 << 18, dtype=torch.float64), 0
+
+    def update(self, model: nn.Module) -> None:
+        self.values += next(model.parameters()).item()
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.updates = state["values"].clone(), state["updates"]
+
+
+def averaging(folder: Path, fail_in: int | None, order: str) -> list[Any]:
+    """Four epochs of two steps; the body of each then averages, saves, evaluates and schedules, in some order."""
+    train, average = Trainable(), Average()
+    swa = torch.optim.swa_utils.AveragedModel(train.model)
+    schedule = torch.optim.lr_scheduler.StepLR(train.opt, 1, 0.5)
+    bodies: list[str] = []
+    try:
+        with quiet(folder=folder, seed=0, save_every_steps=2) as run:
+            run.resume(model=train.model, opt=train.opt, swa=swa, average=average, schedule=schedule)
+            for epoch in run.epochs(4):
+                for _ in run.steps(range(2)):
+                    train.step()
+                for action in order.split():
+                    if action == "average":
+                        average.update(train.model)
+                        swa.update_parameters(train.model)
+                    elif action == "schedule":
+                        schedule.step()
+                    elif action == "save":
+                        run.save(wait=True)
+                    elif action == "evaluate":
+                        bodies.append(f"evaluate {epoch}")
+                    elif action == "fail" and epoch == fail_in:
+                        raise KeyError(epoch)
+    except KeyError:
+        pass
+    lr = train.opt.param_groups[0]["lr"]
+    values = [train.model.weight.item(), swa.module.weight.item(), int(swa.n_averaged), average.values[0].item()]
+    return [*values, average.updates, lr, bodies]
+
+
+@pytest.mark.parametrize(
+    ("order", "evaluated"),
+    [
+        ("average schedule evaluate save fail", [2, 3]),
+        ("average save schedule evaluate", [2, 3]),  # changed after the save: the end of the body saves it
+        ("save fail average schedule evaluate", [1, 2, 3]),  # not changed before it: what follows the loop runs again
+        ("average schedule save evaluate fail", [2, 3]),
+    ],
+)
+def test_what_happens_after_the_loop_is_neither_lost_nor_done_twice(
+    tmp_path: Path, order: str, evaluated: list[int]
+) -> None:
+    whole = averaging(tmp_path / "whole", None, order)
+    assert whole[2:5:2] == [4, 4]
+    if "fail" in order:
+        averaging(tmp_path / "run", 1, order)
+    else:
+        averaging(tmp_path / "run", 2, f"fail {order}")  # right after the loop of epoch 2, so after the body of 1
+        evaluated = [2, 3]
+    resumed = averaging(tmp_path / "run", None, order)
+    assert resumed[:-1] == whole[:-1]
+    assert resumed[-1] == [f"evaluate {epoch}" for epoch in evaluated]
+
+
+def test_the_end_of_a_run_keeps_what_its_last_epoch_did_after_the_loop(tmp_path: Path) -> None:
+    whole = averaging(tmp_path, None, "average")
+    again = averaging(tmp_path, None, "average")  # nothing left to do
+    assert again == whole
+
+
+def test_a_replaced_checkpoint_survives_a_kill_between_the_two_renames(tmp_path: Path) -> None:
+    assert by_hand(tmp_path, 2) == (0, 2.0)
+    folder = tmp_path / "checkpoints"
+    (folder / "step-00000002").rename(folder / "step-00000002.tmp-1-3")
+    assert by_hand(tmp_path, 0) == (2, 2.0)
+
+
+# -- best ------------------------------------------------------------------------------------------------
+
+SCORES = [0.1, 0.5, 0.9, 0.3, 0.2, 0.4]
+
+
+def evaluating(folder: Path, style: str, **settings: Any) -> list[int]:
+    train = Trainable()
+    options: dict[str, Any] = {"keep_last": 1, "save_every_seconds": None, "best": "acc:max", **settings}
+    with quiet(folder=folder, **options) as run:
+        run.resume(model=train.model, opt=train.opt)
+        if style == "epochs":
+            for _ in run.epochs(6):
+                for _ in run.steps(range(2)):
+                    train.step()
+                run.log(acc=SCORES[run.epoch])
+        elif style == "steps":
+            for number in run.steps(range(6)):
+                train.step()
+                for _ in run.evaluate([0], batch_size=1):
+                    pass
+                run.log(acc=SCORES[number])
+        else:
+            for score in SCORES:
+                if style == "by hand, before the step":
+                    run.log(acc=score)
+                train.step()
+                if style == "by hand, after the step":
+                    run.log(acc=score)
+                assert not run.should_stop
+    return [int(weight(folder, step)) for step in saved(folder)]
+
+
+@pytest.mark.parametrize(
+    ("style", "settings", "kept"),
+    [
+        ("epochs", {"save_every_steps": 2}, [6, 12]),  # saves and evaluations fall together
+        ("epochs", {"save_every_steps": 1}, [6, 12]),
+        ("epochs", {}, [6, 12]),  # nothing else saves, so the evaluation does
+        ("steps", {}, [3, 6]),
+        ("by hand, after the step", {"save_every_steps": 1}, [3, 6]),
+        ("by hand, before the step", {"save_every_steps": 1}, [2, 6]),
+    ],
+)
+def test_the_best_checkpoint_is_the_one_evaluated(
+    tmp_path: Path, style: str, settings: dict[str, Any], kept: list[int]
+) -> None:
+    assert evaluating(tmp_path, style, **settings) == kept
+
+
+def test_the_best_checkpoint_of_two_ranks_and_a_resumed_run(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(evaluating_on_rank_0, 2, tmp_path, 4)
+    assert saved(tmp_path) == [6, 8]
+    ranks(evaluating_on_rank_0, 2, tmp_path, 6)
+    assert saved(tmp_path) == [6, 12]
+    marker = json.loads((tmp_path / "checkpoints/step-00000006/complete.json").read_text())
+    assert marker["meta"]["values"] == {"acc": 0.9}
+
+
+def evaluating_on_rank_0(folder: Path, epochs: int) -> None:
+    """Only rank 0 logs the metric."""
+    train = Trainable()
+    with quiet(folder=folder, keep_last=1, save_every_seconds=None, best="acc") as run:
+        run.resume(model=train.model, opt=train.opt)
+        for epoch in run.epochs(epochs):
+            for _ in run.steps(range(2)):
+                train.step()
+            if run.rank == 0:
+                run.log(acc=SCORES[epoch])
+
+
+def test_the_direction_is_stated_or_known() -> None:
+    assert best_metric("loss:max") == ("loss", "max")
+    assert best_metric("a:b:min") == ("a:b", "min")
+    for name in ("loss", "val_loss", "eval/WER", "perplexity", "test-rmse", "ppl"):
+        assert best_metric(name) == (name, "min")
+    for name in ("accuracy", "val_acc", "F1", "mAP", "val/top1", "reward"):
+        assert best_metric(name) == (name, "max")
+    for unknown in ("quality", "loss_accuracy", "min:loss", "loss:", ":min", ""):
+        with pytest.raises(UsageError, match="lower or a higher"):
+            quiet(best=unknown)
