@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs import claims
 from paceline.cluster.slurm import arrays, sbatch
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import ClusterError, UsageError
+from paceline.errors import ClusterError
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.plan import SlurmPlan
 from tests.golden.cases import plan
@@ -74,28 +73,15 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_p
     assert (tmp_path / "cancelled").read_text() == "123\n"
 
 
-def test_an_active_run_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder(tmp_path)
-    folder.job_start(f"pid-{os.getpid()}").path.mkdir(parents=True)
-    folders.require_not_running(folder)  # a reused pid does not mean that the run is active
-    folder.job.write_text("7\n")
-    for state in ("RUNNING", "PENDING"):
-        monkeypatch.setattr(slurm, "states", lambda jobs, state=state: {"7": JobState("7", state)})
-        with pytest.raises(UsageError, match="as job 7"):
-            folders.require_not_running(folder)
-    monkeypatch.setattr(slurm, "states", lambda jobs: {"7": JobState("7", "TIMEOUT")})
-    folders.require_not_running(folder)
-
-
 def test_ps_shows_odd_names_and_finds_the_active_run(
     scratch: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     for number in range(25):
         folder = RunFolder(scratch / "p" / "e" / f"20260101-0000{number:02d}-aaaa")
-        job_start = folder.job_start(f"pid-{os.getpid()}")
-        job_start.path.mkdir(parents=True)
+        folder.path.mkdir(parents=True)
+        claims.claim_run(folder)
         if number:
-            job_start.verdict.write_text("done\n")
+            folder.job_start(claims.local_job_start_name()).verdict.write_text("done\n")
         folder.run_json.write_text(json.dumps({"name": "a[/b]\x1b]0;owned\x07", "nodes": 1, "nproc": 2}))
     every = paceline("ps", COLUMNS="200")
     assert every.returncode == 0, every.stderr

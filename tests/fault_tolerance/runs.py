@@ -140,7 +140,7 @@ class Training:
         if by_file:
             job_starts = {each["job_start"] for each in self.events_named("started")}
             self.run.job_start(
-                next(job_start for job_start in job_starts if job_start.endswith(f"-{self.process.pid}"))
+                next(job_start for job_start in job_starts if job_start.startswith(f"pid-{self.process.pid}-"))
             ).stop.touch()
         else:
             self.process.send_signal(signal.SIGTERM)

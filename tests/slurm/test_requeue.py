@@ -274,10 +274,26 @@ def an_unreachable_controller_is_retried(trial: Trial) -> None:
     trial.ends("COMPLETED", restarts=1)
 
 
+def eight_at_once_give_one_trainer(trial: Trial) -> None:
+    """From one prepared script, as `--script-only` writes it; then the job that trained continues alone."""
+    trial.submit("--hold")
+    args = ["sbatch", "--parsable", "--hold", str(trial.run_path.folder.script)]
+    jobs = [trial.job, *(trial.cluster.run(args).stdout.strip() for _ in range(7))]
+    trial.cluster.run(["scontrol", "release", *jobs])
+    trial.until(lambda: sum(trial.cluster.state(job) == "FAILED" for job in jobs) == 7, "several jobs train")
+    (trainer,) = (job for job in jobs if trial.cluster.state(job) != "FAILED")
+    trial.started(0, job=trainer)
+    assert len(list((trial.folder / "job-starts").iterdir())) == 1
+    trial.interrupt(trainer)
+    trial.started(1, job=trainer)
+    trial.command_agent("done")
+    trial.ends("COMPLETED", restarts=1, job=trainer)
+
+
 SCENARIOS = [
     time_limit, stopped_run_resumes, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
     no_requeue_allowed, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone, preempted_at_once,
-    preempted_after_a_grace, an_unreachable_controller_is_retried,
+    preempted_after_a_grace, an_unreachable_controller_is_retried, eight_at_once_give_one_trainer,
 ]  # fmt: skip
 Scenario = Callable[[Trial], None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.runs.claims import claim_run, describe_processes, local_job_start_name
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.sweep.folder import Point, SweepFolder
@@ -74,8 +74,8 @@ def test_a_resubmitted_trial_is_pending_until_it_starts(tmp_path: Path) -> None:
 def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
     begin(folder, 0)
-    folder.trial(0).job_start("pid-1").path.mkdir(parents=True)
-    folder.trial(0).job_start("pid-1").verdict.write_text("failed\n")  # interrupted: it has no result
+    claim_run(folder.trial(0))
+    folder.trial(0).job_start(local_job_start_name()).verdict.write_text("failed\n")  # interrupted: it has no result
     record_jobs(folder, "7", {"1": [1]})  # and the queue took no more
     submission = folder.submission(1)
     submission.mkdir(parents=True)
@@ -89,9 +89,7 @@ def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.Mo
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", "paceline"]
     with mark_starter(submission), subprocess.Popen(sleep) as other:
         try:
-            (submission / STARTER).write_text(
-                (submission / STARTER).read_text().replace(str(os.getpid()), str(other.pid))
-            )
+            (submission / STARTER).write_text(describe_processes([other.pid]))
             assert states_and_missing() == ({0: "pending", 1: "pending", 2: "pending"}, [])
         finally:
             other.kill()

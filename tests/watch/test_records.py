@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.runs.claims import describe_processes
 from paceline.cluster.slurm.states import JobState
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
 from paceline.watch.logs import RunMonitor, find_log, follow
 from paceline.watch.records import find_runs, last_step, read_record, read_records
@@ -19,8 +20,10 @@ def make_run(
     scratch: Path, name: str = "20260101-000000-aaaa", *, job: str | None = "7", verdict: str = ""
 ) -> RunFolder:
     folder = RunFolder(scratch / "project" / "default" / name)
-    job_start = folder.job_start(f"{job}-0" if job else "pid-1")
+    job_start = folder.job_start(f"{job}-0" if job else "pid-1-a")
     job_start.path.mkdir(parents=True)
+    folder.claims.mkdir()
+    (folder.claims / "1").symlink_to(job_start.path.name)
     folder.run_json.write_text(json.dumps({"nodes": 2, "nproc": 4, "host": "here"}))
     if job:
         folder.job.write_text(f"{job}\n")
@@ -91,7 +94,7 @@ def test_many_runs_need_one_query(tmp_path: Path) -> None:
 
 def test_a_local_run_without_a_verdict_is_lost(tmp_path: Path) -> None:
     folder = make_run(tmp_path, job=None)
-    (folder.path / "job-starts" / "pid-1").rename(folder.path / "job-starts" / "pid-999999999")
+    write_atomically(folder.job_start("pid-1-a").process, describe_processes([999999999]))
     assert read_record(folder).status == "lost"
 
 

@@ -7,14 +7,15 @@ import signal
 import time
 from typing import Annotated
 
-import psutil
 import typer
 
 from paceline.cli import runs
+from paceline.cluster.runs.claims import ELSEWHERE, find_holder
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, STOPPED
-from paceline.watch.records import Record, newest_job_start, newest_verdict, read_record
+from paceline.errors import UsageError
+from paceline.watch.records import Record, newest_verdict, read_record
 
 Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, ends of ids, folders, or `last`.")]
 
@@ -63,12 +64,12 @@ def _cancel_job(folder: RunFolder, record: Record, *, save: bool) -> None:
 
 def _cancel_here(folder: RunFolder) -> None:
     """Signal the command that started the run; it asks its agents to stop."""
+    holder = find_holder(folder)
+    if holder is not None and holder.job is None and holder.whereabouts() == ELSEWHERE:
+        raise UsageError(
+            f"Run {folder.path.name} was started on {holder.host}, which this host cannot signal.",
+            hint="Run this command there.",
+        )
     write_atomically(folder.cancelled, f"{time.time():.0f}\n")
-    job_start = newest_job_start(folder)
-    pid = int(job_start.name.removeprefix("pid-")) if job_start else 0
-    try:
-        is_ours = pid > 0 and any("paceline" in arg for arg in psutil.Process(pid).cmdline())
-    except psutil.Error:
-        is_ours = False
-    if is_ours:
-        os.kill(pid, signal.SIGTERM)
+    if holder is not None and (pids := holder.pids()):
+        os.kill(pids[0], signal.SIGTERM)

@@ -92,13 +92,14 @@ def _find_run(
 
 def _launch(plan: LocalPlan) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
-    from paceline.cluster.local.agents import job_start_name, run_agents
+    from paceline.cluster.local.agents import run_agents
+    from paceline.cluster.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
 
     started = time.monotonic()
     folder = plan.run_path.folder
     code = run_agents(plan, zygote_socket=_zygote_socket())
-    verdict = read_verdict(folder.job_start(job_start_name()).verdict) or FAILED
+    verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     outcome = "interrupted" if code == INTERRUPTED_EXIT else verdict
     took = show_seconds(time.monotonic() - started)
     console.say(f"paceline: {outcome} after {took}: {folder.path}", colour=COLOURS.get(outcome, console.GREY))

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.sweep.folder import find_pids
 from paceline.sweep.results import find_sweep
 
@@ -25,7 +25,7 @@ def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep'
     sweep = find_sweep(name, runs.scratch_here())
     # Marked first, so that no trial starts in the meantime.
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
-    for pid in {pid for path in sweep.trials.glob("*") for pid in find_pids(path)}:
+    for pid in {pid for path in sweep.trials.glob("*") for pid in find_pids(RunFolder(path))}:
         with suppress(ProcessLookupError):  # it just ended
             os.kill(pid, signal.SIGTERM)  # it stops the agents of its trials
     jobs = [str(line["job"]) for line in sweep.read_jobs()]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs import claims
 from paceline.cluster.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
 from paceline.contract import wandb_server
 from paceline.contract.run_folder import RunFolder
@@ -40,7 +40,7 @@ def command(
         for path in unsent:
             print(f"would send {path}")
         return 0
-    folders.require_not_running(folder)
+    claims.require_not_running(folder)
     _check_connection()
     python = find_python(folder)
     complete(folder, python=python)

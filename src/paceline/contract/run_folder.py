@@ -23,6 +23,7 @@ class RunFolder:
     script = Entry("job.sbatch")  # exactly what was submitted
     shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
+    claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
     work = Entry("work")  # where the ranks of a submitted run work; filled by the head agent (`WorkFolder`)
@@ -94,6 +95,7 @@ class JobStartFolder:
 
     stop = Entry("stop")  # made by the batch shell's trap; the head agent polls it
     verdict = Entry("verdict")  # the last attempt's verdict: what the batch script acts on
+    process = Entry("process")  # of a local run: its host, its processes, and when each was started
 
     @property
     def requeue(self) -> Path:

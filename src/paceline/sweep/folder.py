@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.runs import claims
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.plan.run_path import RunPath
 
-STARTER = "starter"  # in a submission's folder: pid and host of the command that starts its trials
+STARTER = "starter"  # in a submission's folder: the command that starts its trials
 
 
 class SweepWriter:
@@ -114,7 +114,7 @@ class SweepWriter:
         for number in wanted:  # a trial's folder names the job that continues it
             if job := slurm.read_job_id(self.folder.trial(number)):
                 jobs.add((number, job))
-        found = {number for number in wanted if find_pids(self.folder.trial(number).path)}
+        found = {number for number in wanted if find_pids(self.folder.trial(number))}
         if is_starting(self.folder):  # the trials without a job are still to come
             found |= wanted - newest.keys()
         if not jobs:
@@ -160,7 +160,7 @@ def _state(result: Path) -> str | None:
 def mark_starter(submission: Path) -> Iterator[None]:
     """Mark a submission whose trials this process is still starting, for other commands on this machine."""
     mark = submission / STARTER
-    write_atomically(mark, f"{os.getpid()} {socket.gethostname()}\n")
+    write_atomically(mark, claims.describe_processes([os.getpid()]) + "\n")
     try:
         yield
     finally:
@@ -170,29 +170,15 @@ def mark_starter(submission: Path) -> Iterator[None]:
 def is_starting(sweep: SweepFolder) -> bool:
     """Return whether another command on this machine is still starting trials of a sweep."""
     for mark in sweep.path.glob(f"submissions/*/{STARTER}"):
-        with suppress(OSError):
-            pid, _, host = mark.read_text(encoding="utf-8").strip().partition(" ")
-            if host == socket.gethostname() and int(pid) != os.getpid() and _is_paceline(int(pid)):
+        with suppress(OSError, ValueError):
+            if set(claims.live_pids(json.loads(mark.read_text(encoding="utf-8")))) - {os.getpid()}:
                 return True
     return False
 
 
-def _is_paceline(pid: int) -> bool:
-    import psutil
-
-    try:
-        return any("paceline" in arg for arg in psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return False
-
-
-def find_pids(trial: Path) -> set[int]:
-    """Return the processes of other commands on this machine that run a trial now."""
-    found = set()
-    for job_start in trial.glob("job-starts/pid-*"):
-        pid = job_start.name.removeprefix("pid-")
-        if (job_start / "verdict").exists() or not pid.isdigit() or int(pid) == os.getpid():
-            continue
-        if _is_paceline(int(pid)):
-            found.add(int(pid))
-    return found
+def find_pids(trial: RunFolder) -> set[int]:
+    """Return the commands on this machine that run a trial now, except this one."""
+    holder = claims.find_holder(trial)
+    if holder is None or holder.job is not None or holder.whereabouts() != claims.HERE:
+        return set()
+    return set(holder.pids()[:1]) - {os.getpid()}

@@ -11,11 +11,12 @@ from typing import Any
 from paceline.agent.trial import close_trial, open_trial
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.local.parallel_runs import ParallelRuns
+from paceline.cluster.runs.claims import claim_run
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.sweep.folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
-from paceline.errors import PacelineError
+from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.plan.local import LocalPlan, plan_local
 from paceline.plan.shape import Machine
 from paceline.spec import Job
@@ -62,6 +63,11 @@ class LocalSweep(SweepStart):
     def _begin(self, number: int, slot: int) -> LocalPlan | None:
         folder = self.writer.folder
         if folder.cancelled.exists():  # from another terminal
+            return None
+        try:
+            claim_run(folder.trial(number))
+        except (UsageError, ClusterError) as problem:  # another command or a job runs it
+            self.reporter.note(f"trial {number} is left out: {problem.message}")
             return None
         try:
             variables = {**self.job.environment.variables, **self.secrets.values}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from paceline.cluster.runs import claims
+from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
 from paceline.contract.run_folder import RunFolder
@@ -20,6 +20,7 @@ from paceline.plan.run_path import STORE
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
 # Statuses of runs that are over.
+_LOCAL_STATUS = {claims.HERE: "running", claims.ELSEWHERE: "unknown", claims.OVER: "lost"}
 OVER = {DONE, FAILED, STOPPED, "cancelled", "lost", "timed out", "node failed", "out of memory", "preempted", "revoked"}
 
 
@@ -106,28 +107,19 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
         return state.label if state.label != DONE else verdict or state.label
     if job is not None and not reachable and verdict in (None, STOPPED):
         return "unknown"  # the last job start may have stopped, with the job back in the queue
-    if job is None and newest_job_start(folder) is None and folder.script.exists():
+    if job is None and find_holder(folder) is None and folder.script.exists():
         return "prepared"  # `submit --script-only` wrote its script
     if job is None and verdict is None:
-        return "running" if _runs_here(folder) else "lost"
+        holder = find_holder(folder)
+        return _LOCAL_STATUS[holder.whereabouts() if holder else claims.OVER]
     # Without a verdict, neither the queue nor accounting knows the job any more.
     return verdict or "lost"
 
 
-def newest_job_start(folder: RunFolder) -> Path | None:
-    job_starts = [path for path in folder.path.glob("job-starts/*") if path.is_dir()]
-    return max(job_starts, key=lambda path: path.stat().st_mtime, default=None)
-
-
 def newest_verdict(folder: RunFolder) -> str | None:
-    job_start = newest_job_start(folder)
-    return read_verdict(job_start / "verdict") if job_start else None
-
-
-def _runs_here(folder: RunFolder) -> bool:
-    job_start = newest_job_start(folder)
-    pid = job_start.name.removeprefix("pid-") if job_start else ""
-    return pid.isdigit() and psutil.pid_exists(int(pid))
+    """Return the verdict of the job start that has the run folder, or had it last."""
+    holder = find_holder(folder)
+    return read_verdict(holder.job_start.verdict) if holder else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

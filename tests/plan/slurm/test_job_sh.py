@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -79,8 +80,20 @@ class Bench:
         for path in (self.run, self.calls, self.bin):
             path.mkdir()
         for name, text in COMMANDS.items():
-            (self.bin / name).write_text(f"#!/bin/bash\n{text}\n")
-            (self.bin / name).chmod(0o755)
+            self.put(name, text)
+
+    def put(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(f"#!/bin/bash\n{text}\n")
+        (self.bin / name).chmod(0o755)
+
+    def claim(self, job_start: str) -> None:
+        (self.run / "claims").mkdir(exist_ok=True)
+        (self.run / "claims" / str(len(self.claims()) + 1)).symlink_to(job_start)
+
+    def claims(self) -> list[str]:
+        """Return the job starts that have had the run folder, in turn."""
+        links = sorted((self.run / "claims").iterdir(), key=lambda path: int(path.name))
+        return [os.readlink(path) for path in links]
 
     def start(
         self,
@@ -95,6 +108,9 @@ class Bench:
     ) -> subprocess.Popen[str]:
         (self.calls / "agents").write_text(agents)
         (self.run / "job.sbatch").write_text(text.format(options=options, launcher=launcher, slots=slots, setup=setup))
+        return self.start_script(**environ)
+
+    def start_script(self, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             ["/bin/bash", str(self.run / "job.sbatch")], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={
@@ -263,13 +279,78 @@ def test_a_job_that_was_done_does_not_run_again(bench: Bench) -> None:
     assert len(bench.calls_of("srun")) == 1
 
 
-@pytest.mark.parametrize(("state", "code"), [("RUNNING", 1), ("SUSPENDED", 1), ("COMPLETED", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("state", "code"), [("RUNNING", 1), ("SUSPENDED", 1), ("COMPLETING", 1), ("COMPLETED", 0), ("PENDING", 0), ("", 0)]
+)
 def test_one_live_job_per_run_folder(bench: Bench, state: str, code: int) -> None:
+    bench.claim("6-2")
     (bench.run / "job").write_text("6\n")
     (bench.calls / "live").write_text(state)
     found, out = bench.carry_out(DONE)
     assert (found, (bench.run / "job").read_text()) == (code, "6\n" if code else "7\n")
     assert ("This run is already running as job 6." in out) == bool(code)
+    assert bench.claims() == (["6-2"] if code else ["6-2", "7-0"])
+
+
+def test_a_job_that_is_ending_is_over_with_its_verdict(bench: Bench) -> None:
+    bench.claim("6-2")
+    (bench.calls / "live").write_text("COMPLETING")
+    (bench.run / "job-starts" / "6-2").mkdir(parents=True)
+    (bench.run / "job-starts" / "6-2" / "verdict").write_text("failed\n")
+    assert bench.carry_out(DONE)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("squeue", "code"),
+    [
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 0),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", 1),
+        ("exit 1", 1),
+    ],
+    ids=["unknown", "unreachable", "silent"],
+)
+def test_only_slurm_can_tell_that_another_job_is_gone(bench: Bench, squeue: str, code: int) -> None:
+    bench.claim("6-2")
+    bench.put("squeue", squeue)
+    assert bench.carry_out(DONE)[0] == code
+    (bench.run / "job-starts" / "6-2").mkdir(parents=True)
+    (bench.run / "job-starts" / "6-2" / "verdict").write_text("stopped\n")
+    assert bench.carry_out(DONE, SLURM_JOB_ID="8")[0] == 0, "the verdict of its head agent will do"
+
+
+def test_a_run_outside_of_slurm_keeps_jobs_out(bench: Bench) -> None:
+    start = bench.run / "job-starts" / "pid-12-abc"
+    start.mkdir(parents=True)
+    (start / "process").touch()
+    bench.claim("pid-12-abc")
+    code, out = bench.carry_out(DONE)
+    assert (code, "running outside of Slurm" in out) == (1, True), out
+    (start / "verdict").write_text("stopped\n")
+    assert bench.carry_out(DONE)[0] == 0
+
+
+def test_eight_at_once_give_one_trainer(bench: Bench) -> None:
+    bench.claim("6-0")  # over: all eight may succeed it
+    agents = 'echo "$SLURM_JOB_ID" >>"$CALLS/trainers"; until [ -e "$CALLS/go" ]; do /bin/sleep 0.02; done; ' + DONE
+    bench.put("squeue", 'case " $* " in *" --jobs=6 "*) echo COMPLETED ;; *) echo RUNNING ;; esac')
+    jobs = [bench.start(agents, SLURM_JOB_ID="11")]
+    jobs += [bench.start_script(SLURM_JOB_ID=str(number)) for number in range(12, 19)]
+    deadline = time.monotonic() + 60
+    while sum(job.poll() is not None for job in jobs) < 7:
+        assert time.monotonic() < deadline, "more than one job trains"
+        time.sleep(0.02)
+    (bench.calls / "go").touch()
+    assert sorted(bench.finish(job)[0] for job in jobs) == [0, *[1] * 7]
+    (trainer,) = bench.calls_of("trainers")
+    assert bench.claims() == ["6-0", f"{trainer}-0"]
+    assert (bench.run / "job").read_text() == f"{trainer}\n"
+
+
+def test_a_requeued_job_succeeds_its_earlier_start(bench: Bench) -> None:
+    (bench.calls / "live").write_text("RUNNING")
+    assert bench.carry_out(STOPPED)[0] == 75
+    assert bench.carry_out(DONE, SLURM_RESTART_COUNT="1")[0] == 0
+    assert bench.claims() == ["7-0", "7-1"]
 
 
 def test_a_task_runs_its_trials_and_closes_them(bench: Bench) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+from paceline.cluster.runs.claims import local_job_start_name, record_processes
 from paceline.contract import env
 from paceline.contract.process import die_with_parent
 from paceline.errors import LaunchError
@@ -21,18 +21,11 @@ from paceline.plan.local import AgentCommand, LocalPlan
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
 
-def job_start_name() -> str:
-    """Return the name of this start of a run."""
-    return f"pid-{os.getpid()}"
-
-
 def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
     `zygote_socket` is the descriptor of a zygote that waits for its agent; only a single agent can use it.
     """
-    # An earlier process may have had the same pid: its files do not belong to this start.
-    shutil.rmtree(plan.run_path.folder.job_start(job_start_name()).path, ignore_errors=True)
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _forward_signals(processes):
@@ -40,6 +33,7 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
             for starter in plan.agents:
                 passed = zygote_socket if len(plan.agents) == 1 else None
                 processes.append(start_agent(starter, shared, secrets=plan.secrets, zygote_socket=passed))
+            record_processes(plan.run_path.folder, [os.getpid(), *(process.pid for process in processes)])
             if zygote_socket is not None:
                 # Now only the agent holds it, so the zygote ends with the agent.
                 os.close(zygote_socket)
@@ -55,7 +49,7 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
 
 def shared_variables(agents: int) -> dict[str, str]:
     """Return the variables that all agents of one start have in common."""
-    variables = {env.JOB_START: job_start_name()}
+    variables = {env.JOB_START: local_job_start_name()}
     if agents > 1:
         variables[env.RENDEZVOUS] = f"127.0.0.1:{_free_port()}"
         variables[env.TOKEN] = secrets.token_hex(16)

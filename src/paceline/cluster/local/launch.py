@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.claims import claim_run, require_not_running
 from paceline.cluster.runs.prepare import prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.launch_spec import LaunchSpec
@@ -47,6 +48,7 @@ class NewRun:
                 self.job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=list(command),
                 backend="local", snapshot_required=False,
             )  # fmt: skip
+            claim_run(run_path.folder)
         return (*plan.notes, *prepared.notes)
 
 
@@ -63,6 +65,7 @@ class ResumedRun:
     def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
         """Write the new launch spec; return notes for the user. The run's record keeps its first `command`."""
         folder = self.folder
+        claim_run(folder)
         folder.cancelled.unlink(missing_ok=True)
         try:
             write_atomically(folder.launch_spec, launch_spec_text(self.plan.launch_spec), mode=0o600)
@@ -88,7 +91,7 @@ def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Prog
     job = load(program or Program(""))
     folder = folders.find_run(name, folders.resolve_scratch(job, os.environ))
     spec = read_launch_spec(folder)
-    folders.require_not_running(folder)
+    require_not_running(folder)
     if program is None:
         return ResumedRun(load(Program(spec.program, tuple(spec.args), is_module=spec.is_module)), folder, spec)
     script = program.name if program.is_module else str(cwd / program.name)

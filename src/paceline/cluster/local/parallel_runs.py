@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from paceline.cluster.local import agents
+from paceline.cluster.runs.claims import local_job_start_name, record_processes
 from paceline.contract.verdict import FAILED, read_verdict
 from paceline.plan.local import LocalPlan
 
@@ -27,7 +27,7 @@ class _ActiveRun:
 
     @property
     def verdict(self) -> str:
-        job_start = self.plan.run_path.folder.job_start(agents.job_start_name())
+        job_start = self.plan.run_path.folder.job_start(local_job_start_name())
         return read_verdict(job_start.verdict) or FAILED
 
 
@@ -70,9 +70,6 @@ class ParallelRuns:
 
     def _start(self, plan: LocalPlan) -> list[subprocess.Popen[bytes]]:
         folder = plan.run_path.folder
-        job_start = folder.job_start(agents.job_start_name()).path
-        shutil.rmtree(job_start, ignore_errors=True)
-        job_start.mkdir(parents=True)
         shared = agents.shared_variables(len(plan.agents))
         processes: list[subprocess.Popen[bytes]] = []
         log = os.open(folder.slurm_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -84,6 +81,7 @@ class ParallelRuns:
             raise
         finally:
             os.close(log)
+        record_processes(folder, [os.getpid(), *(process.pid for process in processes)])
         return processes
 
     @contextmanager

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import ClusterError, EnvironmentProblem, SpecError, UsageError
+from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import STORE, RunPath, new_run_id
 from paceline.spec import Job
 
@@ -102,39 +102,6 @@ def _other_names(folder: RunFolder) -> list[str]:
     except (OSError, ValueError, RecursionError):
         name = None
     return [str(each) for each in (name, read_job_id(folder)) if each]
-
-
-def require_not_running(folder: RunFolder) -> None:
-    """Raise if the run is still active, as a job or on this machine: a run folder has one job start at a time."""
-    import psutil
-
-    from paceline.cluster.slurm import commands as slurm
-    from paceline.cluster.slurm.states import LIVE, WAITING
-
-    job = slurm.read_job_id(folder)
-    try:
-        state = slurm.states([job]).get(job) if job is not None else None
-    except ClusterError:  # Slurm is not available here: trust the user
-        state = None
-    if state is not None and state.phase in (LIVE, WAITING):
-        raise UsageError(
-            f"Run {folder.path.name} is {state.label} as job {job}.",
-            hint=f"Wait for it, or end it with `paceline cancel {folder.path.name}`.",
-        )
-    for job_start in folder.path.glob("job-starts/pid-*"):
-        pid = int(job_start.name.removeprefix("pid-"))
-        # Containers reuse a few low pids, so a dead process may have had this process's pid.
-        if (job_start / "verdict").exists() or pid == os.getpid() or not psutil.pid_exists(pid):
-            continue
-        try:
-            argv = psutil.Process(pid).cmdline()
-        except psutil.Error:
-            continue
-        if any("paceline" in arg for arg in argv):
-            raise UsageError(
-                f"Run {folder.path.name} is still running as process {pid}.",
-                hint=f"Wait for it, or stop it with `kill {pid}`.",
-            )
 
 
 def path_error(action: str, path: Path, error: OSError) -> EnvironmentProblem:

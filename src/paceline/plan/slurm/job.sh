@@ -52,18 +52,54 @@ paceline_make_job_start_folder() {
         paceline_fail "Cannot write to $paceline_run from $HOSTNAME. The run folder must be on a shared file system."
 }
 
-# Claim the run folder: two jobs must not train in the same one. If two start at once, the last to write its id wins.
+# Claim the run folder: two jobs must not train in the same one. claims/1, claims/2, ... are links that name job starts,
+# and the last one has the run folder. Making a link is atomic: one of those that find the last one over succeeds it.
 paceline_claim_run() {
-    local written="$paceline_run/job-starts/$paceline_job_start/job"
-    paceline_owner=$(cat "$paceline_run/job" 2>/dev/null) || :
-    { echo "$paceline_job" >"$written" && mv -f "$written" "$paceline_run/job"; } || :
-    if [ -n "$paceline_owner" ] && [ "$paceline_owner" != "$paceline_job" ]; then
-        case $(squeue --noheader --jobs="$paceline_owner" --format=%T 2>/dev/null) in
-            RUNNING | SUSPENDED | STOPPED) echo "$paceline_owner" >"$paceline_run/job" || : ;;
+    local number=0
+    mkdir -p "$paceline_run/claims" || paceline_fail "Cannot write to $paceline_run from $HOSTNAME."
+    while :; do
+        while [ -L "$paceline_run/claims/$((number + 1))" ]; do number=$((number + 1)); done
+        paceline_owner=$(readlink "$paceline_run/claims/$number") || :
+        [ "$paceline_owner" != "$paceline_job_start" ] || break
+        # An earlier start of this job is over: Slurm has started it again.
+        if [ -n "$paceline_owner" ] && [ "${paceline_owner%-*}" != "$paceline_job" ]; then
+            paceline_is_over "$paceline_owner" || return 1
+        fi
+        ln -s "$paceline_job_start" "$paceline_run/claims/$((number + 1))" 2>/dev/null ||
+            [ -L "$paceline_run/claims/$((number + 1))" ] || paceline_fail "Cannot write to $paceline_run/claims."
+    done
+    echo "$paceline_job" >"$paceline_run/job" || :
+}
+
+paceline_describe_owner() {
+    case $paceline_owner in
+        pid-*) echo "This run is running outside of Slurm. If that is over, remove" \
+            "$paceline_run/job-starts/$paceline_owner/process." ;;
+        *) echo "This run is already running as job ${paceline_owner%-*}." ;;
+    esac
+}
+
+# Whether another job start is over. If nobody can tell, the verdict of its head agent must be there.
+paceline_is_over() {
+    local pause state verdict="$paceline_run/job-starts/$1/verdict"
+    case $1 in
+        pid-*) # it runs outside of Slurm
+            [ -e "$verdict" ] || [ ! -e "$paceline_run/job-starts/$1/process" ]
+            return
+            ;;
+    esac
+    for pause in 1 2 5 10 20; do
+        command -v squeue >/dev/null || break
+        state=$(squeue --all --noheader --jobs="${1%-*}" --format=%T 2>&1) || state="${state:-failed}?"
+        case $state in
+            *"Invalid job id"*) return 0 ;;
+            COMPLETING | *'?') [ ! -e "$verdict" ] || return 0 ;; # it is ending, or the controller does not answer
+            RUNNING | SUSPENDED | STOPPED | RESIZING | SIGNALING | STAGE_OUT) return 1 ;;
+            *) return 0 ;;
         esac
-    fi
-    paceline_owner=$(cat "$paceline_run/job") || :
-    [ "$paceline_owner" = "$paceline_job" ]
+        sleep "$pause" || :
+    done
+    [ -e "$verdict" ]
 }
 
 paceline_trap_signals() { # the function that creates the files `stop`
@@ -187,8 +223,8 @@ paceline_start_job() { # [--no-requeue] [--exclude=NODES]
     fi
     [ ! -e "$paceline_run/cancelled" ] ||
         paceline_fail "This run was cancelled. Remove $paceline_run/cancelled to continue it."
+    paceline_claim_run || paceline_fail "$(paceline_describe_owner)"
     paceline_make_job_start_folder
-    paceline_claim_run || paceline_fail "This run is already running as job $paceline_owner."
     paceline_trap_signals paceline_stop_run
     export PACELINE_RUN="$paceline_run"
 }
@@ -273,7 +309,7 @@ paceline_run_trial() {
 paceline_open_and_run_trial() {
     local paceline_folder="$paceline_run/job-starts/$paceline_job_start"
     if ! paceline_claim_run; then
-        echo "paceline: trial $paceline_trial is already running as job $paceline_owner"
+        echo "paceline: trial $paceline_trial: $(paceline_describe_owner)"
         return
     fi
     [ -z "$paceline_terminated" ] || return
