@@ -100,7 +100,7 @@ class Agent:
         job_start = self.verdicts.job_start_name
         self.events.write("started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index)
         if placement.is_head:
-            self.verdicts.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
+            self.verdicts.begin(host=placement.host)
             if self.verdicts.from_queue and self.launch_spec.scratch:
                 self.verdicts.try_write((Path(self.launch_spec.scratch) / USED_BY_JOBS).touch)
         self._check_nodes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +17,17 @@ from paceline.contract import env
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder, write_atomically
+from paceline.contract.run_folder import (
+    AttemptFolder,
+    JobStartFolder,
+    RunFolder,
+    release,
+    reserve,
+    write_atomically,
+    write_reserved,
+)
 from paceline.contract.verdict import FAILED, STOPPED
+from paceline.errors import LaunchError
 
 
 class VerdictWriter:
@@ -34,6 +44,35 @@ class VerdictWriter:
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
         self.started = time.monotonic()
         self.first_checkpoint = newest_checkpoint(run)
+
+    def begin(self, *, host: str) -> None:
+        """Prepare the job start's folder, and reserve space for the verdict. Called by the head agent.
+
+        A head agent that finds the traces of another was started again because that one was killed. This costs a
+        restart. Raises LaunchError if none are left.
+        """
+        killed = self._read_count(self.job_start.agent)
+        self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
+        for path in (self.job_start.verdict, self.job_start.requeue):
+            self.try_write(functools.partial(reserve, path))
+        self.try_write(lambda: write_atomically(self.job_start.agent, f"{killed + 1}\n"))
+        if not killed:
+            return
+        attempts = self.run.attempts()
+        if attempts and not attempts[-1].verdict.exists():
+            message = "The head agent was killed. The out-of-memory killer may have ended it."
+            failure = Failure(restart_policy.KILLED, host, message=message, time=time.time())
+            self.try_write(lambda: failures.write_failure(attempts[-1], failure))
+            self.try_write(lambda: write_atomically(attempts[-1].verdict, FAILED + "\n"))
+        if killed > self.launch_spec.max_restarts:
+            times = "once" if killed == 1 else f"{killed} times"
+            raise LaunchError(
+                f"The head agent was killed {times}, and the run may restart {self.launch_spec.max_restarts} times.",
+                hint="Check the memory of the node. --max-attempts sets how often the run may start.",
+            )
+        uses_runtime = fork_safety.uses_runtime(self.launch_spec)
+        start = restart_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
+        self.say(f"the head agent was killed: restarting {start} ({killed} of {self.launch_spec.max_restarts})")
 
     def record_attempt(self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool) -> None:
         """Write what came of an attempt, and set `outcome.restart_delay` if there is another.
@@ -70,10 +109,7 @@ class VerdictWriter:
             self.try_write(lambda: path.unlink(missing_ok=True))
             self.write_verdict(STOPPED)
             return
-        try:
-            count = int(path.read_text(encoding="utf-8")) + 1
-        except (OSError, ValueError):
-            count = 1
+        count = self._read_count(path) + 1
         self.try_write(lambda: write_atomically(path, f"{count}\n"))
         if count < restart_policy.MAX_STOPS_WITHOUT_PROGRESS:
             self.write_verdict(STOPPED)
@@ -89,7 +125,7 @@ class VerdictWriter:
 
         def write() -> None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.job_start.verdict, verdict + "\n")
+            write_reserved(self.job_start.verdict, verdict + "\n")
 
         self.try_write(lambda: self._write_requeue(verdict))
         self.try_write(write)
@@ -109,10 +145,18 @@ class VerdictWriter:
         )
         if not self.from_queue or not allowed:
             self.job_start.requeue.unlink(missing_ok=True)
+            release(self.job_start.requeue)
             return
         self.job_start.path.mkdir(parents=True, exist_ok=True)
         exclude = sorted({host for path in lists for host in path.read_text(encoding="utf-8").split()})
-        write_atomically(self.job_start.requeue, ",".join(exclude) + "\n")
+        write_reserved(self.job_start.requeue, ",".join(exclude) + "\n")
+
+    @staticmethod
+    def _read_count(path: Path) -> int:
+        try:
+            return int(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0
 
     def _has_progressed(self, outcome: Outcome) -> bool:
         if newest_checkpoint(self.run) > self.first_checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -107,8 +108,41 @@ class JobStartFolder:
         """
         return self.path / "requeue"
 
+    agent = Entry("agent")  # how many head agents have begun; a second one follows one that was killed
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     head = Entry("head")  # `host:port` of the rendezvous, if the head agent chose it
+
+
+RESERVED_BYTES = 4096
+
+
+def reserve(path: Path) -> None:
+    """Reserve disk space for a file, so that `write_reserved` can write it when the disk is full."""
+    write_atomically(_reserve_of(path), " " * RESERVED_BYTES)
+
+
+def write_reserved(path: Path, text: str) -> None:
+    """Write a small file as `write_atomically` does; on a full disk, into the space that was reserved for it."""
+    reserved = _reserve_of(path)
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(text.encode()) > RESERVED_BYTES:
+            raise
+        with open(reserved, "r+", encoding="utf-8") as file:  # its blocks are allocated already
+            file.write(text)
+            file.truncate()
+        os.replace(reserved, path)
+    release(path)
+
+
+def release(path: Path) -> None:
+    """Give back the space that was reserved for a file."""
+    _reserve_of(path).unlink(missing_ok=True)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserved")
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:

@@ -171,6 +171,26 @@ def test_a_finished_run_does_not_run_again(bench: Bench, agents: str, code: int,
     assert (bench.run / "job").read_text() == "7\n"
 
 
+def test_a_killed_head_agent_is_started_again(bench: Bench) -> None:
+    killed = 'echo $(($(cat agent 2>/dev/null) + 1)) >agent; touch join-error-1; [ "$(cat agent)" = 3 ] || kill -9 $$\n'
+    first = "if [ -e seen ]; then [ ! -e join-error-1 ] || exit; fi; : >seen\n"
+    code, out = bench.carry_out(first + killed + DONE)
+    assert (code, out.count("the head agent was killed; starting the agents again")) == (0, 2)
+    assert len(bench.calls_of("srun")) == 3
+
+
+@pytest.mark.parametrize("why", ["a verdict", "cancelled", "no agent", "terminated"])
+def test_agents_that_were_not_killed_are_not_started_again(bench: Bench, why: str) -> None:
+    agents = {
+        "a verdict": f"echo 1 >agent; {FAILED}",
+        "cancelled": 'echo 1 >agent; : >"$PACELINE_RUN/cancelled"; exit 1',
+        "no agent": "exit 1",
+        "terminated": "echo 1 >agent; kill -TERM $PPID; /bin/sleep 0.2; exit 1",
+    }
+    assert bench.carry_out(agents[why])[0] == 1
+    assert len(bench.calls_of("srun")) == 1
+
+
 def test_a_stopped_run_is_requeued(bench: Bench) -> None:
     code, out = bench.carry_out(STOPPED)
     assert (code, out) == (75, "paceline: job 7: stopped\n"), "TERM of the requeue does not end the script early"

@@ -18,14 +18,26 @@ from paceline.contract.process import die_with_parent
 from paceline.errors import LaunchError
 from paceline.plan.local import AgentCommand, LocalPlan
 
+KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)  # how an agent ends that nobody asked to
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
 
 def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
+    If the head agent is killed, starts them again; the new head agent knows how often that may happen.
     `zygote_socket` is the descriptor of a zygote that waits for its agent; only a single agent can use it.
     """
+    job_start = plan.run_path.folder.job_start(local_job_start_name())
+    while True:
+        code = _run_once(plan, zygote_socket)
+        zygote_socket = None
+        if code not in KILLED or job_start.verdict.exists() or not job_start.agent.exists():
+            return code if code >= 0 else 128 - code
+        job_start.head.unlink(missing_ok=True)
+
+
+def _run_once(plan: LocalPlan, zygote_socket: int | None) -> int:
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _forward_signals(processes):
@@ -44,7 +56,7 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
         except BaseException:
             kill(processes)
             raise
-    return code if code >= 0 else 128 - code
+    return code
 
 
 def shared_variables(agents: int) -> dict[str, str]:

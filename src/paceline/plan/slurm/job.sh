@@ -151,22 +151,36 @@ paceline_share_container_entry() {
         >"$paceline_run/job-starts/$paceline_job_start/inside.sh" || paceline_fail "Cannot write to $paceline_run."
 }
 
-# Start the agents and wait for them. All work on the nodes happens in this one step: after a cancel, a preemption or
-# the time limit Slurm refuses to start another.
+# Start the agents and wait for them, again if the head agent was killed. All work on the nodes happens in this one
+# step: after a cancel, a preemption or the time limit Slurm refuses to start another.
 paceline_launch() {
     if [ -n "$paceline_terminated" ]; then
         echo "paceline: job $paceline_job was ended before its agents started"
         return 0
     fi
+    local number
     paceline_share_container_entry
-    if [ "$1" = mpirun ]; then
-        SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@" </dev/null &
-        paceline_mpirun_pid=$!
-    else
-        "$@" </dev/null &
-    fi
-    paceline_await $!
-    paceline_mpirun_pid=''
+    for number in {1..20}; do # the agents themselves give up much earlier
+        if [ "$1" = mpirun ]; then
+            SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@" </dev/null &
+            paceline_mpirun_pid=$!
+        else
+            "$@" </dev/null &
+        fi
+        paceline_await $!
+        paceline_mpirun_pid=''
+        paceline_head_was_killed || break
+        echo "paceline: job $paceline_job: the head agent was killed; starting the agents again"
+        rm -f "$paceline_run/job-starts/$paceline_job_start"/{head,join-error-*} || :
+        [ -z "${PACELINE_RENDEZVOUS-}" ] || paceline_open_rendezvous "$((number * 101))"
+    done
+}
+
+# Whether the head agent began and left no verdict, although nobody ended the job. The out-of-memory killer does that.
+paceline_head_was_killed() {
+    local folder="$paceline_run/job-starts/$paceline_job_start"
+    [ -z "$paceline_terminated" ] && [ -e "$folder/agent" ] && [ ! -e "$folder/verdict" ] &&
+        [ ! -e "$paceline_run/cancelled" ]
 }
 
 paceline_read_verdict() {

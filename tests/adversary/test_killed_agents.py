@@ -1,0 +1,43 @@
+"""Agents that are killed, as the out-of-memory killer does: the run continues within its restart policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import Completed
+
+# Kills the head agent of the first attempts, named in its events.
+KILLS = """\
+import json, os, signal, sys, time
+from pathlib import Path
+attempt = int(os.environ["PACELINE_ATTEMPT"])
+if attempt > int(sys.argv[1]):
+    print(f"attempt {attempt} is complete")
+elif os.environ["RANK"] == "0":
+    lines = Path(os.environ["PACELINE_RUN"], "events", "agent-0.jsonl").read_text().splitlines()
+    pids = [event["pid"] for event in map(json.loads, lines) if event["event"] == "started"]
+    os.kill(pids[-1], signal.SIGKILL)
+    time.sleep(600)
+else:
+    time.sleep(600)
+"""
+
+
+def test_a_killed_head_agent_costs_a_restart(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+    (tmp_path / "train.py").write_text(KILLS)
+    done = paceline("run", "--nproc", "2", "--cpu", "--max-restarts", "1", "train.py", "1")
+    assert done.returncode == 0, done.stderr
+    assert "attempt 2 is complete" in done.stdout
+    assert "the head agent was killed: restarting from the script's own checkpoint, if any (1 of 1)" in done.stderr
+    shown = paceline("show").stdout
+    assert "attempt 1  failed: launch on" in shown
+    assert "The head agent was killed." in shown
+
+
+def test_a_head_agent_that_is_killed_too_often_ends_the_run(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+    (tmp_path / "train.py").write_text(KILLS)
+    done = paceline("run", "--nproc", "2", "--cpu", "train.py", "9")
+    assert done.returncode == 1
+    assert "The head agent was killed once, and the run may restart 0 times." in done.stderr
+    assert "Traceback" not in done.stderr

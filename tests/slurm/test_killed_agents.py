@@ -1,0 +1,26 @@
+"""A head agent that is killed on a real cluster: the batch script starts the agents again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.contract.verdict import read_verdict
+from tests.adversary.test_killed_agents import KILLS
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import Paceline, diagnostics, project, run_of
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_head_agent_on_two_nodes(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+    home = project(tmp_path / "project", KILLS)
+    done = slurm_paceline(
+        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait",
+        "train.py", "1", cwd=home, timeout=250,
+    )  # fmt: skip
+    folder = run_of(done)
+    assert done.returncode == 0, diagnostics(folder, done)
+    assert [read_verdict(attempt.verdict) for attempt in folder.attempts()] == ["failed", "done"]
+    assert "attempt 2 is complete" in folder.attempt(2).log(1).read_text()
+    assert "the head agent was killed; starting the agents again" in folder.slurm_log.read_text()
