@@ -290,6 +290,7 @@ class Run:
             loop.begun = True
             boundary.events.write("training", step=loop.step)
         if counts and not boundary.stopping:
+            self._gradients.end_step()
             loop.step += 1
             boundary.enter_epoch(loop.epoch)
             boundary.checkpoint_schedule.count_step()
@@ -477,7 +478,8 @@ class Run:
         return self._loop.current
 
     def _close(self) -> None:
-        """End data-loader workers, and write the profile."""
+        """End data-loader workers, write the profile, and take all hooks off models and optimizers."""
+        self._gradients.close()
         self._reporter.close()
         self._boundary.profiler.close()
         for loader in [*self._loaders, *(loader for _, loader in self._evaluation_loaders.values())]:

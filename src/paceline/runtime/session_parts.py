@@ -75,7 +75,8 @@ def build(
     lines = MetricsFile(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
     low = torch.bfloat16 if settings.precision == "bf16" else None
     mesh = RankMesh(worker.identity, worker.device, worker.group)
-    wrapper = Wrapper(worker.device, worker.identity.world_size, mesh=mesh, low_precision=low)
+    world_size = worker.identity.world_size
+    wrapper = Wrapper(worker.device, world_size, mesh=mesh, low_precision=low, timeout=settings.timeout)
     boundary = _make_boundary(settings, folder, worker, wrapper=wrapper, lines=lines, trackers=trackers)
     boundary.signals.install()
     worker.heartbeat.set_state(max(worker.heartbeat.state, READY))

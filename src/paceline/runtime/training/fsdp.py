@@ -17,17 +17,12 @@ from paceline.runtime.distributed.mesh import RankMesh, describe
 class FSDPModel:
     """A model whose parameters FSDP2 has sharded over the ranks."""
 
-    saw_forward = True
-
     def __init__(self, model: nn.Module, mesh: RankMesh) -> None:
         self.model = model
         self._mesh = mesh
 
     def set_gradient_sync(self, on: bool) -> None:
         self.model.set_requires_gradient_sync(on)  # type: ignore[operator]
-
-    def reduce_missed_gradients(self) -> None:
-        """Do nothing: FSDP2's hooks are on the modules themselves and miss no gradient."""
 
     def sync_buffers(self) -> None:
         for buffer in self.model.buffers():

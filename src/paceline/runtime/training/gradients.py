@@ -8,31 +8,34 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training import fsdp
+from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel, is_sharded
-from paceline.runtime.training.wrap import WrappedModel, Wrapper
+from paceline.runtime.training.wrap import Wrapper
 
 _NO_AUTOCAST = contextlib.nullcontext()
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _OptimizerInfo:
-    """What is worked out once per optimizer."""
+    """What is known about an optimizer."""
 
-    __slots__ = ("covers_all", "models", "num_groups", "parameters", "sharded")
+    __slots__ = ("covers_all", "num_groups", "parameters", "replicas", "seen", "sharded")
 
     def __init__(
-        self, parameters: list[nn.Parameter], models: list[WrappedModel], *, num_groups: int, covers_all: bool
+        self, parameters: list[nn.Parameter], replicas: list[DDPModel], *, num_groups: int, covers_all: bool
     ) -> None:
         self.num_groups = num_groups  # `add_param_group` may add more later
         self.parameters = parameters
-        self.models = models  # the models that it trains
+        self.replicas = replicas  # the models with DDP that it trains
+        self.seen = [0] * len(replicas)  # their reductions that went into its last step
         self.sharded = any(is_sharded(parameter) for parameter in parameters)
-        self.covers_all = covers_all  # it holds every trainable parameter: its zero_grad clears everything
+        self.covers_all = covers_all  # it holds all parameters: its zero_grad clears everything
 
 
 class Gradients:
@@ -44,9 +47,8 @@ class Gradients:
         self.device = wrapper.device
         self.loss_check: NonFiniteLossCheck | None = None
         self.stragglers: StragglerDetector | None = None
-        self.ends_steps = precision == "fp16" or world_size > 1
         self.scaler: Any = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
-        self.skipped = 0
+        self.ends_steps = self.scaler is not None  # whether the end of a step has something to do
         self._dtype = AUTOCAST_DTYPES.get(precision)
         self._skip_nonfinite = skip_nonfinite
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, _OptimizerInfo]] = {}
@@ -56,8 +58,18 @@ class Gradients:
         self._last = True
         self._single = True  # the step has one micro-step
         self._syncing = True
-        self._stale = False  # an update may have left gradients of other parameters
-        self._stepped: list[torch.optim.Optimizer] = []
+        self._scaled = False  # `backward` has been called in this step
+        self._left_over = False  # an update has left gradients of other parameters
+        self._updated: list[_OptimizerInfo] = []  # in this step
+        self._stepped: list[torch.optim.Optimizer] = []  # with the scaler, in this step
+        self._updating: torch.optim.Optimizer | None = None
+        self._did_step = False
+        self._step_hook = register_optimizer_step_pre_hook(self._before_any_step)
+
+    def close(self) -> None:
+        """Take all hooks off models and optimizers."""
+        self._step_hook.remove()
+        self.wrapper.close()
 
     # -- called by the loop ----------------------------------------------------------------------------
 
@@ -68,8 +80,8 @@ class Gradients:
         """Begin a micro-step, before its forward: set its weight, and whether the optimizer steps after it."""
         self._mean_scale, self._sum_scale, self._count, self._last = mean_scale, sum_scale, count, last
         self._single = first and last
-        if first and self._stale:
-            self._clear_stale()
+        if first:
+            self._scaled = False
         if last is not self._syncing:
             self._syncing = last
             for model in self.wrapper.models:
@@ -77,16 +89,24 @@ class Gradients:
 
     def reset(self) -> None:
         """Outside of `steps`, treat every backward as a whole step."""
+        self.end_step()
         self.begin(1.0)
 
     def end_step(self) -> None:
-        """Update the gradient scaler once per step, for all optimizers. Called at the boundary."""
+        """End a step, at the boundary: update the gradient scaler, and clear gradients that belong to no update.
+
+        What has accumulated in an optimizer's parameters after its update comes from a loss for other parameters: in a
+        GAN, the generator's loss leaves gradients in the discriminator. Optimizers that skip steps keep theirs.
+        """
         if self.scaler is not None and self._stepped:
             self.scaler.update()
             self._stepped.clear()
-        if self.world_size > 1:
-            for model in self.wrapper.models:
-                model.saw_forward = False
+        if self._left_over:
+            self._left_over = False
+            for info in self._updated:
+                for parameter in info.parameters:
+                    parameter.grad = None
+        self._updated.clear()
 
     # -- called by the script --------------------------------------------------------------------------
 
@@ -96,13 +116,14 @@ class Gradients:
             return _NO_AUTOCAST
         return torch.autocast(self.device.type, dtype=self._dtype)
 
-    def backward(self, loss: torch.Tensor, *, weight: int | None = None) -> None:
+    def backward(self, loss: torch.Tensor, *, weight: int | None = None, retain_graph: bool = False) -> None:
         """Run `loss.backward()`, scaled for accumulation and for fp16.
 
         Args:
             loss: The mean over the samples that this rank got. Short slices are weighted by their true count.
             weight: With `weight=n`, `loss` is the sum over n samples; it is divided by the number of samples in the
                 global batch. Needs a loader from `run.loader`.
+            retain_graph: As in torch: keep the graph for another backward.
 
         Raises:
             UsageError: `weight` is a tensor, does not match the slice, or there is no loader from `run.loader`.
@@ -111,14 +132,21 @@ class Gradients:
             self.stragglers.mark_backward()
         if self.loss_check is not None:
             self.loss_check.record(loss)
-        if self._stale and self._single:
-            self._clear_stale()
+        if self._left_over and self._single:
+            self._clear_left_over()
+        self._scaled = True
         scale = self._mean_scale if weight is None else self._scale_of_sum(weight)
         if scale != 1.0:
             loss = loss * scale
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+    def _clear_left_over(self) -> None:
+        """Clear gradients that the loss of another update has left, before the next loss of the step adds to them."""
+        self._left_over = False
+        for parameter in self.wrapper.parameters():
+            parameter.grad = None
 
     def _scale_of_sum(self, weight: Any) -> float:
         if isinstance(weight, torch.Tensor):
@@ -149,11 +177,11 @@ class Gradients:
 
         Returns:
             True if the optimizer stepped: step schedulers then. False on micro-steps that only accumulate, and on steps
-            skipped by `on_nonfinite="skip"`.
+            skipped by `on_nonfinite="skip"` or by the gradient scaler of fp16.
 
         Raises:
-            UsageError: The optimizer holds parameters from before `run.wrap` or of no wrapped model, or fp16 is used
-                with FSDP.
+            UsageError: The optimizer holds parameters from before `run.wrap` or of no wrapped model, fp16 is used
+                with FSDP, or the gradients do not come from `run.backward` where they must be scaled.
         """
         entry = self._optimizers.get(id(optimizer))
         if entry is None or entry[0] is not optimizer or entry[1].num_groups != len(optimizer.param_groups):
@@ -161,13 +189,25 @@ class Gradients:
         if not self._last:
             return False
         info = entry[1]
-        if self.world_size > 1:
-            for model in info.models:
-                model.reduce_missed_gradients()
-        stepped = self._step(optimizer, info, clip)
+        if not self._scaled and (self.scaler is not None or not self._single):
+            raise self._unscaled_error()
+        if info.replicas:
+            self._reduce(info)
+        self._updating = optimizer
+        try:
+            stepped = self._step(optimizer, info, clip)
+        finally:
+            self._updating = None
         optimizer.zero_grad(set_to_none=True)
-        self._stale = not info.covers_all
+        if not info.covers_all:
+            self._left_over = self.ends_steps = True
+            if info not in self._updated:
+                self._updated.append(info)
         return stepped
+
+    def _reduce(self, info: _OptimizerInfo) -> None:
+        for index, replica in enumerate(info.replicas):
+            info.seen[index] = replica.reduce_gradients(info.seen[index])
 
     def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
         scaler = self.scaler
@@ -181,14 +221,46 @@ class Gradients:
             clip_gradients = fsdp.clip_gradients if info.sharded else nn.utils.clip_grad_norm_
             norm = clip_gradients(info.parameters, clip)
         if scaler is not None:
+            self._did_step = False
             scaler.step(optimizer)
             self._stepped.append(optimizer)
-            return True
+            return self._did_step
         if self._skip_nonfinite and not self._is_finite(info, norm):
-            self.skipped += 1
             return False
         optimizer.step()
         return True
+
+    def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Runs before each step of any optimizer in the process: by `update`, or by `opt.step()` in the script."""
+        if optimizer is self._updating:
+            self._did_step = True
+            return
+        entry = self._optimizers.get(id(optimizer))
+        if entry is None or entry[0] is not optimizer or entry[1].num_groups != len(optimizer.param_groups):
+            if not any(self.wrapper.owns(p) for group in optimizer.param_groups for p in group["params"]):
+                return  # it trains something else
+            entry = self._inspect(optimizer)
+        if not self._last:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called in a micro-step that only accumulates gradients.",
+                hint="Use run.backward(loss) and run.update(opt), which wait for the last micro-step. Or leave out "
+                "accumulate.",
+            )
+        if not self._single and not self._scaled:
+            raise self._unscaled_error()
+        if self.scaler is not None and self._scaled:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() would step on gradients that run.backward has scaled for fp16.",
+                hint="Use run.update(opt), which unscales them.",
+            )
+        self._reduce(entry[1])
+
+    def _unscaled_error(self) -> UsageError:
+        reason = "precision='fp16' scales losses" if self.scaler is not None else "steps with accumulate scale losses"
+        return UsageError(
+            f"The gradients come from loss.backward(), but {reason}.",
+            hint="Use run.backward(loss), which scales the loss.",
+        )
 
     @staticmethod
     def _is_finite(info: _OptimizerInfo, norm: Any) -> bool:
@@ -210,18 +282,13 @@ class Gradients:
                 hint="Use precision='bf16', which needs no scaler.",
             )
         own = {id(parameter) for parameter in parameters}
-        others = any(id(p) not in own for p in self.wrapper.parameters() if p.requires_grad)
-        models = [each for each in self.wrapper.models if any(id(p) in own for p in each.model.parameters())]
+        others = any(id(p) not in own for p in self.wrapper.parameters() if p.is_floating_point())
+        replicas = [
+            each
+            for each in self.wrapper.models
+            if isinstance(each, DDPModel) and any(id(p) in own for p in each.model.parameters())
+        ]
         num_groups = len(optimizer.param_groups)
-        entry = (optimizer, _OptimizerInfo(parameters, models, num_groups=num_groups, covers_all=not others))
+        entry = (optimizer, _OptimizerInfo(parameters, replicas, num_groups=num_groups, covers_all=not others))
         self._optimizers[id(optimizer)] = entry
         return entry
-
-    def _clear_stale(self) -> None:
-        """Clear gradients that an earlier loss left in other models, before a new loss adds to them.
-
-        In a GAN, the generator's loss leaves gradients in the discriminator that are not part of its own loss.
-        """
-        self._stale = False
-        for parameter in self.wrapper.parameters():
-            parameter.grad = None

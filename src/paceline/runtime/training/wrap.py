@@ -1,14 +1,13 @@
 """Wrap a model for several ranks, and keep it the script's own object: same class, attributes and state keys.
 
-DistributedDataParallel goes *inside* the model: calls of its forward are routed through DDP, while the script keeps the
-object that it made. FSDP2 works in place anyway. So no `module.` or `_orig_mod.` ever appears in names, and code that
-reads attributes of the model works at every world size.
+DistributedDataParallel goes inside the model, and FSDP2 works in place. So no `module.` or `_orig_mod.` ever appears in
+names, and code that reads attributes of the model works at every world size.
 """
 
 from __future__ import annotations
 
 import contextlib
-import types
+import datetime
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -20,115 +19,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.mesh import RankMesh
+from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel, check_parallelize, replace_parameters, shard
 
 Model = TypeVar("Model", bound=nn.Module)
 MODES = ("auto", "none", "ddp", "fsdp")
 
 
-class _DDPModule(nn.Module):
-    """The module that DDP wraps. It owns the model's parameters and calls the model's original forward."""
-
-    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._forward = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
-
-
-class _DDPForward:
-    """Replaces `model.forward`: routes calls that need gradients through DDP."""
-
-    def __init__(self, model: nn.Module, owner: DDPModel) -> None:
-        self._model = model
-        self._owner = owner
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        owner = self._owner
-        # Without gradients there is nothing to reduce: a forward on a single rank (a sample, a quick check) must not
-        # wait for the others.
-        if torch.is_grad_enabled() and owner.is_trainable:
-            owner.saw_forward = True
-            return owner.ddp_forward(*args, **kwargs)
-        return owner.local_forward(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Give a copy (an EMA, a snapshot) its own plain forward, which does not call the original."""
-        copied = memo.get(id(self._model))
-        return types.MethodType(type(copied).forward, copied) if copied is not None else self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the plain forward, for `torch.save(model)`."""
-        return _plain_forward, (self._model,)
-
-
-def _plain_forward(model: nn.Module) -> Any:
-    return types.MethodType(type(model).forward, model)
-
-
-class DDPModel:
-    """A model that DDP replicates on all ranks."""
-
-    def __init__(
-        self, model: nn.Module, *, device: torch.device, compile_options: Any, options: dict[str, Any]
-    ) -> None:
-        self.model = model
-        self.saw_forward = False  # whether DDP has run a forward since the last update
-        module = _DDPModule(model, model.forward)
-        index = [device] if device.type in ("cuda", "xpu") else None
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        if deterministic and dist.get_world_size() > 2 and "static_graph" not in options:
-            # After its first step DDP regroups gradients into other buckets, which changes the order of sums over
-            # three or more ranks: a resumed run would differ in the last bit. Searching for unused parameters prevents
-            # that (torch then reports once that it found none).
-            options = {"find_unused_parameters": True, **options}
-        self.ddp = DistributedDataParallel(module, device_ids=index, **options)
-        self.ddp_forward: Callable[..., Any] = self.ddp
-        self.local_forward: Callable[..., Any] = module
-        if compile_options:
-            # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap the backward.
-            self.ddp_forward = torch.compile(self.ddp, **_compile_kwargs(compile_options))
-            self.local_forward = torch.compile(module, **_compile_kwargs(compile_options))
-        self._trainable = [p for p in model.parameters() if p.requires_grad]
-        object.__setattr__(model, "forward", _DDPForward(model, self))
-
-    @property
-    def is_trainable(self) -> bool:
-        """False while the script has frozen the model (`requires_grad_(False)`): DDP would wait for gradients."""
-        return self._trainable[0].requires_grad
-
-    def set_gradient_sync(self, on: bool) -> None:
-        """Set whether the next backward reduces gradients. Called before the forward."""
-        self.ddp.require_backward_grad_sync = on
-
-    def reduce_missed_gradients(self) -> None:
-        """Average gradients that DDP has not seen because the loss did not go through `forward`."""
-        if not self.saw_forward:
-            grads = [p.grad for p in self._trainable if p.grad is not None]
-            for grad in grads:
-                dist.all_reduce(grad)
-            if grads:
-                torch._foreach_div_(grads, float(dist.get_world_size()))
-
-    def sync_buffers(self) -> None:
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, src=0)
-
-
 class LocalModel:
-    """A model that is not shared: there is one rank, it has no trainable parameters, or mode is "none"."""
-
-    saw_forward = True
+    """A model that is not shared: there is one rank, or mode is "none"."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def set_gradient_sync(self, on: bool) -> None:
-        pass
-
-    def reduce_missed_gradients(self) -> None:
         pass
 
     def sync_buffers(self) -> None:
@@ -142,12 +46,20 @@ class Wrapper:
     """Wraps and keeps all models of a session."""
 
     def __init__(
-        self, device: torch.device, world_size: int, *, mesh: RankMesh, low_precision: torch.dtype | None
+        self,
+        device: torch.device,
+        world_size: int,
+        *,
+        mesh: RankMesh,
+        low_precision: torch.dtype | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.device = device
         self.world_size = world_size
         self.mesh = mesh
         self.low_precision = low_precision
+        self._timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
+        self._control: Any = None  # the group over which ranks agree on gradients that DDP has not seen
         self.models: list[WrappedModel] = []
         self._owned: dict[int, weakref.ref[nn.Parameter]] = {}
         self._replaced: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -173,22 +85,33 @@ class Wrapper:
             check_parallelize(model, self.mesh, parallelize, mode=mode)
         model.to(self.device)
         before = list(model.parameters())
-        trainable = any(parameter.requires_grad for parameter in before)
         if mode == "fsdp":
             wrapped = self._shard(model, layers, parallelize, options)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
-        elif mode == "none" or self.world_size == 1 or not trainable:
+        elif mode == "none" or self.world_size == 1 or not before:
             wrapped = LocalModel(model)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
         else:
-            wrapped = DDPModel(model, device=self.device, compile_options=compile_options, options=options)
+            wrapped = self._replicate(model, compile_options, options)
         now = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
         self._owned.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
         self.models.append(wrapped)
         return model
+
+    def _replicate(self, model: nn.Module, compile_options: bool | dict[str, Any], options: dict[str, Any]) -> DDPModel:
+        if self._control is None:
+            self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+        return DDPModel(
+            model, device=self.device, control=self._control, compile_options=compile_options, options=options
+        )
+
+    def owns(self, parameter: nn.Parameter) -> bool:
+        """Return whether a parameter belongs to a wrapped model, as it is now."""
+        found = self._owned.get(id(parameter))
+        return found is not None and found() is parameter
 
     def _shard(
         self, model: nn.Module, layers: Any, parallelize: Callable[[Any, Any], Any] | None, options: dict[str, Any]
@@ -214,8 +137,7 @@ class Wrapper:
                     f"{name} holds parameters from before run.wrap, so it would train nothing.",
                     hint="Wrap the model first, then build the optimizer: opt = Optimizer(model.parameters()).",
                 )
-            owned = self._owned.get(id(parameter))
-            if self.world_size > 1 and (owned is None or owned() is not parameter):
+            if self.world_size > 1 and not self.owns(parameter):
                 raise UsageError(
                     f"{name} holds a parameter of shape {tuple(parameter.shape)} that belongs to no wrapped model, so "
                     "its values would drift apart between ranks.",
@@ -243,13 +165,16 @@ class Wrapper:
         for each in self.models:
             yield from each.model.parameters()
 
+    def close(self) -> None:
+        """Take the hooks off the models, which work on without the session."""
+        for each in self.models:
+            if isinstance(each, DDPModel):
+                each.close()
+
     def join(self, models: tuple[nn.Module, ...]) -> contextlib.AbstractContextManager[Any]:
         """Return torch's Join context over these DDP models, or over all of them."""
-        joinable: list[Any] = [
-            each.ddp
-            for each in self.models
-            if isinstance(each, DDPModel) and (not models or any(each.model is model for model in models))
-        ]
+        chosen = [each for each in self.models if not models or any(each.model is model for model in models)]
+        joinable: list[Any] = [each.ddp for each in chosen if isinstance(each, DDPModel) and each.ddp is not None]
         if not joinable:
             return contextlib.nullcontext()
         from torch.distributed.algorithms.join import Join

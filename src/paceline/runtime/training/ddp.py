@@ -1,0 +1,247 @@
+"""Replicate a model on all ranks with DistributedDataParallel, and see to it that every gradient is averaged.
+
+DDP goes *inside* the model: calls of its forward are routed through DDP, while the script keeps its own object. DDP
+averages gradients in the backward that follows its forward. What it does not see is averaged before the optimizer
+steps: a loss from another method, a second backward after one forward, a rank without a loss, and parameters that the
+script has frozen or unfrozen since DDP was built.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.fx._symbolic_trace import is_fx_tracing
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import UsageError
+from paceline.runtime.training import gradient_average
+
+# Updates with the same changed set of trainable parameters before DDP is built anew. Until then, gradients are averaged
+# after the backward instead of during it. Networks that take turns must not cause a build per step.
+REBUILD_AFTER = 8
+
+
+class _DDPModule(nn.Module):
+    """The module that DDP wraps. It owns the model's parameters and calls the model's original forward."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+def _route_forward(model: nn.Module, target: Callable[..., Any]) -> None:
+    """Replace `model.forward` by a method with the same signature that calls `target`.
+
+    A copy of the model (an EMA, a snapshot, a pickle) has its own plain forward.
+    """
+    plain = type(model).forward
+
+    @functools.wraps(getattr(model.forward, "__func__", plain))
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs) if self is model else plain(self, *args, **kwargs)
+
+    object.__setattr__(model, "forward", types.MethodType(forward, model))
+
+
+class DDPModel:
+    """A model that DDP replicates on all ranks."""
+
+    def __init__(
+        self, model: nn.Module, *, device: torch.device, control: Any, compile_options: Any, options: dict[str, Any]
+    ) -> None:
+        self.model = model
+        self.ddp: DistributedDataParallel | None = None  # None until there is something to train
+        self.reductions = 0  # how often gradients have been averaged
+        self._unreduced = False  # whether gradients have accumulated since
+        self._expects_reduction = False  # whether DDP averages in the next backward
+        self._ending = False  # whether a callback waits for the end of that backward
+        self._unfinished = False  # whether that backward has ended, and DDP still waits for gradients
+        self._sync = True
+        self._control = control  # exchanges a few numbers; its own group, so that they meet nothing else
+        self._device = device
+        self._compile_options = compile_options
+        self._options = options
+        self._parameters = list(model.parameters())
+        self._original = model.forward
+        self._was_patched = "forward" in vars(model)  # by the script, or a library
+        self._module = _DDPModule(model, model.forward)
+        self._local = self._compiled(self._module)
+        self._replicated: Callable[..., Any] = self._local
+        self._built_for = b""  # the trainable parameters that DDP knows
+        self._changed_to, self._changed_for = b"", 0
+        trainable = self._trainable()
+        if any(trainable):
+            self._build(trainable)
+        else:
+            self._broadcast_state()
+        self._hooks = [self._watch(parameter) for parameter in self._parameters if parameter.is_floating_point()]
+        _route_forward(model, self._forward)
+
+    # -- forward ---------------------------------------------------------------------------------------
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if is_fx_tracing() or torch.compiler.is_exporting():
+            return self._original(*args, **kwargs)
+        # Without gradients there is nothing to reduce: a forward on a single rank (a sample, a quick check) must not
+        # wait for the others.
+        if not torch.is_grad_enabled():
+            return self._local(*args, **kwargs)
+        trainable = self._trainable()
+        if trainable != self._built_for:
+            if self._changed_for < REBUILD_AFTER or trainable != self._changed_to or not any(trainable):
+                return self._local(*args, **kwargs)
+            self._build(trainable)
+        output = self._replicated(*args, **kwargs)
+        if self._sync:
+            self._expects_reduction, self._ending = True, False
+        return output
+
+    def _trainable(self) -> bytes:
+        return bytes([parameter.requires_grad for parameter in self._parameters])
+
+    def _build(self, trainable: bytes) -> None:
+        """Create DDP for the parameters that are trainable now."""
+        options = self._options
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if deterministic and dist.get_world_size() > 2 and "static_graph" not in options:
+            # After its first step DDP regroups gradients into other buckets, which changes the order of sums over
+            # three or more ranks: a resumed run would differ in the last bit. Searching for unused parameters prevents
+            # that (torch then reports once that it found none).
+            options = {"find_unused_parameters": True, **options}
+        if self.ddp is not None:
+            # Parameters and buffers are the same on all ranks. Without these, nothing holds the old reducer, which
+            # would keep its buckets.
+            options = {**options, "init_sync": False}
+            self.ddp.reducer = self.ddp.logger = None  # type: ignore[assignment]
+            self._expects_reduction = self._unfinished = False
+        index = [self._device] if self._device.type in ("cuda", "xpu") else None
+        self.ddp = DistributedDataParallel(self._module, device_ids=index, **options)
+        self.ddp.require_backward_grad_sync = self._sync
+        # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap the backward.
+        self._replicated = self._compiled(self.ddp)
+        self._built_for = trainable
+
+    def _compiled(self, module: nn.Module) -> Callable[..., Any]:
+        chosen = self._compile_options
+        return torch.compile(module, **(chosen if isinstance(chosen, dict) else {})) if chosen else module
+
+    def _broadcast_state(self) -> None:
+        """Make a frozen model the same on all ranks, as DDP does with others: it may be unfrozen later."""
+        with torch.no_grad():
+            for parameter in self._parameters:
+                dist.broadcast(parameter.data, src=0)
+        self.sync_buffers()
+
+    # -- gradients -------------------------------------------------------------------------------------
+
+    def set_gradient_sync(self, on: bool) -> None:
+        """Set whether the next backward reduces gradients. Called before the forward."""
+        self._sync = on
+        if self.ddp is not None:
+            self.ddp.require_backward_grad_sync = on
+
+    def _watch(self, parameter: nn.Parameter) -> Any:
+        frozen = not parameter.requires_grad
+        if frozen:  # torch accepts a hook only while it requires gradients
+            parameter.requires_grad_(True)
+        hook = parameter.register_post_accumulate_grad_hook(self._after_accumulation)  # type: ignore[no-untyped-call]
+        if frozen:
+            parameter.requires_grad_(False)
+        return hook
+
+    def _after_accumulation(self, _: torch.Tensor) -> None:
+        self._unreduced = True
+        if self._expects_reduction and not self._ending:
+            self._ending = True
+            # DDP queues its own callback later in this backward: the second one runs after it.
+            Variable._execution_engine.queue_callback(self._queue_end)
+
+    def _queue_end(self) -> None:
+        Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        """Note whether DDP has averaged all gradients in the backward that ends now."""
+        assert self.ddp is not None
+        self._ending = False
+        try:
+            self.ddp.reducer._check_reducer_finalized()
+        except RuntimeError:
+            self._unfinished = True  # unless the backward is part of another one, which goes on
+            return
+        self._expects_reduction = self._unreduced = self._unfinished = False
+        self.reductions += 1
+        self._changed_for = 0
+
+    def reduce_gradients(self, seen: int) -> int:
+        """Average the gradients, unless that has been done since reduction number `seen` and none has been added.
+
+        Called before an optimizer steps, on all ranks. Averaging gradients that are already averaged changes nothing.
+        Returns the number of reductions.
+        """
+        if self._unreduced or self.reductions == seen:
+            self._reduce_now()
+        return self.reductions
+
+    def _reduce_now(self) -> None:
+        name = type(self.model).__name__
+        if self._unfinished:
+            raise self._unused_parameters_error(name)
+        if self.ddp is not None and self.ddp._join_config.enable:
+            raise UsageError(
+                f"Inside run.join, the gradients of {name} must come from one call of the model per backward.",
+                hint="Compute the loss in the model's forward, and run one backward per update.",
+            )
+        trainable = self._trainable()
+        used = gradient_average.agree_on_used(
+            self._parameters, name=name, reductions=self.reductions, trainable=trainable, group=self._control
+        )
+        chosen = [parameter for parameter, is_used in zip(self._parameters, used, strict=True) if is_used]
+        group = self.ddp.process_group if self.ddp is not None else self._options.get("process_group")
+        gradient_average.average(chosen, group)
+        self._unreduced = False
+        self.reductions += 1
+        self._count_change(trainable)
+
+    def _count_change(self, trainable: bytes) -> None:
+        """Count updates since the trainable parameters have changed, to build DDP anew if they stay as they are."""
+        if torch.are_deterministic_algorithms_enabled() and dist.get_world_size() > 2:
+            return  # a resumed run, which may build DDP for these parameters at once, would sum in another order
+        self._changed_for = self._changed_for + 1 if trainable == self._changed_to else 1
+        self._changed_to = trainable
+
+    def _unused_parameters_error(self, name: str) -> UsageError:
+        named = [each for each, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
+        shown = ", ".join(named[:3]) + (", ..." if len(named) > 3 else "") if named else "all parameters"
+        return UsageError(
+            f"The loss of this step does not depend on {shown} of {name}, so DDP has not averaged all gradients.",
+            hint="Use run.wrap(model, find_unused_parameters=True), or freeze what is unused: requires_grad_(False).",
+        )
+
+    # -- the rest --------------------------------------------------------------------------------------
+
+    def sync_buffers(self) -> None:
+        """Copy rank 0's buffers to all ranks, unless the script has asked not to."""
+        wishes = (self._options.get("broadcast_buffers"), self._options.get("forward_sync_buffers"))
+        if False not in wishes:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """Give the script its model back: a plain forward, and no hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._was_patched:
+            object.__setattr__(self.model, "forward", self._original)
+        else:
+            del self.model.forward
