@@ -98,6 +98,74 @@ def test_two_networks_with_a_loss_each(ranks: Ranks, first: str) -> None:
             assert_close(found, expected)
 
 
+def rare_by_hand(steps: int) -> list[float]:
+    model, (x, y) = net(), data()
+    often, rarely = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.layers)
+    for step in range(steps):
+        ((model(x) - y) ** 2).mean().backward()
+        for optimizer in (often, rarely) if step % 4 == 3 else (often,):
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+def rare_by_run(by_hand: bool, by_method: bool) -> list[float]:
+    x, y = data()
+    with quiet() as run:
+        mine = slice(run.rank, None, run.world_size)
+        model = run.wrap(net())
+        often, rarely = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.layers)
+
+        def step(number: int) -> None:
+            loss = model.loss_by_method if by_method else lambda a, b: ((model(a) - b) ** 2).mean()
+            run.backward(loss(x[mine], y[mine]))
+            run.update(often)
+            if number % 4 == 3:
+                run.update(rarely)
+
+        if by_hand:
+            for number in range(8):
+                step(number)
+                assert not run.should_stop
+        else:
+            for number in run.steps(range(8)):
+                step(number)
+        return weights(model)
+
+
+def all_rare() -> list[list[float]]:
+    return [rare_by_run(by_hand, by_method) for by_hand in (False, True) for by_method in (False, True)]
+
+
+def test_an_optimizer_that_skips_steps_gets_the_gradients_of_all_of_them(ranks: Ranks) -> None:
+    for world_size in (1, 2):
+        for results in ranks(all_rare, world_size):
+            for found in results:
+                assert_close(found, rare_by_hand(8))
+
+
+def rare_critic(first: str, by_hand: bool) -> list[float]:
+    """A GAN whose critic steps in every third step only."""
+    generator, critic, (x, _) = _gan_networks()
+    with quiet() as run:
+        generator, critic = run.wrap(generator), run.wrap(critic)
+        opt_g = torch.optim.Adam(generator.parameters(), lr=0.02)
+        opt_c = torch.optim.Adam(critic.parameters(), lr=0.02)
+        for step in run.steps(range(6)):
+            for turn in first if step % 3 == 0 else "g":
+                loss = critic(generator(x).detach()) - critic(x) if turn == "c" else -critic(generator(x))
+                run.backward(loss.mean())
+                run.update({"c": opt_c, "g": opt_g}[turn])
+                if by_hand:
+                    opt_c.zero_grad()
+                    opt_g.zero_grad()
+        return weights(generator, critic)
+
+
+def test_a_critic_that_skips_steps() -> None:
+    assert_close(rare_critic("gc", by_hand=False), rare_critic("gc", by_hand=True), atol=0)
+
+
 def test_one_loss_with_two_optimizers() -> None:
     def halves(model: Any) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.layers]
