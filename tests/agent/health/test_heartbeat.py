@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from paceline.agent.health import heartbeat
 from paceline.agent.health.heartbeat import Heartbeats, mark_ready, read_step
 from paceline.contract.heartbeat_file import READY
+from tests.small_disk import fill, mount_small_disk
 
 
 def test_each_rank_has_a_slot() -> None:
@@ -35,3 +39,16 @@ def test_only_the_files_of_killed_agents_are_removed() -> None:
     finally:
         living.remove()
         abandoned.unlink(missing_ok=True)
+
+
+def test_full_memory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mount_small_disk(tmp_path / "memory", "64k") as memory:
+        memory.chmod(0o1777)
+        fill(memory)
+        monkeypatch.setattr(heartbeat, "MEMORY", str(memory))
+        heartbeats = Heartbeats(2)
+        try:
+            heartbeats.reset(1)
+            assert memory not in heartbeats.path.parents
+        finally:
+            heartbeats.remove()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from paceline.agent.workers.output import LinePrefixer
 from tests.agent.conftest import Launch
+from tests.small_disk import mount_small_disk
 
 TALKS = """
 import os, sys
@@ -109,14 +109,8 @@ print("last")
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few hundred kilobytes."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a small file system here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mount_small_disk(tmp_path / "small", "256k") as folder:
+        yield folder
 
 
 def test_a_full_disk_does_not_end_the_run(launch: Launch, small_disk: Path, tmp_path: Path) -> None:

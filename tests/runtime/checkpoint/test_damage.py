@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
 from tests.forked_ranks import Ranks, free_port
 from tests.runtime.checkpoint.trainer import Trainer, make
+from tests.small_disk import mount_small_disk
 
 
 def truncate(folder: Path) -> None:
@@ -150,15 +150,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: P
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Any:
     """A file system of 9 MB; a checkpoint takes a bit more than 3."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=9m", "paceline-test", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mount_small_disk(tmp_path / "small", "9m") as folder:
+        yield folder
 
 
 def fill_the_disk(folder: Path) -> list[Any]:

@@ -47,9 +47,7 @@ class Heartbeats:
 
     def __init__(self, ranks: int) -> None:
         # Open and locked as long as this agent lives: that is how other agents know that it does.
-        self._descriptor, self.path = _create(MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir())
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(self._descriptor, file_size(ranks))
+        self._descriptor, self.path = _create_somewhere(file_size(ranks))
         self._map = mmap.mmap(self._descriptor, file_size(ranks))
         self.ranks = ranks
 
@@ -86,6 +84,29 @@ class Heartbeats:
         os.close(self._descriptor)
         with suppress(OSError):  # other agents use it
             self.path.parent.rmdir()
+
+
+def _create_somewhere(size: int) -> tuple[int, Path]:
+    """Create a file in shared memory, or in the temporary folder if the memory is full or missing.
+
+    Its space is reserved: a process that writes to a file in full memory is ended by SIGBUS.
+    """
+    if os.access(MEMORY, os.W_OK):
+        with suppress(OSError):
+            return _create_with_space(MEMORY, size)
+    return _create_with_space(tempfile.gettempdir(), size)
+
+
+def _create_with_space(memory: str, size: int) -> tuple[int, Path]:
+    descriptor, path = _create(memory)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        raise
+    return descriptor, path
 
 
 def _create(memory: str) -> tuple[int, Path]:
