@@ -183,7 +183,12 @@ class Run:
         return loader
 
     def resume(
-        self, *, folder: str | Path | None = None, per_rank: Mapping[str, Any] | None = None, **objects: Any
+        self,
+        *,
+        folder: str | Path | None = None,
+        per_rank: Mapping[str, Any] | None = None,
+        strict: bool = True,
+        **objects: Any,
     ) -> Restored | None:
         """Load the newest complete checkpoint into these objects, if there is one. From now on they are saved.
 
@@ -192,6 +197,9 @@ class Run:
         unless they have a method `load_rank_states(states)`, which gets the states of all saved ranks. Checkpoints go
         to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored (`step`,
         `epoch`, `folder`, ...), or None after a fresh start.
+
+        Objects that the checkpoint does not have yet keep their state, with a note. With `strict=False`, so does all
+        that does not fit: parameters that are new or have another shape, and objects that cannot load their state.
 
         Raises UsageError after the first step, and CheckpointError if the state does not fit the objects.
         """
@@ -220,12 +228,13 @@ class Run:
         )  # fmt: skip
         in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
         checkpoints.declare(per_rank=own, in_sync=in_sync)
-        self._restored = restored = schedule.resume(checkpoints, objects)
+        self._restored = restored = schedule.resume(checkpoints, objects, strict=strict)
         if restored is not None:
             self._loop.step, self._loop.epoch = restored.step, restored.epoch
             self._loop.skip = int(restored.meta.get("plain_batches", 0))
             if self.rank == 0:
-                note(f"resumed at step {restored.step} from {restored.folder}")
+                what = f"resumed at step {restored.step}" if restored.own else _position(restored)
+                note(f"{what} from {restored.folder}")
         return restored
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -484,3 +493,7 @@ class Run:
         self._boundary.profiler.close()
         for loader in [*self._loaders, *(loader for _, loader in self._evaluation_loaders.values())]:
             loader.close()
+
+
+def _position(restored: Restored) -> str:
+    return f"starting at step {restored.step} and epoch {restored.epoch}"

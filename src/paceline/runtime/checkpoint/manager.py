@@ -304,9 +304,10 @@ class CheckpointManager:
 
     # -- restoring -------------------------------------------------------------------------------------
 
-    def restore(self, start_from: Path | None = None) -> Restored | None:
+    def restore(self, start_from: Path | None = None, *, strict: bool = True) -> Restored | None:
         """Load the newest complete checkpoint of this run, otherwise that of `start_from`, otherwise return None.
 
+        Without `strict`, what does not fit an object is left out, with a warning.
         Damaged and partial checkpoints are skipped with a warning; if all are damaged, an error is raised. All
         ranks load the same one.
         """
@@ -318,17 +319,19 @@ class CheckpointManager:
         newest, damaged = find_newest(self.folder, ranks, warn=self.warn)
         self._damaged += damaged
         if newest is not None:
-            return self._load(newest, own=True)
+            return self._load(newest, own=True, strict=strict)
         if start_from is None:
             return None
-        return self._load(find_start(Path(start_from), ranks, warn=self.warn), own=False)
+        return self._load(find_start(Path(start_from), ranks, warn=self.warn), own=False, strict=strict)
 
-    def _load(self, folder: Path, *, own: bool) -> Restored:
+    def _load(self, folder: Path, *, own: bool, strict: bool) -> Restored:
         with CheckpointReader(folder) as reader:
-            restore.load(
-                reader, self._objects, per_rank=self._per_rank, rank=self.rank, world_size=self.world_size,
-                tensor=self.tensor, seed=self.seed, new_group=self._get_writer_group, warn=self.warn,
+            options = restore.Options(
+                per_rank=self._per_rank, rank=self.rank, world_size=self.world_size, tensor=self.tensor, seed=self.seed,
+                new_group=self._get_writer_group, warn=self.warn if self.rank == 0 else lambda text: None,
+                strict=strict, own=own,
             )  # fmt: skip
+            restore.load(reader, self._objects, options)
             marker = reader.marker
         self._last_step = marker.step if own else None
         if own:

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.contract.checkpoint.names import OBJECTS_FILE, state_file
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import rng, state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
+from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 
 MAX_KEYS_SHOWN = 3  # in an error
+LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
-def load(
-    reader: CheckpointReader,
-    objects: Mapping[str, Any],
-    *,
-    per_rank: Collection[str],
-    rank: int,
-    world_size: int,
-    tensor: int,
-    seed: int,
-    new_group: Callable[[], Any],
-    warn: Callable[[str], None],
-) -> None:
+@dataclass(frozen=True)
+class Options:
+    """How a checkpoint is loaded."""
+
+    per_rank: Collection[str]  # objects declared to have a state of their own on each rank
+    rank: int
+    world_size: int
+    tensor: int  # ranks that share their samples, each with a part of every layer
+    seed: int
+    new_group: Callable[[], Any]
+    warn: Callable[[str], None]  # called on rank 0 only
+    strict: bool = True  # whether everything must fit
+    own: bool = True  # whether this run wrote the checkpoint
+
+
+def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options) -> None:
     """Load the checkpoint's state into the objects and the random generators."""
+    rank, world_size, tensor = options.rank, options.world_size, options.tensor
     kinds = reader.marker.objects
-    missing = [name for name in objects if name not in kinds]
-    if missing:
-        raise CheckpointError(
-            f"{reader.folder.name} has no state for {', '.join(map(repr, missing))}; it has {', '.join(kinds)}.",
-            hint="Resume the same objects under the same names, or start a new run from exported weights.",
-        )
+    objects = _choose_objects(reader, objects, options)
     trees = reader.json(OBJECTS_FILE)
     states = _read_rank_states(reader, rank=rank, world_size=world_size, tensor=tensor)
     rescaled = world_size != reader.marker.world_size
@@ -44,24 +49,73 @@ def load(
     data_rank = rank if tensor == reader.marker.tensor else rank // tensor * reader.marker.tensor
     for name, thing in objects.items() if rescaled else ():
         if kinds[name] == "rank":
-            problem = _check_resumable(name, thing, states, world_size=world_size, declared=name in per_rank)
-            if problem and rank == 0:
-                warn(problem)
+            declared = name in options.per_rank
+            problem = _check_resumable(name, thing, states, world_size=world_size, declared=declared)
+            if problem:
+                options.warn(problem)
     # Loading sharded tensors is a collective, so they are all loaded together.
-    targets = _Targets(reader, new_group)
+    targets = _Targets(reader, options.new_group)
     for name, thing in objects.items():
         if kinds[name] != "rank":
             targets.add(name, trees[name], thing)
     targets.load()
     for name, thing in objects.items():
-        if kinds[name] == "rank":
-            _load_rank_state(name, thing, states, reader, rank=rank, data_rank=data_rank, rescaled=rescaled)
-        else:
-            _load_object(name, thing, trees[name], reader, targets)
+        with _forgive(name, thing, options):
+            if kinds[name] == "rank":
+                _load_rank_state(name, thing, states, reader, rank=rank, data_rank=data_rank, rescaled=rescaled)
+            else:
+                metadata = trees.get(METADATA_KEY, {}).get(name, {})
+                _load_object(name, thing, trees[name], reader, targets, metadata=metadata, options=options)
     if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
-        rng.reseed(seed=seed, step=reader.marker.step, rank=rank // tensor)
+        rng.reseed(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
         rng.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
+
+
+def _choose_objects(reader: CheckpointReader, objects: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """Return the objects that the checkpoint has a state for.
+
+    New ones keep their state, and saved ones that are gone are left out; rank 0 says so. It is an error if a new one
+    may be one that is gone, under another name.
+    """
+    kinds = reader.marker.objects
+    new = [name for name in objects if name not in kinds]
+    gone = [name for name in kinds if name not in objects]
+    renamed = {_group_of(state_tree.kind_of(objects[name])) for name in new} & {_group_of(kinds[name]) for name in gone}
+    if renamed and options.strict:
+        raise CheckpointError(
+            f"{reader.folder.name} has no state for {_listed(new)}, but one for {_listed(gone)}.",
+            hint="Resume objects under the names they were saved with. If they are really different ones, write "
+            "run.resume(..., strict=False): the new ones then start as they are.",
+        )
+    if new:
+        options.warn(f"not loaded: {_listed(new)} ({reader.folder.name} has no state of that name)")
+    if gone:
+        options.warn(
+            f"not resumed: {_listed(gone)} ({reader.folder.name} has a state that run.resume does not ask for)"
+        )
+    return {name: thing for name, thing in objects.items() if name in kinds}
+
+
+def _group_of(kind: str) -> str:
+    """State without tensors has the kind of state that each rank has for itself."""
+    return "state" if kind == "rank" else kind
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_KEYS_SHOWN} more" if len(names) > MAX_KEYS_SHOWN else ""
+    return ", ".join(map(repr, names[:MAX_KEYS_SHOWN])) + more
+
+
+@contextmanager
+def _forgive(name: str, thing: Any, options: Options) -> Iterator[None]:
+    """Without `strict`, let an object that can't be loaded start as it is; in a new run, a loader always."""
+    try:
+        yield
+    except CheckpointError as error:
+        if options.strict and (options.own or not state_tree.is_loader(thing)):
+            raise
+        options.warn(f"not loaded: {name!r} ({error.message.rstrip('.')})")
 
 
 def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int, tensor: int) -> dict[int, Any]:
@@ -136,7 +190,16 @@ def _load_rank_state(
             thing.load_state_dict(decode(1 if is_empty_here else 0))
 
 
-def _load_object(name: str, thing: Any, tree: Any, reader: CheckpointReader, targets: _Targets) -> None:
+def _load_object(
+    name: str,
+    thing: Any,
+    tree: Any,
+    reader: CheckpointReader,
+    targets: _Targets,
+    *,
+    metadata: Mapping[str, Any],
+    options: Options,
+) -> None:
     fetched: dict[str, torch.Tensor] = {}
 
     def fetch(reference: dict[str, Any]) -> Any:
@@ -149,10 +212,68 @@ def _load_object(name: str, thing: Any, tree: Any, reader: CheckpointReader, tar
 
     state = state_tree.decode(tree, fetch)
     current = targets.states[name]
-    if isinstance(thing, torch.nn.Module) or (_is_flat(state) and current):  # an empty one may fill itself
-        _check_keys(name, state, current)
+    if isinstance(thing, torch.nn.Module):
+        _load_module(name, thing, state, current, metadata=metadata, options=options)
+        return
+    if not options.strict and hasattr(thing, "param_groups") and isinstance(state, dict):
+        _drop_misshapen(name, thing, state, options)
     with _explain_errors(name):
         thing.load_state_dict(state)
+
+
+def _load_module(
+    name: str, module: torch.nn.Module, state: Any, current: Any, *, metadata: Mapping[str, Any], options: Options
+) -> None:
+    problems = _mismatches(state, current)
+    if problems and options.strict and not _translates(module):
+        raise _does_not_fit(name, problems)  # before anything is changed
+    state = OrderedDict(state)
+    # The versions by which modules recognize the state of an older class.
+    state._metadata = {key: metadata.get(key, {"version": 1}) for key, _ in module.named_modules()}
+    if options.strict:
+        try:
+            with _explain_errors(name):
+                module.load_state_dict(state)
+        except CheckpointError as error:
+            if problems:
+                raise _does_not_fit(name, problems) from error
+            raise
+        return
+    for key in [key for key in state if key in current and not _same_shape(state[key], current[key])]:
+        del state[key]
+    with _explain_errors(name):
+        module.load_state_dict(state, strict=False)
+    if problems:
+        options.warn(f"{name!r} is loaded in part; {'; '.join(problems)}")
+
+
+def _translates(module: torch.nn.Module) -> bool:
+    """Return whether a module may accept other keys and shapes than its own: by a hook, or a method of its class."""
+    return any(
+        each._load_state_dict_pre_hooks
+        or type(each).load_state_dict is not torch.nn.Module.load_state_dict
+        or not type(each)._load_from_state_dict.__module__.startswith("torch.")
+        for each in module.modules()
+    )
+
+
+def _drop_misshapen(name: str, optimizer: Any, state: dict[str, Any], options: Options) -> None:
+    """Drop the state of parameters that have another shape now, such as those of a new head."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states, groups = state.get("state", {}), state.get("param_groups", [])
+    if sum(len(group["params"]) for group in groups) != len(parameters):
+        return  # nothing of it fits
+    dropped = [
+        key for key, values in states.items()
+        if isinstance(key, int) and key < len(parameters) and isinstance(values, dict) and any(
+            isinstance(each, torch.Tensor) and each.dim() and each.shape != parameters[key].shape
+            for each in values.values()
+        )
+    ]  # fmt: skip
+    for key in dropped:
+        del states[key]
+    if dropped:
+        options.warn(f"{name!r} is loaded in part; {len(dropped)} of {len(parameters)} parameters have another shape")
 
 
 def _shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
@@ -162,18 +283,21 @@ def _shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
     return tensor
 
 
-def _is_flat(state: Any) -> bool:
-    return isinstance(state, dict) and bool(state) and all(isinstance(value, torch.Tensor) for value in state.values())
+def _same_shape(saved: Any, current: Any) -> bool:
+    """Return whether a saved tensor fits. One that is not initialized yet takes any shape."""
+    if not isinstance(saved, torch.Tensor) or not isinstance(current, torch.Tensor):
+        return True
+    return isinstance(current, LAZY) or isinstance(saved, LAZY) or saved.shape == current.shape
 
 
-def _check_keys(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise a short error about what doesn't fit, before anything is changed."""
+def _mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Describe keys and shapes that don't fit."""
     missing = [key for key in current if key not in saved]
     unexpected = [key for key in saved if key not in current]
     shapes = [
         f"{key} {tuple(saved[key].shape)} instead of {tuple(current[key].shape)}"
         for key in current
-        if isinstance(saved.get(key), torch.Tensor) and saved[key].shape != current[key].shape
+        if key in saved and not _same_shape(saved[key], current[key])
     ]
     problems = []
     for problem, keys in (
@@ -182,11 +306,14 @@ def _check_keys(name: str, saved: Mapping[str, Any], current: Mapping[str, Any])
         if keys:
             more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
             problems.append(f"{problem}: {', '.join(keys[:MAX_KEYS_SHOWN])}{more}")
-    if problems:
-        raise CheckpointError(
-            f"The checkpoint doesn't fit {name!r}; {'; '.join(problems)}.",
-            hint="Resume with the model that was saved, or start a new run.",
-        )
+    return problems
+
+
+def _does_not_fit(name: str, problems: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint doesn't fit {name!r}; {'; '.join(problems)}.",
+        hint="Resume with the model that was saved, or load what fits: run.resume(..., strict=False).",
+    )
 
 
 @contextmanager
@@ -197,7 +324,8 @@ def _explain_errors(name: str) -> Iterator[None]:
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(
             f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: {str(error).rstrip('.')}.",
-            hint="Resume with the objects that were saved, or start a new run.",
+            hint="Resume with the objects that were saved, or let those that do not fit start as they are: "
+            "run.resume(..., strict=False).",
         ) from error
 
 

@@ -16,11 +16,14 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.contract.checkpoint.safetensors import DTYPES
 from paceline.errors import CheckpointError
 
 PLAIN = (type(None), bool, int, float, str)
+
+METADATA_KEY = "$metadata"  # next to the trees of objects: versions of the classes of modules
 
 MAX_INLINE = 1 << 16  # bytes; larger tensors of one rank go into its share of the tensors
 
@@ -159,9 +162,10 @@ def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank:
     states = ObjectStates(StateTensors(rank=rank))
     tensors = states.tensors
     for name, thing in objects.items():
-        kind = "rank" if name in per_rank else _kind(thing)
+        kind = "rank" if name in per_rank else kind_of(thing)
         plain, sharded = len(tensors.tensors), len(tensors.sharded)
-        tree = encode(thing.state_dict(), name, tensors.store_own if kind == "rank" else tensors.store)
+        state = thing.state_dict()
+        tree = encode(state, name, tensors.store_own if kind == "rank" else tensors.store)
         # State without tensors is small, so every rank saves its own copy.
         if kind == "state" and (len(tensors.tensors), len(tensors.sharded)) == (plain, sharded):
             kind = "rank"
@@ -169,12 +173,24 @@ def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank:
         if kind == "module" or len(tensors.sharded) > sharded:
             parameters = {f"{name}/{key}" for key, _ in thing.named_parameters()} if kind == "module" else set()
             tensors.rank_zero.update(set(islice(tensors.tensors, plain, None)) - parameters)
+        if kind == "module":
+            _add_metadata(states, name, state, path=f"{name}/_metadata")
         states.kinds[name] = kind
         (states.per_rank if kind == "rank" else states.replicated)[name] = tree
     return states
 
 
-def _kind(thing: Any) -> str:
+def _add_metadata(states: ObjectStates, name: str, state: Any, *, path: str) -> None:
+    """Keep the versions of a module's classes that differ from the default."""
+    metadata = getattr(state, "_metadata", None) or {}
+    versions = {key: value for key, value in metadata.items() if value != {"version": 1}}
+    if versions:
+        encoded = encode(versions, path, states.tensors.store)
+        states.replicated.setdefault(METADATA_KEY, {})[name] = encoded
+
+
+def kind_of(thing: Any) -> str:
+    """Return what an object is: "module", "optimizer", "state", or "rank" if each rank has its own state."""
     if is_loader(thing):
         return "rank"
     if isinstance(thing, torch.nn.Module):
@@ -206,6 +222,8 @@ def encode(value: Any, path: str, store: Store) -> Any:
     if kind in PLAIN:
         return value
     if isinstance(value, torch.Tensor):
+        if isinstance(value, (UninitializedParameter, UninitializedBuffer)):  # of a lazy module
+            return {"$lazy": "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"}
         return store(path, value.detach())
     if isinstance(value, collections.Counter):
         return {"$counter": [[encode(key, path, store), count] for key, count in value.items()]}
@@ -316,6 +334,7 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$tuple": lambda body, inner: tuple(inner(item) for item in body),
     "$set": lambda body, inner: {inner(item) for item in body},
     "$counter": lambda body, inner: collections.Counter({inner(key): count for key, count in body}),
+    "$lazy": lambda body, _: (UninitializedParameter if body == "parameter" else UninitializedBuffer)(),
     "$size": lambda body, _: torch.Size(body),
     "$bytes": lambda body, _: base64.b64decode(body),
     "$complex": lambda body, _: complex(*body),

@@ -42,13 +42,13 @@ class CheckpointSchedule:
             best=self.best, best_mode=self._best_mode,
         )  # fmt: skip
 
-    def resume(self, checkpoints: CheckpointManager, objects: dict[str, Any]) -> Restored | None:
+    def resume(self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool) -> Restored | None:
         """Register these objects, and load the newest complete checkpoint into them."""
         self.checkpoints = checkpoints
         self._objects = objects
         checkpoints.register(**objects)
         start = self.settings.start_from
-        found = checkpoints.restore(Path(start) if start else None)
+        found = checkpoints.restore(Path(start) if start else None, strict=strict)
         self._since = time.perf_counter()
         if found is not None and found.own:
             self.last_step = found.step

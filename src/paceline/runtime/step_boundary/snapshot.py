@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.runtime.checkpoint import rng
 
 MAX_COPY = 1 << 20  # bytes of tensors; larger states are not copied
 MAX_COUNTERS = 1 << 12  # elements of an integer buffer that are compared
 
+LAZY = (UninitializedParameter, UninitializedBuffer)
 NORM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -88,7 +90,10 @@ def _weights(objects: Mapping[str, Any], small: Mapping[str, Any]) -> list[torch
 
 def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
     modules = [each for each in objects.values() if isinstance(each, torch.nn.Module)]
-    buffers = [buffer for module in modules for buffer in module.buffers()]
+    buffers = [
+        buffer for module in modules for buffer in module.buffers()
+        if not isinstance(buffer, LAZY)
+    ]  # fmt: skip
     return [
         each if each.dtype in NORM_DTYPES else each.double()
         for each in buffers
@@ -99,6 +104,7 @@ def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
 def _norms(tensors: list[Any]) -> list[torch.Tensor]:
     """Return one norm per tensor, on its device."""
     local = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
+    local = [each for each in local if not isinstance(each, LAZY)]
     known = [each.detach() for each in local if each.dtype in NORM_DTYPES and each.device.type != "meta"]
     return list(torch._foreach_norm(known)) if known else []
 
