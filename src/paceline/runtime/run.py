@@ -165,14 +165,14 @@ class Run:
             # Ranks that work on the same samples must draw the same dropout.
             seed_everything(derive_seed(self._group.share_number(torch.initial_seed() >> 1), self.dp_rank))
 
-    def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Any:
+    def loader(self, dataset: Any, *, batch_size: int | None = None, **options: Any) -> Any:
         """Return a loader for `steps`, with the same global batches at every world size.
 
         `dataset` is a map-style or iterable data set, or a WebDataset pipeline. `batch_size` counts samples per step
-        over all ranks. Options: accumulate, shuffle, drop_last, num_workers, collate_fn, resident and more; see
-        `make_loader`.
+        over all ranks. Options: accumulate, shuffle, drop_last, sampler, batch_sampler, num_workers, collate_fn,
+        resident and most others of DataLoader; see `make_loader`.
 
-        Raises UsageError if the ranks cannot share the batch evenly, or if an option does not fit the data set.
+        Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or does not fit.
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
@@ -267,10 +267,10 @@ class Run:
         """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
 
         Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a data set, a pipeline or a
-        DataLoader; `batch_size` counts samples over all ranks. A rank with no samples left gets empty batches of the
-        right shape.
+        DataLoader; `batch_size` counts samples over all ranks. A rank with no samples left gets an empty batch of what
+        the collate function returns.
 
-        Raises UsageError if the sampler of a DataLoader cannot be split between ranks.
+        Raises UsageError if a sampler differs between ranks, or if there is no empty batch.
         """
         key = (id(data), batch_size, num_workers)
         if key not in self._evaluation_loaders:

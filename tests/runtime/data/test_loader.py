@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.loader import make_loader
@@ -166,6 +166,69 @@ def test_invalid_combinations_are_rejected() -> None:
         make_loader(Counting(8), batch_size=4, shuffle=True)
     with pytest.raises(UsageError, match="3 and 4 samples"):
         make_loader({"x": torch.zeros(3), "y": torch.zeros(4)}, batch_size=2)
+
+
+@pytest.mark.parametrize("data", [Noisy(8), Counting(8)])
+def test_unknown_options_are_rejected_with_the_nearest_name(data: Any) -> None:
+    with pytest.raises(UsageError, match=r"no option 'num_worker'.\n  Did you mean num_workers\?"):
+        make_loader(data, batch_size=4, num_worker=2)
+    with pytest.raises(UsageError, match=r"doesn't take generator: .*\n  Pass seed=generator.initial_seed"):
+        make_loader(data, batch_size=4, generator=torch.Generator())
+    for name in ("in_order", "pin_memory_device"):
+        with pytest.raises(UsageError, match=f"doesn't take {name}"):
+            make_loader(data, batch_size=4, **{name: False})
+
+
+@pytest.mark.parametrize("data", [Noisy(8), Counting(8)])
+def test_workers_can_be_started_in_another_way(data: Any) -> None:
+    loader = make_loader(
+        data, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60, pin_memory=False,
+        prefetch_factor=1, identity=Identity(),
+    )  # fmt: skip
+    assert len(list(loader)) == 2
+    loader.close()
+
+
+def test_options_that_a_data_set_cannot_have_are_rejected() -> None:
+    for options in ({"sampler": [1]}, {"persistent_workers": True}, {"augment_seeds": False}, {"resident": True}):
+        with pytest.raises(UsageError, match=f"{next(iter(options))}.* doesn't work with Counting"):
+            make_loader(Counting(8), batch_size=4, **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="sharded=True is for iterables"):
+        make_loader(Noisy(8), batch_size=4, sharded=True)
+    with pytest.raises(UsageError, match="resident=True doesn't work with collate_fn"):
+        make_loader(Noisy(8), batch_size=4, resident=True, collate_fn=list)
+
+
+class Batched(Noisy):
+    """Fetches whole batches, as Hugging Face data sets do. The items may be random."""
+
+    def __init__(self, samples: int, *, noisy: bool) -> None:
+        super().__init__(samples)
+        self.noisy = noisy
+        self.fetched: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) if self.noisy else (self.x[index], self.y[index])
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.fetched.append(len(indices))
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_batches_are_fetched_at_once_unless_that_would_change_augmentation(noisy: bool, nested: bool) -> None:
+    def steps(world_size: int) -> tuple[list[torch.Tensor], Batched]:
+        data = Batched(24, noisy=noisy)
+        used = Subset(data, range(24)) if nested else data
+        loaders = [
+            make_loader(used, batch_size=8, seed=3, identity=Identity(rank, world_size)) for rank in range(world_size)
+        ]
+        return steps_of(loaders, 1), data
+
+    alone, data = steps(1)
+    assert data.fetched == ([8] if noisy else [8, 8, 8])
+    assert equal(steps(2)[0], alone)
 
 
 def test_neighbouring_keys_give_unrelated_seeds() -> None:

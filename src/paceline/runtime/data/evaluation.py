@@ -1,30 +1,64 @@
 """Evaluation loaders: every sample counts once, and every rank runs the same number of forward passes.
 
-Each global batch is split into slices whose sizes differ by at most one. When fewer samples are left than there are
-ranks, some ranks get a batch of 0 samples: tensors of the right shape whose first dimension is 0. A forward pass over
-it is harmless and keeps the collectives of DDP and FSDP2 in step. Sums over it add nothing, so
+Each global batch is split into slices whose sizes differ by at most one. Batches of a batch sampler, and items that are
+whole batches, go to the ranks in turn. If a rank has nothing left, it gets a batch of 0 samples: a forward pass over it
+is harmless and keeps the collectives of DDP and FSDP2 in step. Sums over it add nothing, so
 `hits += (out.argmax(1) == y).sum(); seen += len(y)` is correct. A mean over it is NaN: add up sums and divide once
 (`run.sum(hits) / run.sum(seen)`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from paceline.errors import UsageError
+from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
 from paceline.runtime.data.item_source import ItemSource, Source
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors
-from paceline.runtime.data.sample_assignment import evaluation_slices, evaluation_steps
+from paceline.runtime.data.sample_assignment import Slice, evaluation_rounds, evaluation_slices
+from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
 from paceline.runtime.data.streams.stream_loader import StreamLoader
-from paceline.runtime.data.transfer import trim
+from paceline.runtime.data.transfer import map_tensors
 from paceline.runtime.distributed.identity import Identity, read_identity
 
 DEFAULT_BATCH_SIZE = 256
+WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "timeout", "prefetch_factor")
+
+
+@dataclass
+class EvaluationData:
+    """What is evaluated, and how it is loaded: taken from a data set, a DataLoader or a loader of `run.loader`."""
+
+    dataset: Any
+    batch_size: int | None = DEFAULT_BATCH_SIZE  # None: the items are whole batches, or a batch sampler makes them
+    num_workers: int = 0
+    collate_fn: Any = None
+    order: Sampled | None = None  # of a sampler or a batch sampler; None: the whole data set
+    sharded: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # further ones of the DataLoader
+
+    @property
+    def collate(self) -> BatchCollate | ItemCollate:
+        if self.batch_size is None and not (self.order and self.order.in_batches):
+            return ItemCollate(self.collate_fn)
+        return BatchCollate(self.collate_fn or default_collate)
+
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__")
 
 
 class MapEvaluationLoader:
@@ -32,36 +66,48 @@ class MapEvaluationLoader:
 
     def __init__(
         self,
-        dataset: Any,
+        data: EvaluationData,
         *,
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        identity: Identity | None = None,
-        device: torch.device | str | None = None,
+        identity: Identity,
+        device: torch.device | None = None,
         seed: int = 0,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        group: Any = None,
     ) -> None:
-        self.identity = identity if identity is not None else read_identity()
-        self.batch_size = batch_size
-        target = torch.device(device) if device is not None else None
-        tensors = None if collate_fn else find_tensors(dataset)
+        self.data, self.identity, self.seed, self.group = data, identity, seed, group
+        is_plain = data.collate_fn in (None, default_collate) and data.batch_size is not None
+        tensors = find_tensors(data.dataset) if is_plain else None
         self.source: Source
         if tensors is not None:
-            self.samples = count_samples(tensors)
-            self.source = TensorSource(tensors, device=target, resident=False)
+            self.source = TensorSource(tensors, device=device, resident=False)
         else:
-            self.samples = len(dataset)
-            self.source = ItemSource(dataset, seed=seed, device=target, num_workers=num_workers, collate_fn=collate_fn)
+            self.source = ItemSource(
+                data.dataset, seed=seed, device=device, num_workers=data.num_workers, collate_fn=data.collate,
+                **data.options,
+            )  # fmt: skip
+        samples = 0 if data.order else len(data.dataset) if tensors is None else count_samples(tensors)
+        self.order = data.order or Permutation(samples, shuffle=False)
 
     def __len__(self) -> int:
         """Return the number of forward passes of each rank."""
-        return evaluation_steps(self.samples, self.batch_size)
+        return len(self._slices(self.order.draw(self.seed, 0)))
 
     def __iter__(self) -> Iterator[Any]:
-        slices = list(evaluation_slices(self.samples, self.batch_size, self.identity))
-        batches = self.source.batches(torch.arange(self.samples), iter(slices), 0)
-        for part, data in zip(slices, batches, strict=True):
-            yield data if part.count else trim(data, 0)
+        order = self.order.draw(self.seed, 0)
+        check_same_order(order, self.identity, self.group)
+        slices = self._slices(order)
+        if not slices:
+            return
+        batches = self.source.batches(order, iter(slices), 0)
+        in_tensors = isinstance(self.source, TensorSource)
+        for part, batch in zip(slices, batches, strict=True):
+            yield batch if part.count or not in_tensors else map_tensors(batch, _without_rows)
+
+    def _slices(self, order: EpochOrder) -> list[Slice]:
+        if order.sizes is not None:
+            return list(evaluation_rounds(order.sizes, self.identity))
+        if self.data.batch_size is None:
+            return list(evaluation_rounds([1] * len(order.keys), self.identity))
+        return list(evaluation_slices(len(order.keys), self.data.batch_size, self.identity))
 
     def close(self) -> None:
         self.source.close()
@@ -70,12 +116,17 @@ class MapEvaluationLoader:
 class StreamEvaluationLoader:
     """Batches of an iterable data set. Every rank continues until no rank has a sample left."""
 
-    def __init__(self, dataset: Any, *, batch_size: int = DEFAULT_BATCH_SIZE, **options: Any) -> None:
-        self.loader = StreamLoader(dataset, batch_size=batch_size, drop_last=False, **options)
+    def __init__(self, data: EvaluationData, *, identity: Identity, **options: Any) -> None:
+        per_rank = 1 if data.batch_size is None else max(1, data.batch_size // identity.world_size)
+        self.loader = StreamLoader(
+            data.dataset, batch_size=per_rank * identity.world_size, drop_last=False, identity=identity,
+            num_workers=data.num_workers, sharded=data.sharded, collate_fn=data.collate, empty_fillers=True,
+            **data.options, **options,
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[Any]:
         for micro in self.loader.micro_batches(0, 0):
-            yield micro.data if micro.count else trim(micro.data, 0)
+            yield micro.data
 
     def close(self) -> None:
         self.loader.close()
@@ -93,39 +144,68 @@ def make_evaluation_loader(
 ) -> MapEvaluationLoader | StreamEvaluationLoader:
     """Return a loader of this rank's batches, on the device. `batch_size` is global, as in `make_loader`.
 
-    From a Paceline loader or a torch DataLoader it takes the data set, batch size, workers and collation, but not
-    the order.
+    A torch DataLoader keeps its samples, batches, workers and collation, but is not shuffled and drops nothing. So does
+    a loader of `run.loader`.
     """
-    collate_fn, sharded = None, False
-    if isinstance(dataset, DataLoader):
-        _check_sampler(dataset)
-        batch_size = batch_size or dataset.batch_size
-        collate_fn = dataset.collate_fn
-        num_workers = dataset.num_workers if num_workers is None else num_workers
-        dataset = dataset.dataset
-    elif isinstance(dataset, (MapLoader, StreamLoader)):
-        batch_size = batch_size or dataset.batch_size
-        sharded = isinstance(dataset, StreamLoader) and dataset.sharded
-        dataset = dataset.dataset
-    size = batch_size or DEFAULT_BATCH_SIZE
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        world_size = (identity if identity is not None else read_identity()).world_size
-        return StreamEvaluationLoader(
-            dataset, batch_size=max(1, size // world_size) * world_size, identity=identity, device=device, seed=seed,
-            num_workers=num_workers or 0, group=group, collate_fn=collate_fn, sharded=sharded,
-        )  # fmt: skip
-    return MapEvaluationLoader(
-        dataset, batch_size=size, identity=identity, device=device, seed=seed,
-        num_workers=num_workers or 0, collate_fn=collate_fn,
-    )  # fmt: skip
-
-
-def _check_sampler(loader: DataLoader[Any]) -> None:
-    """Reject a sampler that may select only a part of the data set."""
-    if isinstance(loader.dataset, IterableDataset):
-        return
-    if not isinstance(loader.sampler, (SequentialSampler, RandomSampler, DistributedSampler)):
+    data = _read(dataset, num_workers)
+    if batch_size is not None and data.batch_size is None:
         raise UsageError(
-            f"run.evaluate() can't split a DataLoader whose sampler is {type(loader.sampler).__name__}.",
-            hint="Pass the data set itself, or torch.utils.data.Subset(dataset, indices) for a part of it.",
+            "run.evaluate() got a batch_size, but the DataLoader's batch_sampler or data set decides the batches.",
+            hint="Remove batch_size, or pass the data set itself.",
         )
+    if batch_size is not None:
+        data.batch_size = batch_size
+    identity = identity if identity is not None else read_identity()
+    target = torch.device(device) if device is not None else None
+    kind = StreamEvaluationLoader if data.is_stream else MapEvaluationLoader
+    return kind(data, identity=identity, device=target, seed=seed, group=group)
+
+
+def _read(source: Any, num_workers: int | None) -> EvaluationData:
+    if isinstance(source, DataLoader):
+        return _read_dataloader(source, source.num_workers if num_workers is None else num_workers)
+    if not isinstance(source, (MapLoader, StreamLoader)):
+        return EvaluationData(source, num_workers=num_workers or 0)
+    workers = source.num_workers if num_workers is None else num_workers
+    if isinstance(source, StreamLoader):
+        options = _worker_options(source.options, workers)
+        return EvaluationData(
+            source.dataset, source.batch_size, workers, source.collate_fn, sharded=source.sharded, options=options
+        )
+    order = source.order if isinstance(source.order, Sampled) else None
+    options = _worker_options(source.items, workers)
+    return EvaluationData(
+        source.dataset, source.batch_size, workers, source.items.get("collate_fn"), order, options=options
+    )
+
+
+def _read_dataloader(loader: DataLoader[Any], num_workers: int) -> EvaluationData:
+    options = {"pin_memory": loader.pin_memory or None, **{name: getattr(loader, name) for name in WORKER_OPTIONS}}
+    data = EvaluationData(
+        loader.dataset, loader.batch_size, num_workers, loader.collate_fn, options=_worker_options(options, num_workers)
+    )
+    if data.is_stream:
+        return data
+    makes_batches = loader.batch_size is None and loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if makes_batches else loader.sampler
+    if not _covers_all(sampler, loader.dataset):
+        data.order = Sampled(sampler, in_batches=makes_batches, dataset=loader.dataset)
+    return data
+
+
+def _worker_options(options: Any, num_workers: int) -> dict[str, Any]:
+    """Return the options to pass on. Without workers, torch rejects those for workers."""
+    known = (*WORKER_OPTIONS, "pin_memory") if num_workers else ("pin_memory",)
+    return {name: options[name] for name in known if options.get(name) is not None}
+
+
+def _covers_all(sampler: Any, dataset: Any) -> bool:
+    """Return whether a sampler yields the whole data set, in whatever order. One per rank does so together."""
+    if isinstance(sampler, DistributedSampler):
+        return True
+    once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    return once and len(sampler) == len(dataset)
+
+
+def _without_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:0]

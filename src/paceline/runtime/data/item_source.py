@@ -8,16 +8,19 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.runtime.data.randomness import SeededDataset, derive_seed, preserve_host_rng
+from paceline.runtime.data.dataset_watch import DatasetWatch
+from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
+from paceline.runtime.data.randomness import PaddingKey, SeededDataset, derive_seed, preserve_host_rng
 from paceline.runtime.data.sample_assignment import Slice
+from paceline.runtime.data.sample_order import EpochOrder
 from paceline.runtime.data.transfer import transfer_batches
-from paceline.runtime.data.workers import WorkerInit, WorkerPool
+from paceline.runtime.data.workers import WorkerPool, make_worker_init
 
 
 class Source(Protocol):
     """What turns slices of an epoch into batches: an `ItemSource` or a `TensorSource`."""
 
-    def batches(self, order: torch.Tensor, slices: Iterator[Slice], epoch: int) -> Iterator[Any]: ...
+    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]: ...
 
     def close(self) -> None: ...
 
@@ -33,6 +36,7 @@ class ItemOptions(TypedDict, total=False):
     persistent_workers: bool | None
     prefetch_factor: int | None
     worker_init_fn: Callable[[int], Any] | None
+    multiprocessing_context: Any
     timeout: float
 
 
@@ -62,12 +66,14 @@ class ItemSource:
         persistent_workers: bool | None = None,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
         timeout: float = 0,
     ) -> None:
         self.seed = seed
         self.device = device
         self.num_workers = num_workers
         self.seeded: SeededDataset[Any] | None = SeededDataset(dataset, seed) if augment_seeds else None
+        self._pads = isinstance(collate_fn, (BatchCollate, ItemCollate))  # empty slices become empty batches
         self._batch_keys = _BatchKeys()
         # A separate generator: otherwise the start of each epoch would draw from the one that the model uses.
         self._generator = torch.Generator()
@@ -80,19 +86,31 @@ class ItemSource:
             pin_memory=on_cuda if pin_memory is None else pin_memory,
             persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
             prefetch_factor=prefetch_factor,
-            worker_init_fn=WorkerInit(worker_init_fn) if num_workers else None,
+            worker_init_fn=make_worker_init(worker_init_fn, multiprocessing_context) if num_workers else None,
+            multiprocessing_context=multiprocessing_context,
             generator=self._generator,
             timeout=timeout,
         )
         self._workers = WorkerPool(self)
+        self._watch = DatasetWatch(dataset)
 
-    def batches(self, order: torch.Tensor, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
-        self._batch_keys.keys = _keys(order, slices, epoch if self.seeded is not None else None)
+    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
+        self._batch_keys.keys = _keys(order, slices, epoch if self.seeded is not None else None, pads=self._pads)
         self._generator.manual_seed(derive_seed(self.seed, epoch, -1))
-        iterator = iter(self.loader)
-        self._workers.attach(iterator)
+        iterator = self._start_pass()
         seeds_this_process = self.num_workers == 0 and self.seeded is not None
         return transfer_batches(_preserve_rng(iterator) if seeds_this_process else iterator, self.device)
+
+    def _start_pass(self) -> Iterator[Any]:
+        """Return the iterator of a new pass, by workers that know the data set as it is now."""
+        if self._workers.iterator is not None and self._watch.has_changed():
+            self.close()
+        running = self._workers.iterator
+        iterator: Iterator[Any] = iter(self.loader)
+        self._workers.attach(iterator)
+        if self.loader.persistent_workers and iterator is not running:
+            self._watch.record()
+        return iterator
 
     def reseed(self, seed: int) -> None:
         if seed != self.seed:
@@ -107,11 +125,22 @@ class ItemSource:
         self.loader._iterator = None
 
 
-def _keys(order: torch.Tensor, slices: Iterator[Slice], epoch: int | None) -> Iterator[list[Any]]:
-    """Yield the keys of each batch: indices, or (epoch, index) pairs for a `SeededDataset`."""
+def _keys(order: EpochOrder, slices: Iterator[Slice], epoch: int | None, *, pads: bool) -> Iterator[list[Any]]:
+    """Yield the keys of each batch: indices, or (epoch, number, index) for a `SeededDataset`.
+
+    The number is the index. A sampler may yield an index twice, so there it is the position in the epoch.
+    """
     for part in slices:
-        rows = order[part.start : part.stop].tolist()
-        yield rows if epoch is None else [(epoch, row) for row in rows]
+        rows = order.keys[part.start : part.stop]
+        rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
+        if pads and not part.count:
+            yield [PaddingKey((epoch, part.start, rows[0]))]
+        elif epoch is None:
+            yield rows
+        elif order.is_sampled:
+            yield [(epoch, number, row) for number, row in enumerate(rows, part.start)]
+        else:
+            yield [(epoch, row, row) for row in rows]
 
 
 def _preserve_rng(batches: Iterator[Any]) -> Iterator[Any]:

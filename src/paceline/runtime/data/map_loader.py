@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,8 @@ import torch
 from paceline.errors import CheckpointError
 from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors, materialize
-from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, epoch_order
+from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch
+from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
 from paceline.runtime.distributed.identity import Identity, read_identity
 
 if TYPE_CHECKING:
@@ -18,30 +20,35 @@ if TYPE_CHECKING:
 
 
 class MapLoader:
-    """Batches of a map-style data set, or of plain tensors. `batch_size` is global."""
+    """Batches of a map-style data set, or of plain tensors.
+
+    `batch_size` is global. So are the batches of a `batch_sampler`: each is one step, split between the ranks.
+    """
 
     def __init__(
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         accumulate: int = 1,
         shuffle: bool = True,
         drop_last: bool = True,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         seed: int = 0,
         identity: Identity | None = None,
         device: torch.device | str | None = None,
+        group: Any = None,
         resident: bool = False,
         num_workers: int = 0,
         **items: Unpack[ItemOptions],
     ) -> None:
         self.device = torch.device(device) if device is not None else None
-        self.dataset = dataset
-        self.seed = seed
-        self.shuffle = shuffle
+        self.dataset, self.group = dataset, group
+        self.seed, self.num_workers, self.items = seed, num_workers, items
         tensors = None if items.get("collate_fn") else find_tensors(dataset)
         if resident and tensors is None:
-            tensors = materialize(dataset, seed=seed, num_workers=num_workers)
+            tensors = materialize(dataset, seed=seed, num_workers=num_workers, options=items)
         self.source: Source
         if tensors is not None:
             samples = count_samples(tensors)
@@ -50,9 +57,21 @@ class MapLoader:
             samples = len(dataset)
             self.source = ItemSource(dataset, seed=seed, device=self.device, num_workers=num_workers, **items)
         identity = identity if identity is not None else read_identity()
-        self.plan = EpochPlan(samples, batch_size, identity, accumulate, drop_last)
+        chosen = sampler if batch_sampler is None else batch_sampler
+        self.shuffle = shuffle if chosen is None else None
+        self.order: Permutation | Sampled = (
+            Permutation(samples, shuffle=shuffle)
+            if chosen is None
+            else Sampled(chosen, in_batches=batch_sampler is not None, dataset=dataset)
+        )
+        first = self.order.draw(seed, 0) if chosen is not None else None
+        self.plan = EpochPlan(
+            samples if first is None else len(first.keys), batch_size, identity, accumulate, drop_last,
+            None if first is None else first.sizes,
+        )  # fmt: skip
         self.epoch = 0  # (epoch, step) is the position of the next batch
         self.step = 0
+        self._digest: str | None = None  # of the sampler's order in this epoch
         self._resumed: tuple[int, int] | None = None
 
     @property
@@ -64,7 +83,8 @@ class MapLoader:
         return self.plan.accumulate
 
     @property
-    def batch_size(self) -> int:
+    def batch_size(self) -> int | None:
+        """The global batch size; None if a batch sampler decides it."""
         return self.plan.batch_size
 
     def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
@@ -75,8 +95,8 @@ class MapLoader:
         if first_step is None:
             first_step = self._resumed[1] if self._resumed and self._resumed[0] == epoch else 0
         self._resumed = None
+        order = self._draw_order(epoch, first_step)
         self.epoch, self.step = epoch, first_step
-        order = epoch_order(self.plan.samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
         world_size = self.plan.identity.world_size
         slices = self.plan.slices(first_step)
         if first_step >= self.steps_per_epoch:
@@ -86,6 +106,23 @@ class MapLoader:
             if part.last:
                 self.step = part.step + 1
             yield MicroBatch(data, part.count, part.global_count, part.index, part.last, part.step, world_size)
+
+    def _draw_order(self, epoch: int, first_step: int) -> EpochOrder:
+        order = self.order.draw(self.seed, epoch)
+        if not order.is_sampled:
+            return order
+        check_same_order(order, self.plan.identity, self.group)
+        if first_step and epoch == self.epoch and self._digest not in (None, order.digest):
+            raise CheckpointError(
+                f"The sampler yields another order of epoch {epoch} than before, so the loader can't continue at step "
+                f"{first_step}.",
+                hint="Let the order depend only on generators that are attributes of the sampler, on the global ones, "
+                "or on the epoch that it gets by set_epoch(epoch). If it depends on anything else, restore that before "
+                "the loop.",
+            )
+        self._digest = order.digest
+        self.plan = replace(self.plan, samples=len(order.keys), sizes=order.sizes)
+        return order
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, for a plain loop."""
@@ -106,12 +143,14 @@ class MapLoader:
             "batch_size": self.batch_size,
             "samples": self.plan.samples,
             "shuffle": self.shuffle,
+            "order": self._digest,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position. The number of ranks, micro-steps and workers may differ."""
         now = self.state_dict()
-        for name in ("batch_size", "samples", "shuffle"):
+        # A sampler's order is compared as a whole when it is drawn.
+        for name in ("batch_size", "shuffle", *(("samples",) if self.shuffle is not None else ())):
             if state["step"] and state[name] != now[name]:
                 raise CheckpointError(
                     f"The checkpoint is in the middle of an epoch with {name}={state[name]}, "
@@ -122,7 +161,7 @@ class MapLoader:
         self.seed = int(state["seed"])
         if isinstance(self.source, ItemSource):
             self.source.reseed(self.seed)
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self.epoch, self.step, self._digest = int(state["epoch"]), int(state["step"]), state["order"]
         self._resumed = (self.epoch, self.step)
 
     def close(self) -> None:

@@ -12,10 +12,10 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 T = TypeVar("T")
 
@@ -72,18 +72,63 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         torch.backends.cudnn.benchmark = False
 
 
+def host_state() -> tuple[Any, ...]:
+    """Return the states of the host generators in a form that can be compared."""
+    numpy = sys.modules.get("numpy")
+    numpy_state = () if numpy is None else numpy.random.get_state()
+    arrays = [each.tobytes() if hasattr(each, "tobytes") else each for each in numpy_state]
+    return random.getstate(), torch.default_generator.get_state().numpy().tobytes(), arrays
+
+
+class PaddingKey(NamedTuple):
+    """Asks for an empty batch. `key` is that of any item, which serves as the example."""
+
+    key: Any
+
+
+class PaddingItem(NamedTuple):
+    """The item to make an empty batch of."""
+
+    item: Any
+
+
 class SeededDataset(Dataset[T], Generic[T]):
-    """A data set whose keys are (epoch, index) and whose items each have their own seed."""
+    """A data set whose keys are (epoch, number, index) and whose items each have a seed of (seed, epoch, number).
+
+    A data set that fetches whole batches (`__getitems__`, as Hugging Face data sets do) is asked for them, unless it
+    draws random numbers: these would depend on how batches are split. Its items are then fetched one by one.
+    """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.fetches_batches = fetches_batches(dataset)
 
-    def __getitem__(self, key: tuple[int, int]) -> T:
-        epoch, index = key
-        seed_host(derive_seed(self.seed, epoch, index))
+    def __getitem__(self, key: tuple[int, int, Any]) -> T:
+        epoch, number, index = key
+        seed_host(derive_seed(self.seed, epoch, number))
         item: T = self.dataset[index]
         return item
 
+    def __getitems__(self, keys: list[Any]) -> list[Any]:
+        if type(keys[0]) is PaddingKey:
+            return [PaddingItem(self[keys[0].key])]
+        if self.fetches_batches:
+            epoch, number, _ = keys[0]
+            seed_host(derive_seed(self.seed, epoch, number))
+            before = host_state()
+            items: list[Any] = self.dataset.__getitems__([index for _, _, index in keys])
+            if host_state() == before:
+                return items
+            self.fetches_batches = False
+        return [self[key] for key in keys]
+
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def fetches_batches(dataset: Any) -> bool:
+    """Return whether a data set has `__getitems__`. A Subset always has it, but only passes it on."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))

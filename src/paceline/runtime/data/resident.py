@@ -15,7 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.errors import UsageError
 from paceline.runtime.data.randomness import SeededDataset, preserve_host_rng
 from paceline.runtime.data.sample_assignment import Slice
+from paceline.runtime.data.sample_order import EpochOrder
 from paceline.runtime.data.transfer import map_tensors, transfer_batches
+
+WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
 
 
 def find_tensors(dataset: Any) -> Any:
@@ -41,10 +44,19 @@ def count_samples(tensors: Any) -> int:
     return sizes[0]
 
 
-def materialize(dataset: Any, *, seed: int, num_workers: int) -> Any:
+def materialize(dataset: Any, *, seed: int, num_workers: int, options: Mapping[str, Any] | None = None) -> Any:
     """Compute all items of a data set once, as tensors. Every epoch then has the augmentation of epoch 0."""
-    keys = [[(0, index)] for index in range(len(dataset))]
-    loader: DataLoader[Any] = DataLoader(SeededDataset(dataset, seed), batch_sampler=keys, num_workers=num_workers)
+    given = options or {}
+    if given.get("collate_fn") is not None:
+        raise UsageError(
+            "resident=True doesn't work with collate_fn: the items are computed once, before there are batches.",
+            hint="Use resident=False, or let the data set return what collate_fn would.",
+        )
+    keys = [[(0, index, index)] for index in range(len(dataset))]
+    loader: DataLoader[Any] = DataLoader(
+        SeededDataset(dataset, seed), batch_sampler=keys, num_workers=num_workers,
+        **{name: value for name, value in given.items() if name in WORKER_OPTIONS},
+    )  # fmt: skip
     with preserve_host_rng():
         parts = list(loader)
     return _concatenate(parts)
@@ -73,9 +85,14 @@ class TensorSource:
         self.tensors = map_tensors(tensors, lambda tensor: tensor.to(self.storage)) if resident else tensors
         self.resident = resident
 
-    def batches(self, order: torch.Tensor, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
+    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
         del epoch  # nothing is computed, so nothing is random
-        selected = self._select(order, slices)
+        if not isinstance(order.keys, torch.Tensor):
+            raise UsageError(
+                f"The sampler yields {type(order.keys[0]).__name__}, but rows of tensors are taken by their number.",
+                hint="Let the sampler yield integers.",
+            )
+        selected = self._select(order.keys, slices)
         return selected if self.resident else transfer_batches(selected, self.device)
 
     def _select(self, order: torch.Tensor, slices: Iterator[Slice]) -> Iterator[Any]:

@@ -7,7 +7,8 @@ exact resume needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,19 @@ class EpochPlan:
     """How an epoch is split into steps, micro-steps and ranks."""
 
     samples: int
-    batch_size: int
+    batch_size: int | None
     identity: Identity
     accumulate: int = 1
     drop_last: bool = True
+    sizes: tuple[int, ...] | None = None  # of the global batches, if a batch sampler decides them
 
     def __post_init__(self) -> None:
-        check_batch_size(self.batch_size, world_size=self.identity.world_size, accumulate=self.accumulate)
+        if self.sizes is None:
+            check_batch_size(self.batch_size or 0, world_size=self.identity.world_size, accumulate=self.accumulate)
+        else:
+            check_accumulate(self.accumulate)
+        if self.steps == 0 and self.sizes is not None:
+            raise UsageError("The batch sampler yields no batch.", hint="Let it yield at least one per epoch.")
         if self.steps == 0:
             raise UsageError(
                 f"An epoch of {self.samples} samples has no full step of batch_size={self.batch_size}.",
@@ -78,15 +85,15 @@ class EpochPlan:
     @property
     def steps(self) -> int:
         """Optimizer steps per epoch."""
+        if self.sizes is not None or not self.batch_size:
+            return len(self.sizes or ())
         if self.drop_last:
             return self.samples // self.batch_size
         return -(-self.samples // self.batch_size)
 
     def slices(self, first_step: int = 0) -> Iterator[Slice]:
         """Yield this rank's slices of an epoch, starting at a step. Every rank gets the same number of slices."""
-        for step in range(first_step, self.steps):
-            start = step * self.batch_size
-            total = min(self.batch_size, self.samples - start)
+        for step, (start, total) in enumerate(self._batches(first_step), first_step):
             for micro in range(self.accumulate):
                 left, right = split_range(total, micro, self.accumulate)
                 low, high = split_range(right - left, self.identity.rank, self.identity.world_size)
@@ -97,6 +104,16 @@ class EpochPlan:
                 else:
                     yield Slice(begin, end, end - begin, total, micro, last, step)
 
+    def _batches(self, first_step: int) -> Iterator[tuple[int, int]]:
+        """Yield where each global batch starts, and its number of samples."""
+        if self.sizes is not None:
+            starts = itertools.accumulate(self.sizes, initial=0)
+            yield from itertools.islice(zip(starts, self.sizes, strict=False), first_step, None)
+            return
+        size = self.batch_size or 0
+        for step in range(first_step, self.steps):
+            yield step * size, min(size, self.samples - step * size)
+
 
 def split_range(total: int, index: int, parts: int) -> tuple[int, int]:
     """Return the bounds of one of `parts` contiguous parts, whose sizes differ by at most one."""
@@ -105,10 +122,7 @@ def split_range(total: int, index: int, parts: int) -> tuple[int, int]:
 
 def check_batch_size(batch_size: int, *, world_size: int, accumulate: int) -> None:
     """Check that a global batch splits into equal slices: otherwise the mean of means isn't the mean."""
-    if accumulate < 1:
-        raise UsageError(
-            f"accumulate={accumulate}, but a step has at least one micro-step.", hint="Set accumulate to 1 or more."
-        )
+    check_accumulate(accumulate)
     unit = world_size * accumulate
     if batch_size < 1 or batch_size % unit:
         below = batch_size // unit * unit
@@ -119,25 +133,48 @@ def check_batch_size(batch_size: int, *, world_size: int, accumulate: int) -> No
         )
 
 
+def check_accumulate(accumulate: int) -> None:
+    if accumulate < 1:
+        raise UsageError(
+            f"accumulate={accumulate}, but a step has at least one micro-step.", hint="Set accumulate to 1 or more."
+        )
+
+
 def evaluation_slices(samples: int, batch_size: int, identity: Identity) -> Iterator[Slice]:
-    """Yield slices that cover every sample once, the same number on every rank; some may be empty (count 0)."""
-    for step in range(evaluation_steps(samples, batch_size)):
-        start = step * batch_size
-        total = min(batch_size, samples - start)
-        low, high = split_range(total, identity.rank, identity.world_size)
-        if low == high:
-            yield Slice(start, start + 1, 0, total, 0, True, step)
-        else:
-            yield Slice(start + low, start + high, high - low, total, 0, True, step)
+    """Yield slices that cover every sample once, the same number on every rank.
 
-
-def evaluation_steps(samples: int, batch_size: int) -> int:
+    A slice is empty (count 0) only if there are fewer samples than ranks, or too few in the last two batches. Slices
+    may be smaller than the batch size, but not larger, except that each rank takes one sample at a time at least.
+    """
     if batch_size < 1:
         raise UsageError(
             f"batch_size={batch_size}, but a batch has at least one sample.",
             hint="Set batch_size to the number of samples per forward pass, over all ranks.",
         )
-    return -(-samples // batch_size)
+    ranks = identity.world_size
+    size = max(batch_size, ranks)
+    full, rest = divmod(samples, size)
+    sizes = [size] * full + [rest] * bool(rest)
+    if full and 0 < rest < ranks and size + rest >= 2 * ranks:
+        sizes[-2:] = [size + rest - (size + rest) // 2, (size + rest) // 2]
+    for step, (start, total) in enumerate(zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)):
+        low, high = split_range(total, identity.rank, ranks)
+        yield _evaluation_slice(start + low, start + high, step=step, example=start)
+
+
+def evaluation_rounds(sizes: Sequence[int], identity: Identity) -> Iterator[Slice]:
+    """Yield slices that give every batch of these sizes to one rank, in turn; the last ones may be empty (count 0)."""
+    ends = list(itertools.accumulate(sizes))
+    for step, first in enumerate(range(0, len(ends), identity.world_size)):
+        batch = first + identity.rank
+        start, stop = (ends[batch] - sizes[batch], ends[batch]) if batch < len(ends) else (0, 0)
+        yield _evaluation_slice(start, stop, step=step, example=0)
+
+
+def _evaluation_slice(start: int, stop: int, *, step: int, example: int) -> Slice:
+    if start == stop:
+        return Slice(example, example + 1, 0, 0, 0, True, step)
+    return Slice(start, stop, stop - start, stop - start, 0, True, step)
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,30 +21,26 @@ def map_tensors(data: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
     if isinstance(data, list):
         return [map_tensors(value, function) for value in data]
+    if hasattr(data, "__dataclass_fields__") and not isinstance(data, type):
+        return map_fields(data, lambda value: map_tensors(value, function))
     return data
+
+
+def map_fields(data: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a copy of a data class with a function applied to its fields."""
+    mapped = copy.copy(data)
+    for field in dataclasses.fields(data):
+        object.__setattr__(mapped, field.name, function(getattr(data, field.name)))  # it may be frozen
+    return mapped
 
 
 def to_device(data: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Move all tensors, and any other object with `.to(device)` (PackedSequence, BatchEncoding, graphs)."""
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=non_blocking)
-    if not isinstance(data, (Mapping, tuple, list)) or hasattr(data, "to"):
-        return data.to(device) if hasattr(data, "to") else data
+    if hasattr(data, "to"):
+        return data.to(device)
     return map_tensors(data, lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-
-def trim(data: Any, count: int) -> Any:
-    """Return the first `count` samples of a batch: of its tensors, and of its lists of other values."""
-    if isinstance(data, list) and data and not isinstance(data[0], (torch.Tensor, Mapping, tuple, list)):
-        return data[:count]
-    if isinstance(data, Mapping):
-        return {key: trim(value, count) for key, value in data.items()}
-    if isinstance(data, tuple):
-        parts = [trim(value, count) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
-    if isinstance(data, list):
-        return [trim(value, count) for value in data]
-    return data[:count] if isinstance(data, torch.Tensor) and data.dim() else data
 
 
 def transfer_batches(batches: Iterator[Any], device: torch.device | None) -> Iterator[Any]:

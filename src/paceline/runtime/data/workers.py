@@ -29,21 +29,27 @@ class WorkerInit:
     """Prepares a worker before its first item, then calls the user's `worker_init_fn`."""
 
     user_init: Callable[[int], Any] | None = None
+    start_method: str | None = None  # None: the default one
 
     def __call__(self, worker: int) -> None:
         for name in _IGNORED_SIGNALS:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-        end_with_rank()
+        end_with_rank(self.start_method)
         torch.set_num_threads(1)
         if self.user_init is not None:
             self.user_init(worker)
 
 
-def end_with_rank() -> None:
+def make_worker_init(user_init: Callable[[int], Any] | None, context: Any) -> WorkerInit:
+    """Return the `worker_init_fn` for a DataLoader with this `multiprocessing_context`."""
+    return WorkerInit(user_init, context if context is None or isinstance(context, str) else context.get_start_method())
+
+
+def end_with_rank(start_method: str | None = None) -> None:
     """End this worker when its rank ends, and now if the rank has already ended."""
     parent = multiprocessing.parent_process()
     # With a fork server, the parent by descent is the server from the start.
-    by_server = multiprocessing.get_start_method(allow_none=True) == "forkserver"
+    by_server = (start_method or multiprocessing.get_start_method(allow_none=True)) == "forkserver"
     die_with_parent(None if parent is None or by_server else parent.pid)
 
 

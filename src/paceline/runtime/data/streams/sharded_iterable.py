@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
+from torch.utils.data._utils import worker
 
 from paceline.runtime.data.randomness import derive_seed, seed_host
 from paceline.runtime.data.streams.webdataset import SeededPipeline
@@ -37,11 +38,18 @@ class Leftover(NamedTuple):
     items: list[Any]
 
 
+class Example(NamedTuple):
+    """Any item of the stream, to make an empty batch of."""
+
+    item: Any
+
+
 class ShardedIterable(IterableDataset[T], Generic[T]):
     """Any iterable, split by rank and by data-loader worker. It also works with a plain DataLoader.
 
-    The stream itself must be the same on every rank. Python's, NumPy's and torch's global generators are seeded
-    from (seed, epoch, position) before each item, so a shuffle that uses them is the same everywhere.
+    The stream itself must be the same on every rank; the data set sees no data-loader workers. Python's, NumPy's and
+    torch's global generators are seeded from (seed, epoch, position) before each item, so a shuffle that uses them is
+    the same everywhere.
     """
 
     def __init__(self, dataset: Iterable[T], *, identity: Identity | None = None, seed: int = 0) -> None:
@@ -59,8 +67,8 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        shard, shards = self.identity.rank * workers + worker, self.identity.world_size * workers
+        number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        shard, shards = self.identity.rank * workers + number, self.identity.world_size * workers
         for position, item in self.stream():
             if position % shards == shard:
                 yield item
@@ -68,19 +76,35 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
     def stream(self, start: int = 0, *seeds: int) -> Iterator[tuple[int, T]]:
         """Yield all items with their positions, each with its own seed.
 
-        Extra `seeds` tell apart streams that hold different items at the same positions.
+        Extra `seeds` tell apart streams that hold different items at the same positions, because the data set splits
+        itself.
         """
+        call = _call if seeds else _call_without_workers
         seed_host(derive_seed(self.seed, self.epoch, -1, *seeds))
-        items = iter(self.dataset)
+        items = call(iter, self.dataset)
         end = object()
         position = start
         while True:
             seed_host(derive_seed(self.seed, self.epoch, position, *seeds))
-            item: Any = next(items, end)
+            item: Any = call(next, items, end)
             if item is end:
                 return
             yield position, item
             position += 1
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _call_without_workers(function: Callable[..., Any], *args: Any) -> Any:
+    """Let the data set see no data-loader workers: if it split itself between them, items would be lost."""
+    info = worker._worker_info
+    worker._worker_info = None
+    try:
+        return function(*args)
+    finally:
+        worker._worker_info = info
 
 
 class RankBatches(IterableDataset[Any]):
@@ -91,20 +115,27 @@ class RankBatches(IterableDataset[Any]):
     """
 
     def __init__(
-        self, source: ShardedIterable[Any], *, size: int, sharded: bool, collate_fn: Callable[..., Any]
+        self,
+        source: ShardedIterable[Any],
+        *,
+        size: int,
+        sharded: bool,
+        collate_fn: Callable[..., Any],
+        sends_example: bool = False,
     ) -> None:
         self.source = source
         self.size = size
         self.sharded = sharded
         self.collate_fn = collate_fn
+        self.sends_example = sends_example
         self.first_batch = 0  # index of the rank's first batch in this pass, if slots take turns
         self.first_slot = 0  # slot of that batch
         self.positions: dict[int, StreamPosition] = {}  # to continue from, by slot; empty: read from the start
 
-    def __iter__(self) -> Iterator[tuple[int, Any, StreamPosition] | Leftover]:
+    def __iter__(self) -> Iterator[tuple[int, Any, StreamPosition] | Leftover | Example]:
         info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        slot = (worker + self.first_slot) % workers
+        number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        slot = (number + self.first_slot) % workers
         if self.sharded and info is not None:
             # A data set that splits itself does so by worker id, and must see the id of its slot.
             object.__setattr__(info, "id", slot)
@@ -116,7 +147,11 @@ class RankBatches(IterableDataset[Any]):
         pending: list[Any] = []
         position = start - 1
         seeds = (self.source.identity.rank, slot) if self.sharded else ()
+        sends_example = self.sends_example
         for position, item in self.source.stream(start, *seeds):
+            if sends_example:
+                yield Example(item)
+                sends_example = False
             if not self._belongs_to(slot, position, workers):
                 continue
             pending.append(item)

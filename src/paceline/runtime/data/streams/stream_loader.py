@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size
 from paceline.runtime.data.streams.sharded_iterable import (
+    Example,
     Leftover,
     RankBatches,
     ShardedIterable,
@@ -21,18 +22,32 @@ from paceline.runtime.data.streams.sharded_iterable import (
     is_stateful,
 )
 from paceline.runtime.data.streams.webdataset import SeededPipeline, check_not_mixed, is_pipeline
-from paceline.runtime.data.transfer import transfer_batch
-from paceline.runtime.data.workers import WorkerInit, WorkerPool
+from paceline.runtime.data.transfer import to_device, transfer_batch
+from paceline.runtime.data.workers import WorkerPool, make_worker_init
 from paceline.runtime.distributed.identity import Identity, read_identity
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 StreamBatch = tuple[int, Any, StreamPosition | None]  # number of samples, the data, the position after it
+
+
+class StreamOptions(TypedDict, total=False):
+    """Options that `StreamLoader` passes on to torch's DataLoader."""
+
+    prefetch_factor: int | None
+    worker_init_fn: Callable[[int], Any] | None
+    multiprocessing_context: Any
+    timeout: float
+    pin_memory: bool | None
 
 
 class StreamLoader:
     """Batches of an iterable data set. `batch_size` is global; an epoch ends on all ranks at the same step.
 
     With `drop_last` the epoch ends after the last step that is full on every rank. Otherwise it ends when no rank
-    has a sample left; until then a rank without samples repeats its last batch, with a count of 0.
+    has a sample left; until then a rank without samples repeats its last batch, with a count of 0. With
+    `empty_fillers`, for evaluation, it gets an empty batch instead.
     """
 
     steps_per_epoch: int | None = None
@@ -51,9 +66,9 @@ class StreamLoader:
         group: Any = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        prefetch_factor: int | None = None,
-        worker_init_fn: Callable[[int], Any] | None = None,
+        empty_fillers: bool = False,
         notify: Callable[[str], None] | None = None,
+        **options: Unpack[StreamOptions],
     ) -> None:
         self.identity = identity = identity if identity is not None else read_identity()
         check_batch_size(batch_size, world_size=identity.world_size, accumulate=accumulate)
@@ -69,23 +84,19 @@ class StreamLoader:
         elif not sharded:
             check_not_mixed(inner)
         self.sharded = sharded
+        self.collate_fn, self.options = collate_fn, options
+        self._empty_fillers = empty_fillers
         self._batches = RankBatches(
             ShardedIterable(inner, identity=identity, seed=seed),
             size=batch_size // (identity.world_size * accumulate),
             sharded=sharded,
             collate_fn=collate_fn or default_collate,
+            sends_example=empty_fillers,
         )
-        self._loader: DataLoader[Any] = DataLoader(
-            self._batches,
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            worker_init_fn=WorkerInit(worker_init_fn) if num_workers else None,
-            collate_fn=_keep,
-            generator=torch.Generator(),  # a separate one: the model's must not be drawn from
-        )
+        self._loader = _make_dataloader(self._batches, num_workers, options)
         self._workers = WorkerPool(self)
         self._filler: Any = None  # the batch that a rank repeats when it has none left
+        self._example: Example | None = None  # an item of the stream, if fillers are to be empty
         self.epoch = self.step = 0
         self._positions: dict[int, StreamPosition] = {}
         self._next_slot = 0  # the worker slot that the next batch comes from
@@ -154,7 +165,9 @@ class StreamLoader:
         """Yield the full batches of all slots, then the slots' leftovers combined into batches."""
         leftovers: list[Leftover] = []
         for batch in batches:
-            if isinstance(batch, Leftover):
+            if isinstance(batch, Example):
+                self._example = batch
+            elif isinstance(batch, Leftover):
                 leftovers.append(batch)
             else:
                 yield batch
@@ -166,36 +179,46 @@ class StreamLoader:
             yield len(part), self._batches.collate(part), None
 
     def _fetch_step(self, batches: Iterator[StreamBatch]) -> list[StreamBatch]:
-        """Fetch one step's micro-batches; missing ones repeat the last batch with a count of 0."""
+        """Fetch one step's micro-batches; missing ones have no data yet and a count of 0."""
         step: list[StreamBatch] = []
         for _ in range(self.accumulate):
             with preserve_host_rng():
                 batch = next(batches, None)
-                if batch is None and self._filler is None and self.step:
+                if batch is None and self._filler is None and self.step and not self._empty_fillers:
                     # Resumed where this rank has no data left: it must keep step with the others all the same.
                     self._filler = transfer_batch(self._batches.example(), self.device)
             if batch is None:
-                step.append((0, self._filler, None))
+                step.append((0, None, None))
             else:
                 count, data, position = batch
                 data = transfer_batch(data, self.device)
-                self._filler = data
+                if not self._empty_fillers:
+                    self._filler = data
                 step.append((count, data, position))
         return step
+
+    def _get_filler(self) -> Any:
+        """Return what this rank gets to keep step with the others, although it has no batch left."""
+        if self._filler is None and self._example is not None:
+            with preserve_host_rng():
+                empty = self._batches.collate_fn.empty(self._example.item)  # type: ignore[attr-defined]
+            self._filler = transfer_batch(empty, self.device)
+        return self._filler
 
     def _count_samples(self, step: list[StreamBatch]) -> Callable[[], int]:
         """Start counting this step's samples over all ranks; call the result for the total. 0 ends the epoch."""
         count = sum(count for count, _, _ in step)
-        without_data = int(self._filler is None)
+        has_filler = self._filler is not None or self._example is not None
+        without_filler = int(not has_filler and any(data is None for _, data, _ in step))
         if self.identity.world_size == 1:
-            return lambda: self._check_total(count, without_data)
+            return lambda: self._check_total(count, without_filler)
         if not dist.is_initialized():
             raise UsageError(
                 f"{self.identity.world_size} ranks read a stream, but there is no process group to agree on its end.",
                 hint="Create the loader inside paceline.session(), or after torch.distributed.init_process_group().",
             )
         on_device = dist.get_backend(self.group) in ("nccl", "xccl")
-        sums = torch.tensor([count, without_data], device=self.device if on_device else "cpu")
+        sums = torch.tensor([count, without_filler], device=self.device if on_device else "cpu")
         work = dist.all_reduce(sums, group=self.group, async_op=True)
 
         def total() -> int:
@@ -204,20 +227,29 @@ class StreamLoader:
 
         return total
 
-    def _check_total(self, total: int, ranks_without_data: int) -> int:
+    def _check_total(self, total: int, ranks_without_filler: int) -> int:
         if total < self.batch_size and self.drop_last:
             return 0
-        if total and ranks_without_data:
-            raise UsageError(
-                f"{ranks_without_data} of {self.identity.world_size} ranks got no item from the data set: "
-                "it holds fewer items than there are ranks.",
-                hint="Use fewer ranks, or drop_last=True.",
-            )
+        if total and ranks_without_filler:
+            self._share_filler()
         return total
+
+    def _share_filler(self) -> None:
+        """Send an item, or a batch, to the ranks that never got one. Called on all ranks."""
+        own = self._example if self._empty_fillers else self._filler
+        held: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(held, own is not None, group=self.group)
+        source = held.index(True)
+        sent = [to_device(own, torch.device("cpu"))] if dist.get_rank(self.group) == source else [None]
+        dist.broadcast_object_list(sent, group=self.group, group_src=source)
+        if self._empty_fillers:
+            self._example = self._example or sent[0]
+        elif self._filler is None:
+            self._filler = transfer_batch(sent[0], self.device)
 
     def _yield_step(self, step: list[StreamBatch], total: int) -> Iterator[MicroBatch]:
         number = self.step
-        for index, (count, data, position) in enumerate(step):
+        for index, (count, fetched, position) in enumerate(step):
             if position is not None:
                 self._positions[position.slot] = position
                 self._next_slot = (position.slot + 1) % max(1, self.num_workers)
@@ -226,6 +258,7 @@ class StreamLoader:
             last = index == self.accumulate - 1
             if last:
                 self.step = number + 1
+            data = self._get_filler() if fetched is None else fetched
             yield MicroBatch(data, count, total, index, last, number, self.identity.world_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -266,6 +299,22 @@ class StreamLoader:
 
     def close(self) -> None:
         self._workers.shutdown()
+
+
+def _make_dataloader(batches: RankBatches, num_workers: int, options: StreamOptions) -> DataLoader[Any]:
+    context = options.get("multiprocessing_context")
+    return DataLoader(
+        batches,
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=options.get("prefetch_factor"),
+        worker_init_fn=make_worker_init(options.get("worker_init_fn"), context) if num_workers else None,
+        multiprocessing_context=context,
+        timeout=options.get("timeout", 0),
+        pin_memory=bool(options.get("pin_memory")),
+        collate_fn=_keep,
+        generator=torch.Generator(),  # a separate one: the model's must not be drawn from
+    )
 
 
 def _keep(batch: Any) -> Any:
