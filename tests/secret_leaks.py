@@ -78,10 +78,10 @@ def in_text(text: str, values: Mapping[str, str]) -> list[str]:
 
 
 def in_files(folder: Path, values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return files below a folder (also in archives) that contain a secret; `environment.sh` may."""
+    """Return files below a folder (also in archives) that contain a secret."""
     found = {}
     for path in folder.rglob("*"):
-        if not path.is_file() or path.name == "environment.sh":
+        if not path.is_file():
             continue
         try:
             texts = [path.read_bytes()]

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import redact_args
 from paceline.errors import SpecError, UsageError
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.quote import command_line, quote
-from paceline.plan.redaction import redact_args
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.plan.shape import Machine
 from paceline.spec import Flag, Program, load_job

@@ -44,6 +44,8 @@ def test_only_ranks_get_secrets(
             cluster.run(["scontrol", "write", "batch_script", job, "-"]).stdout,
             cluster.run(["squeue", "--long", "--jobs", job]).stdout,
         ]
+        assert in_text(folder.environment.read_text(), planted.values)
+        assert stat.S_IMODE(folder.environment.stat().st_mode) == 0o600
         (work / "go").touch()
         cluster.wait(job, timeout=TIMEOUT)
     for path in reports:
@@ -55,8 +57,7 @@ def test_only_ranks_get_secrets(
     for text in (done.stdout, done.stderr, *shown):
         assert not in_text(text, planted.values), text
     # All of scratch (script, launch spec, run.json, logs, events, snapshot), and Slurm's own files.
-    assert in_text(folder.environment.read_text(), planted.values)
-    assert stat.S_IMODE(folder.environment.stat().st_mode) == 0o600
+    assert "paceline_require_secrets" in folder.environment.read_text()
     assert not in_files(scratch, planted.values)
     assert not in_files(cluster.folder, planted.values)
     # The submit command shows what the user typed; no process of the job does.

@@ -20,6 +20,7 @@ from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.agent.work_folder import WorkFolder
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import (
     DONE,
@@ -93,12 +94,19 @@ def open_trial(
     _link(submission / "paceline.zip", trial.run_half)
     run = json.loads((submission / "run.json").read_text(encoding="utf-8"))
     if not trial.run_json.exists():
-        run |= {"run_id": made.run_id, "experiment": made.experiment, "created": time.time(), "args": made.args}
-        run |= {"sweep": sweep.name, "trial": record}
+        run |= {"run_id": made.run_id, "experiment": made.experiment, "created": time.time()}
+        run |= {"sweep": sweep.name, "args": redact_args(made.args), "trial": _redact_record(record)}
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
     trial.pruned.unlink(missing_ok=True)  # of an earlier start that did not end: the pruner decides again
     return trial
+
+
+def _redact_record(record: dict[str, Any]) -> dict[str, Any]:
+    shown = {**record, "point": redact_values(record["point"])}
+    if "variables" in record:
+        shown["variables"] = {name: redact(name, str(value)) for name, value in record["variables"].items()}
+    return shown
 
 
 def _point(sweep: SweepFolder, number: int) -> Point:
@@ -145,6 +153,8 @@ def _trial_launch_spec(
     runtime = dict(launch_spec.runtime)
     if point.seed is not None:
         runtime["seed"] = point.seed
+    # sweep.json hides secrets in its arguments, and anybody may read it; the launch spec is the user's alone.
+    search = replace(search, args=launch_spec.args)
     program, args = launch_spec.program, arguments(search, record["point"], point.seed)
     if point.args is not None:
         args = point.args

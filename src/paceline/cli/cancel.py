@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster.runs.claims import ELSEWHERE, find_holder
+from paceline.cluster.runs.environment_file import forget_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import DONE, STOPPED
@@ -60,6 +61,7 @@ def _cancel_job(folder: RunFolder, record: Record, *, save: bool) -> None:
         slurm.request_stop(folder, record.job)
     else:
         slurm.cancel(folder, record.job)
+        forget_secrets(folder.environment)  # a job that was still queued does not do so itself
 
 
 def _cancel_here(folder: RunFolder) -> None:

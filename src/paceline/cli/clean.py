@@ -1,4 +1,4 @@
-"""`paceline clean`: files that runs have left on nodes."""
+"""`paceline clean`: files that runs have left on nodes, and secrets in the folders of runs that are over."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console
-from paceline.cluster.local.staging import data_folders, find_leftovers, staging_request
+from paceline.cluster.local.staging import Leftover, data_folders, find_leftovers, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.cluster.slurm.node_command import run_on_node
 from paceline.spec import Program, load_job
+from paceline.watch.ended_secrets import EndedSecrets, find_ended_secrets
 
 
 def command(
@@ -29,7 +30,7 @@ def command(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> int:
-    """List and remove leftover files on a node's own disk.
+    """List and remove leftover files on a node's own disk, and secrets in the folders of runs that are over.
 
     \b
     paceline clean                       this machine: list, then ask
@@ -37,15 +38,20 @@ def command(
     paceline clean --node n1 --yes       remove
 
     Only your own files are removed, and only if their job or process is known to be over. Results listed in
-    collect are copied back first.
+    collect are copied back first. A run folder keeps its environment.sh without the values of secrets.
     """
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
-    leftovers = [
+    job = load_job(Program(""))
+    scratch = resolve_scratch(job, os.environ)
+    request = staging_request(job, scratch=scratch, environ=os.environ)
+    leftovers: list[Leftover | EndedSecrets] = [
         leftover
-        for each in ([folder] if folder is not None else _default_folders())
+        for each in ([folder] if folder is not None else data_folders(request, os.environ))
         for leftover in find_leftovers(each, os.environ, all_cached=cached)
     ]
+    if folder is None and "SLURM_JOB_ID" not in os.environ:  # `--node` looks at the node's own disk alone
+        leftovers += find_ended_secrets(scratch)
     if not leftovers:
         print("nothing to clean up")
         return 0
@@ -57,12 +63,6 @@ def command(
     removed = sum(leftover.remove() for leftover in leftovers)
     print(f"removed {removed} of {len(leftovers)}")
     return 0 if removed == len(leftovers) else 1
-
-
-def _default_folders() -> list[Path]:
-    job = load_job(Program(""))
-    request = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
-    return data_folders(request, os.environ)
 
 
 def _clean_nodes(nodes: list[str], *, folder: Path | None, cached: bool, yes: bool) -> int:

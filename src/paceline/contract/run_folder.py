@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.folder_entry import Entry
+from paceline.contract.files.folder_entry import Entry
 
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
 

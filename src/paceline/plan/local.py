@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from paceline.contract import env
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.errors import SpecError
 from paceline.plan.launch_spec import carry_over, make_launch_spec
 from paceline.plan.quote import command_line, quote
-from paceline.plan.redaction import redact, redact_args, redact_values
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.plan.redaction import redact, redact_args, redact_values
+from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Job

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import SpecError
-from paceline.plan.redaction import REDACTED, redact
 from paceline.spec import Job
 
 FROM_SHELL = "your environment"

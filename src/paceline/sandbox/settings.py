@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.folder_entry import Entry
+from paceline.contract.files.folder_entry import Entry
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sandbox.processes import Process

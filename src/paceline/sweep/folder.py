@@ -14,6 +14,7 @@ from typing import Any
 from paceline.cluster.runs import claims
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
+from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
@@ -71,8 +72,11 @@ class SweepWriter:
         before = self.folder.spec.read_text(encoding="utf-8") if not self.is_new else None
         size = self.folder.points.stat().st_size if self.folder.points.exists() else None
         created = json.loads(before)["created"] if before else time.time()
-        write_atomically(self.folder.spec, replace(search, created=created).to_json())
+        shown = replace(search, created=created, args=redact_args(search.args))
+        write_atomically(self.folder.spec, shown.to_json())
         with open(self.folder.points, "a", encoding="utf-8") as file:
+            if any(point.args and redact_args(point.args) != point.args for point in new):
+                os.fchmod(file.fileno(), 0o600)  # lines of a list, as they are: they have secrets
             file.write("".join(point.to_line() for point in new))
         try:
             yield

@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from paceline.agent.trial import to_text
+from paceline.contract.redaction import redact_args
 from paceline.contract.sweep.folder import Point, Search, is_active
 from paceline.errors import SpecError
 from paceline.spec.load import parse_value
@@ -141,7 +142,11 @@ def _parse_line(argv: list[str], script: str | None, *, where: str) -> PointRequ
 
 
 def parse_options(args: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a command line as a point to display: `--lr 0.1 --fast` is lr and fast."""
+    """Return the options of a command line as a point to display: `--lr 0.1 --fast` is lr and fast.
+
+    Secrets are hidden: the trial gets the line itself.
+    """
+    args = redact_args(args)
     point: dict[str, Any] = {}
     position = 0
     while position < len(args):

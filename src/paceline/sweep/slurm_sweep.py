@@ -65,6 +65,8 @@ class SlurmSweep(SweepStart):
                 if not submission.jobs:
                     raise
                 refusal = problem  # arrays that are queued stay
+            # Its last task removes the secrets of a submission, and more tasks might follow before this.
+            write_atomically(run_path.folder.path / "submitted", "")
         for note in (*plan.notes, *notes):
             self.reporter.note(note)
         self._report(submission)

@@ -140,7 +140,8 @@ class SweepStart(ABC):
         self, run_path: RunPath, launch_spec: LaunchSpec, *, job: Job, backend: str, snapshot_required: bool
     ) -> tuple[str, ...]:
         """Write what all trials share: the code, the run half and the launch spec. Return notes."""
-        launch_spec = replace(launch_spec, experiment=self.writer.run_path.experiment)
+        # With their secrets: only the user can read the launch spec.
+        launch_spec = replace(launch_spec, experiment=self.writer.run_path.experiment, args=list(self.search.args))
         prepared = prepare(
             job,
             run_path=run_path,

@@ -13,9 +13,9 @@ from paceline.cluster.checks.job import check_folder, check_python_path
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built
 from paceline.cluster.slurm.partitions import Partition
+from paceline.contract.redaction import REDACTED, redact, redact_args
 from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
-from paceline.plan.redaction import REDACTED, redact, redact_args
 from tests.cluster.environment.jobs import bare, job_in, plan_of
 
 PASSWORD = "http://ann:hush@proxy.example.org:3128"

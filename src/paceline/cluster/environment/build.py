@@ -18,6 +18,7 @@ from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironm
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import run_sbatch
 from paceline.cluster.slurm.states import LIVE, WAITING
+from paceline.contract.redaction import redact
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
 from paceline.plan.environment.build_script import (
@@ -34,7 +35,6 @@ from paceline.plan.environment.requirements import name_of
 from paceline.plan.environment.variables import PROXIES, submission_environment
 from paceline.plan.environment.venv import venv_steps
 from paceline.plan.quote import quote
-from paceline.plan.redaction import redact
 from paceline.spec import Job
 
 LOCAL_BUILD_LIMIT = 24 * 3600  # seconds after which a local build counts as over

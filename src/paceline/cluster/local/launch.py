@@ -14,9 +14,9 @@ from paceline.cluster.runs.claims import claim_run, require_not_running
 from paceline.cluster.runs.prepare import prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
-from paceline.plan.redaction import REDACTED
 from paceline.plan.run_path import RunPath
 from paceline.spec import Job, Program
 

@@ -18,6 +18,8 @@ from paceline.errors import UsageError
 from paceline.plan.launch_spec import data_settings
 from paceline.spec import Job
 
+Leftover = cleanup.Leftover
+
 
 def staging_request(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> StagingRequest:
     """Return the request as the agents of a job would read it."""
@@ -62,6 +64,6 @@ def data_folders(request: StagingRequest, environ: Mapping[str, str]) -> list[Pa
     return list(dict.fromkeys(folders))
 
 
-def find_leftovers(folder: Path, environ: Mapping[str, str], *, all_cached: bool) -> list[cleanup.Leftover]:
+def find_leftovers(folder: Path, environ: Mapping[str, str], *, all_cached: bool) -> list[Leftover]:
     """Return what your runs have left in a data folder of this machine."""
     return cleanup.find_leftovers(folder, environ, all_cached=all_cached)

@@ -1,1 +1,1 @@
-"""Files that others may have prepared: in folders that all users share, and in formats that we must not trust."""
+"""How files and folders are named, and opened where others may have prepared them."""

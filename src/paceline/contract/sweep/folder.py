@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.folder_entry import Entry
+from paceline.contract.files.folder_entry import Entry
 from paceline.contract.run_folder import RunFolder
 
 # How a trial ended. Whether it is queued, running or lost depends on its job.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.folder_entry import Entry
+from paceline.contract.files.folder_entry import Entry
 from paceline.plan.quote import quote
 from paceline.plan.slurm.directives import Directive, file_pattern, render
 from paceline.spec import Job

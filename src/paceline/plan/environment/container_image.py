@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.contract.redaction import has_password
 from paceline.errors import SpecError
 from paceline.plan.environment.build_script import IMAGE, BuildFolder
 from paceline.plan.environment.container import engines
 from paceline.plan.quote import quote
-from paceline.plan.redaction import has_password
 
 _INSIDE = "/opt/paceline"  # holds the input of the installation while it runs
 _SOURCES = ("docker", "library", "oras", "shub", "docker-daemon", "docker-archive", "oci", "oci-archive")

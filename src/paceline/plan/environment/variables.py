@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from paceline.contract.redaction import REDACTED, redact
 from paceline.plan.environment.modules import module_variables
 from paceline.plan.quote import quote
 from paceline.plan.secrets import SCRIPT_PREFIX, Secrets
@@ -20,6 +21,9 @@ _CURRENT_PYTHON = (
     "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE",
     "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH",
 )  # fmt: skip
+
+# Begins the line of environment.sh that names the secrets below it. job.sh looks for it.
+SECRETS_MARK = "# Secrets until the run is over:"
 
 # Forwarded by name: their values may hold a password, and are written to environment.sh alone.
 PROXIES = tuple(
@@ -94,8 +98,28 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     variables.update(secrets.values)
     # The ranks get every plain variable from the launch spec; here they must not overwrite the script's own.
     variables.update({k: v for k, v in job.environment.variables.items() if not k.startswith(SCRIPT_PREFIX)})
-    lines = [f"export {name}={quote(value)}" for name, value in variables.items()]
-    return "\n".join(["# The variables of this run, sourced by job.sbatch.", *lines]) + "\n"
+    hidden = [name for name, value in variables.items() if name in secrets.values or redact(name, value) == REDACTED]
+    lines = {name: f"export {name}={quote(value)}" for name, value in variables.items()}
+    plain = [line for name, line in lines.items() if name not in hidden]
+    # The secrets come last: job.sh removes them, and all that follows the mark, when the run is over.
+    marked = [f"{SECRETS_MARK} {' '.join(hidden)}", *(lines[name] for name in hidden)] if hidden else []
+    return "\n".join(["# The variables of this run, sourced by job.sbatch.", *plain, *marked]) + "\n"
+
+
+def secret_names(text: str) -> list[str]:
+    """Return the names of the secrets whose values are in an environment file."""
+    for line in text.splitlines():
+        if line.startswith(SECRETS_MARK):
+            return line[len(SECRETS_MARK) :].split()
+    return []
+
+
+def without_secrets(text: str) -> str:
+    """Return an environment file that asks for its secrets instead of setting them, as job.sh does."""
+    names = secret_names(text)
+    if not names:
+        return text
+    return f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
 
 
 def forwarded_names(job: Job, environ: Mapping[str, str], secrets: Secrets) -> list[str]:

@@ -187,6 +187,46 @@ paceline_read_verdict() {
     paceline_verdict=$(cat "$paceline_run/job-starts/$paceline_job_start/verdict" 2>/dev/null || echo failed)
 }
 
+# -- secrets -------------------------------------------------------------------------------------------------
+
+# Once nothing needs them any more, keep only the names of the secrets in an environment file.
+paceline_forget_secrets() { # FILE
+    local mark='# Secrets until the run is over:' names
+    names=$(grep -m 1 "^$mark" "$1" 2>/dev/null) || return 0
+    (
+        umask 077
+        { sed "/^$mark/,\$d" "$1" && echo "paceline_require_secrets${names#"$mark"}"; } >"$1.new" && mv -f "$1.new" "$1"
+    ) || rm -f "$1.new" || :
+}
+
+# A start after that takes them from the shell that submits the job.
+paceline_require_secrets() { # NAME...
+    local name
+    for name in "$@"; do
+        [ -n "${!name+set}" ] ||
+            paceline_fail "The value of $name was removed when this run ended. Export $name, and submit the job again."
+    done
+}
+
+# Whether no later start will need the secrets. A job that was ended from outside may be requeued by Slurm.
+paceline_is_over() {
+    [ ! -e "$paceline_run/cancelled" ] || return 0
+    [ -z "$paceline_terminated" ] && [ "$paceline_verdict" != stopped ] && ! paceline_wants_requeue &&
+        [ -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
+}
+
+# Whether all trials of the submission have ended for good, once all of its arrays are in the queue.
+paceline_is_submission_over() {
+    local _ trials trial
+    [ -e "$paceline_submission/submitted" ] || return 1
+    while read -r _ trials; do
+        for trial in $trials; do
+            [ -e "$paceline_sweep/trials/$trial/result.json" ] || [ -e "$paceline_sweep/trials/$trial/cancelled" ] ||
+                [ -e "$paceline_sweep/cancelled" ] || return 1
+        done
+    done < <(tac "$paceline_submission"/tasks-*) # the last ones are the last to end
+}
+
 # -- back into the queue -------------------------------------------------------------------------------------
 
 # Whether the head agent wants a requeue. It writes the verdict last: without one, it did not get to the end.
@@ -259,6 +299,7 @@ paceline_finish_job() {
             echo "$next" >"$paceline_run/job" || :
         fi
     fi
+    if paceline_is_over; then paceline_forget_secrets "$paceline_run/environment.sh"; fi
     case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
 }
 
@@ -378,5 +419,6 @@ paceline_finish_task() {
             done
         fi
     fi
+    if paceline_is_submission_over; then paceline_forget_secrets "$paceline_submission/environment.sh"; fi
     exit "$code"
 }

@@ -1,0 +1,79 @@
+"""Secrets that are still in the folders of runs and sweeps although these are over: their jobs were killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cluster.runs.environment_file import forget_secrets, read_secret_names
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.states import LIVE, UNKNOWN, WAITING
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.verdict import STOPPED
+from paceline.errors import ClusterError
+from paceline.watch.records import QueryStates, Record, find_runs, newest_job_start, newest_verdict, read_records
+
+REQUEUE_AGE = 7 * 86400.0  # seconds after which nobody requeues a job that stopped or lost its node
+
+
+@dataclass(frozen=True)
+class EndedSecrets:
+    """An `environment.sh` that is no longer needed."""
+
+    path: Path
+    reason: str
+
+    def remove(self) -> bool:
+        return forget_secrets(self.path)
+
+
+def find_ended_secrets(scratch: Path, query: QueryStates = slurm.states) -> list[EndedSecrets]:
+    """Return the files of runs and sweeps in a scratch folder that are certainly over."""
+    runs = [folder for folder in find_runs(scratch) if read_secret_names(folder.environment)]
+    found = [
+        EndedSecrets(record.folder.environment, f"{_names(record.folder.environment)}; the run is {record.status}")
+        for record in read_records(runs, query)
+        if record.is_over and not _may_requeue(record)
+    ]
+    submissions = sorted(scratch.glob("*/*/*/submissions/*/environment.sh"))
+    return found + list(_of_sweeps((path for path in submissions if read_secret_names(path)), query))
+
+
+def _may_requeue(record: Record) -> bool:
+    """Whether a job that has ended may come back: Slurm or its own script may requeue it, or a person submit it."""
+    if record.status == "cancelled":
+        return False
+    if record.status not in ("preempted", "node failed") and newest_verdict(record.folder) != STOPPED:
+        return False
+    job_start = newest_job_start(record.folder)
+    return job_start is not None and time.time() - job_start.stat().st_mtime < REQUEUE_AGE
+
+
+def _of_sweeps(paths: Iterable[Path], query: QueryStates) -> Iterator[EndedSecrets]:
+    for path in paths:
+        sweep = SweepFolder(path.parent.parent.parent)
+        tasks = {
+            f"{line.get('job')}_{index}": trials
+            for line in sweep.read_jobs()
+            if line.get("submission") == path.parent.name and isinstance(line.get("tasks"), dict)
+            for index, trials in line["tasks"].items()
+        }
+        open_tasks = [task for task, trials in tasks.items() if not all(_has_ended(sweep, each) for each in trials)]
+        try:
+            states = query(open_tasks) if open_tasks else {}
+        except ClusterError:
+            continue
+        if not any(state.phase in (LIVE, WAITING, UNKNOWN) for state in states.values()):
+            yield EndedSecrets(path, f"{_names(path)}; its trials have ended")
+
+
+def _has_ended(sweep: SweepFolder, number: int) -> bool:
+    trial = RunFolder(sweep.trials / str(number))
+    return any((trial.path / name).exists() for name in ("result.json", "cancelled"))
+
+
+def _names(path: Path) -> str:
+    return f"secrets: {', '.join(read_secret_names(path))}"
