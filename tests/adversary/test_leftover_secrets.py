@@ -154,7 +154,9 @@ def test_a_later_start_asks_for_the_secrets(bench: Bench) -> None:
     code, out = bench.carry_out(DONE, setup=source, SLURM_JOB_ID="8", A_KEY="again")
     assert code == 1
     assert "The value of B was removed when this run ended. Export B" in out
-    assert bench.carry_out(DONE, setup=source, SLURM_JOB_ID="9", A_KEY="again", B="too")[0] == 0
+    assert (
+        bench.carry_out(DONE, setup=source, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="1", A_KEY="again", B="too")[0] == 0
+    )
 
 
 def test_the_last_trial_of_a_submission_removes_its_secrets(bench: Bench) -> None:
@@ -179,6 +181,8 @@ def make_run(scratch: Path, name: str, *, job: str, verdict: str | None = None, 
     start.mkdir(parents=True)
     folder.run_json.write_text("{}")
     folder.job.write_text(job)
+    folder.claims.mkdir()
+    (folder.claims / "1").symlink_to(f"{job}-0")
     if verdict is not None:
         (start / "verdict").write_text(verdict)
     os.utime(start, (start.stat().st_mtime - age,) * 2)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.runs.environment_file import forget_secrets, read_secret_names
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, UNKNOWN, WAITING
@@ -14,7 +15,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError
-from paceline.watch.records import QueryStates, Record, find_runs, newest_job_start, newest_verdict, read_records
+from paceline.watch.records import QueryStates, Record, find_runs, newest_verdict, read_records
 
 REQUEUE_AGE = 7 * 86400.0  # seconds after which nobody requeues a job that stopped or lost its node
 
@@ -48,8 +49,11 @@ def _may_requeue(record: Record) -> bool:
         return False
     if record.status not in ("preempted", "node failed") and newest_verdict(record.folder) != STOPPED:
         return False
-    job_start = newest_job_start(record.folder)
-    return job_start is not None and time.time() - job_start.stat().st_mtime < REQUEUE_AGE
+    holder = find_holder(record.folder)
+    try:
+        return holder is not None and time.time() - holder.job_start.path.stat().st_mtime < REQUEUE_AGE
+    except OSError:
+        return False
 
 
 def _of_sweeps(paths: Iterable[Path], query: QueryStates) -> Iterator[EndedSecrets]:

@@ -209,7 +209,7 @@ paceline_require_secrets() { # NAME...
 }
 
 # Whether no later start will need the secrets. A job that was ended from outside may be requeued by Slurm.
-paceline_is_over() {
+paceline_needs_no_secrets() {
     [ ! -e "$paceline_run/cancelled" ] || return 0
     [ -z "$paceline_terminated" ] && [ "$paceline_verdict" != stopped ] && ! paceline_wants_requeue &&
         [ -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
@@ -299,7 +299,7 @@ paceline_finish_job() {
             echo "$next" >"$paceline_run/job" || :
         fi
     fi
-    if paceline_is_over; then paceline_forget_secrets "$paceline_run/environment.sh"; fi
+    if paceline_needs_no_secrets; then paceline_forget_secrets "$paceline_run/environment.sh"; fi
     case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
 }
 
