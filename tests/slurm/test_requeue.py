@@ -308,7 +308,8 @@ def eight_at_once_give_one_trainer(trial: Trial) -> None:
 
 SCENARIOS = [
     time_limit, stopped_run_resumes, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
-    no_requeue_allowed, no_scontrol_on_the_nodes, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone, preempted_at_once,
+    no_requeue_allowed, no_scontrol_on_the_nodes, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone,
+    preempted_at_once,
     preempted_after_a_grace, an_unreachable_controller_is_retried, eight_at_once_give_one_trainer,
 ]  # fmt: skip
 Scenario = Callable[[Trial], None]
