@@ -10,7 +10,8 @@ PacelineError
     ├── LaunchError     ranks did not start, or one of them failed
     ├── DeviceError     two ranks on one GPU, or a missing GPU
     ├── CheckpointError nothing to resume from, or state that does not fit
-    └── NonFinite       a loss that is NaN or infinite
+    ├── NonFinite       a loss that is NaN or infinite
+    └── ReplicasDiffer  a model whose replicas are no longer the same on all ranks
 """
 
 from __future__ import annotations
@@ -81,4 +82,8 @@ class CheckpointError(RunError):
 
 
 class NonFinite(RunError):
+    pass
+
+
+class ReplicasDiffer(RunError):
     pass

@@ -23,6 +23,7 @@ RUNTIME_KEYS = {
     "max_steps": "runtime.max_steps",
     "timeout": "runtime.timeout",
     "on_nonfinite": "runtime.on_nonfinite",
+    "replica_check": "runtime.replica_check",
     "start_from": "runtime.start_from",
     "save_every_steps": "checkpoint.every_steps",
     "save_every_seconds": "checkpoint.every_seconds",

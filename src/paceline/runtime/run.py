@@ -89,6 +89,7 @@ class Run:
         boundary.loss_check.counter = self._loop
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
+        boundary.replicas.optimizers = gradients.optimizers
         self._restored: Restored | None = None
         self._resumed = False  # `resume` was called
         self._loaders: list[Any] = []
@@ -134,7 +135,6 @@ class Run:
         layers: Any = None,
         mesh: Mapping[str, int] | None = None,
         parallelize: Callable[[Any, Any], Any] | None = None,
-        init: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> Model:
         """Move a model to the device and share it between ranks. Returns the same object.
@@ -150,20 +150,13 @@ class Run:
         `parallelize_module`, before FSDP2 shards them. The sizes multiply to the world size; one may be -1. A run has
         one mesh. With a single rank, it has no effect.
 
-        A model that was built on the meta device gets its values here, from its modules' `reset_parameters`, and from
-        `init(module)`, which is called for each module after that.
-
-        Raises UsageError if the mode is unknown, the mesh does not fit, the model is already wrapped, or it has
-        parameters or buffers on the meta device that nothing initializes.
+        Raises UsageError if the mode is unknown, the mesh does not fit, or the model is already wrapped.
         """
-        on_meta = torch.get_default_device().type == "meta"  # called under `with torch.device("meta"):`
-        with torch.device("cpu") if on_meta else contextlib.nullcontext():
-            if mesh is not None:
-                self._set_mesh(mesh)
-            return self._wrapper.wrap(
-                model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, init=init,
-                options=options,
-            )  # fmt: skip
+        if mesh is not None:
+            self._set_mesh(mesh)
+        return self._wrapper.wrap(
+            model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, options=options
+        )
 
     def _set_mesh(self, mesh: Mapping[str, int]) -> None:
         was_set = self._mesh.sizes is not None
@@ -214,6 +207,7 @@ class Run:
         own = dict(per_rank or {})
         if twice := sorted(own.keys() & objects.keys()):
             raise UsageError(f"{twice[0]!r} is given to run.resume twice.", hint="Leave it out outside of per_rank.")
+        self._boundary.replicas.watch(objects)
         objects |= own
         checkpoints_dir = Path(folder) if folder is not None else None
         if checkpoints_dir is None and self._run_folder is not None:

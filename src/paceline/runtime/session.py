@@ -59,6 +59,8 @@ class session:
         on_nonfinite: What to do about a NaN or infinite loss: "stop" the run, "skip" the step (costs a device
             sync per update), or "ignore" it.
         straggler_factor: Report ranks whose own part of a step takes this many times the median. 0 turns it off.
+        replica_check: About every this many steps, and before each save, ranks compare a checksum of their parameters,
+            and a difference ends the run. 0 turns it off.
         progress: Show a progress bar on rank 0's terminal.
         report: Print where the ranks run, and how long the session took.
         folder: Where metrics, events and checkpoints go if no agent has created a run folder.
@@ -91,6 +93,7 @@ class session:
         start_from: str | None = None,
         on_nonfinite: str = "stop",
         straggler_factor: float = 1.5,
+        replica_check: int = 100,
         progress: bool = True,
         report: bool = True,
         folder: str | Path | None = None,
@@ -102,8 +105,8 @@ class session:
             seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
             profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
             save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
-            start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor, progress=progress,
-            report=report, mesh=mesh,
+            start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor,
+            replica_check=replica_check, progress=progress, report=report, mesh=mesh,
         )  # fmt: skip
         spec = self._context.launch_spec
         self._settings = settings.override(spec.runtime if spec else {}).validate()

@@ -36,6 +36,7 @@ from paceline.runtime.trackers.base import Tracker
 from paceline.runtime.trackers.metrics_file import MetricsFile
 from paceline.runtime.trackers.selection import Trackers, open_trackers
 from paceline.runtime.training.gradients import Gradients
+from paceline.runtime.training.replica_check import ReplicaCheck
 from paceline.runtime.training.wrap import Wrapper
 
 
@@ -154,6 +155,7 @@ def _make_boundary(
             device=worker.device,
         ),
         profiler=ProfilerWindow(settings.profile, folder=folder.path if folder else None, rank=rank),
+        replicas=ReplicaCheck(wrapper, group=control, every=settings.replica_check),
         sync_buffers=wrapper.sync_buffers,
     )
     boundary.tracker_ids = trackers.ids()

@@ -43,6 +43,7 @@ class Settings:
     start_from: str | None = None
     on_nonfinite: str = "stop"
     straggler_factor: float = 1.5
+    replica_check: int = 100
     debug: bool = False
     progress: bool = True
     report: bool = True
@@ -63,6 +64,8 @@ class Settings:
                     f"{name} is {value!r}, but must be positive.", hint=f"Leave {name} out to turn it off."
                 )
         best_metric(self.best)
+        if self.replica_check < 0:
+            raise UsageError(f"replica_check is {self.replica_check}.", hint="Use 0 to turn it off.")
         return self
 
     def override(self, values: Mapping[str, Any]) -> Settings:

@@ -211,6 +211,8 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("runtime.start_from", "--start-from FOLDER", "Start from a checkpoint, or from a run's newest."),
         _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only."),
         Option("runtime.on_nonfinite", "--on-nonfinite ACTION", "On a NaN or infinite loss: stop, skip or ignore."),
+        _number("runtime.replica_check", "--replica-check N",
+                "Compare replicas between ranks every N steps (default: 100; 0 turns it off)."),
         Option("runtime.profile", "--profile A:B", "Profile steps A to B - 1; the trace goes to the run folder."),
         Option("runtime.timeout", "--timeout TIME", "Time limit of a collective, e.g. 10m."),
         Option("runtime.system_metrics", "--system-metrics TIME",

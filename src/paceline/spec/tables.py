@@ -173,6 +173,7 @@ class Runtime(Table):
     max_steps: Count | None = None
     timeout: Seconds | None = None
     on_nonfinite: Literal["stop", "skip", "ignore"] | None = None
+    replica_check: Annotated[int, Field(ge=0)] | None = None
     start_from: Line | None = None
     system_metrics: Seconds = 15
 

@@ -42,9 +42,9 @@ class LineSink(Protocol):
 class PendingScalars:
     """Scalars being copied from a device to the host, without waiting for the device."""
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
         self._event: Any = None
-        stacked = torch.stack([tensor.reshape(()).float() for tensor in tensors])
+        stacked = torch.stack([tensor.reshape(()).to(dtype) for tensor in tensors])
         if stacked.device.type == "cuda":
             self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
             self._host.copy_(stacked, non_blocking=True)

@@ -29,6 +29,7 @@ from paceline.runtime.step_boundary.stop import (
     StopSignals,
 )
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
+from paceline.runtime.training.replica_check import ReplicaCheck
 
 
 class Boundary:
@@ -46,6 +47,7 @@ class Boundary:
         progress: ProgressBar,
         stragglers: StragglerDetector,
         profiler: ProfilerWindow,
+        replicas: ReplicaCheck,
         sync_buffers: Callable[[], None],
     ) -> None:
         self.consensus = StopConsensus(group)
@@ -59,6 +61,7 @@ class Boundary:
         self.progress = progress
         self.stragglers = stragglers
         self.profiler = profiler
+        self.replicas = replicas
         self.stopping = False  # all ranks have agreed to stop
         self.epoch = 0
         self.epoch_step = 0  # steps done in this epoch
@@ -139,6 +142,8 @@ class Boundary:
             if self.stopping:
                 self._save(step, wait=True)
                 self._stop(step)
+            if self.replicas.on:
+                self.replicas.begin(step)
             if self.stragglers.on:
                 self.stragglers.mark_start()
         if self._has_extra_work:
@@ -192,6 +197,8 @@ class Boundary:
         self.consensus.tick += 1
         if not self.stopping and self.consensus.tick >= self.consensus.due:
             self._run_consensus()
+            if self.replicas.on and may_save and not self.stopping:
+                self.replicas.begin(step)
         due = self._save_requested or self.checkpoint_schedule.due_by_step(step)
         if due and may_save and not self.stopping:
             self._save(step)
@@ -211,6 +218,7 @@ class Boundary:
     def finish(self) -> None:
         """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks."""
         self._flush_metrics()
+        self.replicas.finish()
 
     def _flush_metrics(self) -> None:
         if self.consensus.in_flight:
@@ -233,6 +241,7 @@ class Boundary:
         self.consensus.schedule()
 
     def _launch_consensus(self) -> None:
+        self.replicas.advance()
         schema, texts = self.metrics.offer()
         values = [0.0] * (SIZE + self.stragglers.slots)
         if self.stragglers.on:
@@ -266,6 +275,7 @@ class Boundary:
             return
         if self.loss_check.on:
             self.loss_check.check_now()
+        self.replicas.check_now(step)
         # Write the numbers that led to a checkpoint before it: no later attempt would log them again.
         self._flush_metrics()
         self._save_requested = False

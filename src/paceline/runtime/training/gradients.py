@@ -108,6 +108,10 @@ class Gradients:
                     parameter.grad = None
         self._updated.clear()
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that `update` has seen."""
+        return [optimizer for optimizer, _ in self._optimizers.values()]
+
     # -- called by the script --------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
