@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,11 @@ print("ended at", run.step, [weight.double().sum().item().hex() for weight in mo
 """
 
 
+META = """
+with paceline.session(seed=0, cpu=True) as run:
+"""
+
+
 def port(run: str, stop_at: int = -1) -> str:
     script = next(block for block in BLOCKS if "configurator.py" in block)
     return PORT.format(run=run, stop_at=stop_at) + script + RESULT
@@ -62,10 +68,11 @@ def port(run: str, stop_at: int = -1) -> str:
 
 @pytest.mark.timeout(300)
 def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
-    mesh = next(block for block in BLOCKS if "parallelize=split" in block)
+    mesh = next(block for block in BLOCKS if "parallelize=split" in block).replace("epochs(2)", "epochs(1)")
+    meta = next(block for block in BLOCKS if 'torch.device("meta")' in block)
     scripts = [
         ["example", 2, EXAMPLE + BLOCKS[0].replace("seed=0", "seed=0, cpu=True")],
-        ["mesh", 4, mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',")],
+        ["mesh", 4, mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',") + META + textwrap.indent(meta, "    ")],
         ["straight", 2, port("run")],
         ["first", 2, port("../run", stop_at=9)],
         ["second", 2, port("../run")],

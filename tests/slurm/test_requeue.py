@@ -121,7 +121,7 @@ class Trial:
 
 
 def stopped_run_resumes(trial: Trial) -> None:
-    trial.submit()
+    trial.submit(job__name="Requeue=0 Restarts=")
     trial.started(0)
     trial.interrupt()
     trial.started(1)
@@ -184,6 +184,22 @@ def no_requeue_allowed(trial: Trial) -> None:
     trial.ends("FAILED", restarts=0)
     following = (trial.folder / "job").read_text().strip()
     assert following != trial.job
+    trial.started(0, job=following)
+    trial.command_agent("done")
+    trial.ends("COMPLETED", restarts=0, job=following)
+
+
+def no_scontrol_on_the_nodes(trial: Trial) -> None:
+    commands = trial.folder / "bin"
+    commands.mkdir()
+    for path in Path("/usr/bin").iterdir():
+        if path.name != "scontrol":
+            (commands / path.name).symlink_to(path)
+    trial.submit(edit=lambda script: script.replace("paceline_start_job", f"PATH={commands}\npaceline_start_job", 1))
+    trial.started(0)
+    trial.interrupt()
+    trial.ends("FAILED", restarts=0)
+    following = (trial.folder / "job").read_text().strip()
     trial.started(0, job=following)
     trial.command_agent("done")
     trial.ends("COMPLETED", restarts=0, job=following)
@@ -292,7 +308,8 @@ def eight_at_once_give_one_trainer(trial: Trial) -> None:
 
 SCENARIOS = [
     time_limit, stopped_run_resumes, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
-    no_requeue_allowed, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone, preempted_at_once,
+    no_requeue_allowed, no_scontrol_on_the_nodes, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone,
+    preempted_at_once,
     preempted_after_a_grace, an_unreachable_controller_is_retried, eight_at_once_give_one_trainer,
 ]  # fmt: skip
 Scenario = Callable[[Trial], None]

@@ -92,6 +92,15 @@ def test_many_runs_need_one_query(tmp_path: Path) -> None:
     assert records[0].run_id == "20260101-000004-aaaa"
 
 
+def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, verdict="stopped")
+    write_atomically(folder.job_start("7-0").requeue_failed, "Access/permission denied\n")
+    record = read_record(folder, lambda jobs: {"7": JobState("7", "FAILED", nodes="n1")})
+    assert record.detail == "not requeued: Access/permission denied"
+    again = read_record(folder, lambda jobs: {"7": JobState("7", "PENDING", reason="Priority")})
+    assert again.detail == "Priority", "somebody has requeued it by hand"
+
+
 def test_a_local_run_without_a_verdict_is_lost(tmp_path: Path) -> None:
     folder = make_run(tmp_path, job=None)
     write_atomically(folder.job_start("pid-1-a").process, describe_processes([999999999]))

@@ -36,7 +36,7 @@ from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, RunFolder
+from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS, AttemptFolder, JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 
@@ -102,7 +102,7 @@ class Agent:
         if placement.is_head:
             self.verdicts.begin(host=placement.host)
             if self.verdicts.from_queue and self.launch_spec.scratch:
-                self.verdicts.try_write((Path(self.launch_spec.scratch) / USED_BY_JOBS).touch)
+                self.verdicts.try_write(lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start))
         self._check_nodes()
         self._note_thread_count()
         self._note_resume()
@@ -320,6 +320,15 @@ class Agent:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.requests.end_now and not self.requests.stop:
             time.sleep(0.05)
+
+
+def remember_for_checks(scratch: Path, job_start: JobStartFolder) -> None:
+    """Leave in the scratch folder what only a job can find out, for the checks before the next submission."""
+    (scratch / USED_BY_JOBS).touch()
+    if job_start.no_scontrol.exists():
+        (scratch / NO_SCONTROL).touch()
+    else:
+        (scratch / NO_SCONTROL).unlink(missing_ok=True)
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

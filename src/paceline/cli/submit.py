@@ -106,6 +106,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
     from paceline.watch.logs import RunMonitor, wait_until_over
     from paceline.watch.logs import follow as stream
+    from paceline.watch.records import requeue_problem
 
     if follow:
         monitor = RunMonitor(folder)
@@ -119,5 +120,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}", colour=colour)
     if record.status == DONE:
         return 0
+    if requeue_problem(folder):
+        console.say_note(record.detail)
     console.say_note(f"logs: {folder.slurm_log}")
     return STOPPED_EXIT if record.status == STOPPED else 1

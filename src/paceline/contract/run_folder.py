@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.contract.files.folder_entry import Entry
 
+NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
 
 
@@ -109,6 +110,8 @@ class JobStartFolder:
         return self.path / "requeue"
 
     agent = Entry("agent")  # how many head agents have begun; a second one follows one that was killed
+    no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
+    requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run did not go back into the queue
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     head = Entry("head")  # `host:port` of the rendezvous, if the head agent chose it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from paceline.contract import env
 from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import SpecError
 from paceline.spec import Job
@@ -14,8 +15,17 @@ FROM_SHELL = "your environment"
 # Every variable of a batch script and of job.sh begins so.
 SCRIPT_PREFIX = "paceline_"
 
-# Bash would stop at an assignment to these. Files for other programs set some (UID), and none is anybody's secret.
-_READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
+# Bash would stop at an assignment to the first of these, and run the script differently with the others. Files for
+# other programs set some (UID), and none is anybody's secret.
+_OF_BASH = {
+    "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID",
+    "BASH_COMPAT", "BASH_ENV", "ENV", "EXECIGNORE", "GLOBIGNORE", "IFS", "POSIXLY_CORRECT",
+}  # fmt: skip
+
+
+def belongs_to_script(name: str) -> bool:
+    """Return whether a batch script itself relies on a variable, so that no file may set it."""
+    return name in _OF_BASH or name.startswith(SCRIPT_PREFIX) or env.is_owned(name)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secret
     """
     values, sources = {}, {}
     for name, value in file_secrets.values.items():
-        if name in _READ_ONLY:
+        if name in _OF_BASH or env.is_owned(name):
             continue
         _check_name(name, f"{file_secrets.sources[name]} sets", script=in_a_job)
         from_shell = name in environ
@@ -67,7 +77,7 @@ def _check_name(name: str, source: str, *, script: bool) -> None:
             f"{source} {name.partition('=')[0]!r}, which is not a variable name.",
             hint="List names only; keep values in your environment or in a secrets file.",
         )
-    if script and name.startswith(SCRIPT_PREFIX):
+    if script and belongs_to_script(name):
         raise SpecError(f"{source} {name}, a name that batch scripts use themselves.", hint="Rename it.")
 
 

@@ -135,6 +135,7 @@ class Run:
         layers: Any = None,
         mesh: Mapping[str, int] | None = None,
         parallelize: Callable[[Any, Any], Any] | None = None,
+        init: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> Model:
         """Move a model to the device and share it between ranks. Returns the same object.
@@ -150,13 +151,20 @@ class Run:
         `parallelize_module`, before FSDP2 shards them. The sizes multiply to the world size; one may be -1. A run has
         one mesh. With a single rank, it has no effect.
 
-        Raises UsageError if the mode is unknown, the mesh does not fit, or the model is already wrapped.
+        A model that was built on the meta device gets its values here, from its modules' `reset_parameters`, and from
+        `init(module)`, which is called for each module after that.
+
+        Raises UsageError if the mode is unknown, the mesh does not fit, the model is already wrapped, or it has
+        parameters or buffers on the meta device that nothing initializes.
         """
-        if mesh is not None:
-            self._set_mesh(mesh)
-        return self._wrapper.wrap(
-            model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, options=options
-        )
+        on_meta = torch.get_default_device().type == "meta"  # called under `with torch.device("meta"):`
+        with torch.device("cpu") if on_meta else contextlib.nullcontext():
+            if mesh is not None:
+                self._set_mesh(mesh)
+            return self._wrapper.wrap(
+                model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, init=init,
+                options=options,
+            )  # fmt: skip
 
     def _set_mesh(self, mesh: Mapping[str, int]) -> None:
         was_set = self._mesh.sizes is not None

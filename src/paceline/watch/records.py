@@ -48,7 +48,9 @@ class Record:
 
     @property
     def detail(self) -> str:
-        """Why the run is waiting, or where it runs."""
+        """Why the run is waiting, where it runs, or why it did not go back into the queue."""
+        if self.is_over and (problem := requeue_problem(self.folder)):
+            return f"not requeued: {problem}"
         if self.state is None:
             return str(self.details.get("host", "")) if self.job is None else ""
         return self.state.reason if self.state.phase == WAITING else self.state.nodes
@@ -120,6 +122,15 @@ def newest_verdict(folder: RunFolder) -> str | None:
     """Return the verdict of the job start that has the run folder, or had it last."""
     holder = find_holder(folder)
     return read_verdict(holder.job_start.verdict) if holder else None
+
+
+def requeue_problem(folder: RunFolder) -> str:
+    """Return why the run did not go back into the queue; empty if it did, or was not meant to."""
+    holder = find_holder(folder)
+    try:
+        return holder.job_start.requeue_failed.read_text(encoding="utf-8").strip() if holder else ""
+    except OSError:
+        return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

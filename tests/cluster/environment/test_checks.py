@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.agent.agent import remember_for_checks
 from paceline.cluster.checks import job as job_checks
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
-from paceline.cluster.checks.job import check_folder, check_python_path
+from paceline.cluster.checks.job import check_folder, check_python_path, check_requeue
 from paceline.cluster.checks.program import check_program
 from paceline.cluster.environment.store import check_built
 from paceline.cluster.slurm.partitions import Partition
@@ -71,6 +72,24 @@ def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.Mo
     plan.run_path.scratch.mkdir(parents=True, exist_ok=True)
     (plan.run_path.scratch / USED_BY_JOBS).touch()
     assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [GOOD]
+
+
+def test_how_a_run_continues_without_scontrol_on_the_nodes(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p")
+    plan = plan_of(job, bare())
+    job_start = plan.run_path.folder.job_start("7-0")
+    job_start.path.mkdir(parents=True)
+    remember_for_checks(plan.run_path.scratch, job_start)
+    assert check_requeue(job, plan) == []
+    job_start.no_scontrol.touch()
+    remember_for_checks(plan.run_path.scratch, job_start)
+    (found,) = check_requeue(job, plan)
+    assert (found.level, "a new job continues the run" in found.text) == (WARNING, True)
+    never = job_in(tmp_path / "q", resume__requeue=False)
+    assert check_requeue(never, plan) == []
+    job_start.no_scontrol.unlink()
+    remember_for_checks(plan.run_path.scratch, job_start)
+    assert check_requeue(job, plan) == [], "a later job has found it"
 
 
 def test_proxies_are_passed_by_name_in_one_file(tmp_path: Path) -> None:

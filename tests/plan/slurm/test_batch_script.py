@@ -14,7 +14,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.plan.run_path import RunPath
-from paceline.plan.secrets import SCRIPT_PREFIX
+from paceline.plan.secrets import SCRIPT_PREFIX, Secrets
 from paceline.plan.slurm.batch_script import shell_library
 from tests.golden.cases import HERE, plan
 
@@ -36,7 +36,7 @@ class Bench:
         self.bin.mkdir()
         self.command("srun", SRUN)
         self.command("squeue", "echo RUNNING")
-        self.command("scontrol", "echo Requeue=0")
+        self.command("scontrol", "echo '   Requeue=0 Restarts=0 BatchFlag=1'")
         self.command("sbatch", SBATCH)
 
     def command(self, name: str, text: str) -> None:
@@ -89,6 +89,20 @@ def test_a_continuation_keeps_the_users_defaults_alone(tmp_path: Path) -> None:
     assert not {"SLURM_NTASKS", "SLURM_JOB_ID", "HF_TOKEN", "LANGUAGE"} & set(seen)
     assert "--dependency=afterany:1" in (bench.bin / "typed").read_text()
     assert bench.run.job.read_text() == "78\n"
+
+
+def test_a_file_of_secrets_cannot_change_what_the_script_relies_on(tmp_path: Path) -> None:
+    names = {"HOSTNAME": "elsewhere", "SLURM_JOB_ID": "99", "IFS": "x", "PACELINE_RUN": "/", "RANK": "3", "MINE": "1"}
+    found = Secrets(names, dict.fromkeys(names, ".env"))
+    run_path = RunPath(tmp_path, "p", "e", "id")
+    lines = plan({"job.nodes": 2}, run_path=run_path, file_secrets=found).environment_file.splitlines()
+    assert "export HOSTNAME=elsewhere" in lines, "job.sh has asked the system for its own"
+    assert "export MINE=1" in lines
+    assert not [line for line in lines if "IFS" in line or "PACELINE_RUN" in line or "RANK" in line]
+    script = "\n".join([*lines, 'echo "$SLURM_JOB_ID"'])
+    for known, job in (({"SLURM_JOB_ID": "7"}, "7"), ({}, "99")):
+        done = subprocess.run(["/bin/bash", "-c", script], env=known, text=True, capture_output=True, check=True)
+        assert done.stdout.strip() == job, "Slurm's own value stays"
 
 
 def _locals(text: str) -> set[str]:

@@ -18,6 +18,7 @@ LIBRARY = Path(batch_script.__file__).with_name("job.sh")
 # The agents: srun does what the test wrote to the file `agents`, in the folder of the job start.
 SRUN = """\
 echo "$*" >>"$CALLS/srun"
+echo "$PACELINE_RENDEZVOUS" >>"$CALLS/rendezvous"
 cd "$PACELINE_RUN/job-starts/$PACELINE_JOB_START" || exit
 : >started
 source "$CALLS/agents"
@@ -25,10 +26,12 @@ source "$CALLS/agents"
 # The controller: requeueing fails as often as the file `refusals` has lines. A requeued job is ended with TERM.
 SCONTROL = """\
 echo "$*" >>"$CALLS/scontrol"
+[ "$1" != --all ] || shift
 case $1 in
     show) cat "$CALLS/shown" 2>/dev/null ;;
     requeue)
         if [ -s "$CALLS/refusals" ]; then
+            head -n 1 "$CALLS/refusals" >&2
             sed -i 1d "$CALLS/refusals"
             exit 1
         fi
@@ -131,7 +134,34 @@ class Bench:
         return path.read_text().splitlines() if path.exists() else []
 
     def requeues(self) -> list[str]:
-        return [call for call in self.calls_of("scontrol") if not call.startswith("show")]
+        return [call for call in self.calls_of("scontrol") if "show" not in call]
+
+    def path_without(self, *names: str) -> str:
+        """Return a PATH that has no such command of Slurm, and little else."""
+        for name in names:
+            (self.bin / name).unlink()
+        for name in (
+            "bash",
+            "cat",
+            "env",
+            "grep",
+            "ln",
+            "mkdir",
+            "od",
+            "paste",
+            "readlink",
+            "sort",
+            "tail",
+            "tr",
+            "uname",
+        ):
+            (self.bin / name).symlink_to(shutil.which(name) or name)
+        return str(self.bin)
+
+    def forbid_requeue(self, requeue: int = 0, name: str = "train") -> None:
+        """Answer as `scontrol show job` does for a job that may not be requeued."""
+        lines = [f"JobId=7 JobName={name}", f"   Requeue={requeue} Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0"]
+        (self.calls / "shown").write_text("\n".join(lines) + "\n")
 
     def until(self, path: Path) -> None:
         deadline = time.monotonic() + 60
@@ -285,11 +315,81 @@ def test_a_task_of_an_array_is_requeued_alone(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("agents", "exclude"), [(STOPPED, ""), (UNFIT, "--exclude=n2,n3 ")])
 def test_if_requeueing_is_forbidden_another_job_continues(bench: Bench, agents: str, exclude: str) -> None:
-    (bench.calls / "shown").write_text("JobId=7 Requeue=0 Restarts=0\n")
+    bench.forbid_requeue()
     bench.carry_out(agents)
     assert bench.requeues() == []
     assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 {exclude}{bench.run}/job.sbatch"]
     assert (bench.run / "job").read_text() == "78\n"
+
+
+def test_a_job_name_cannot_forbid_a_requeue(bench: Bench) -> None:
+    bench.forbid_requeue(1, name="Requeue=0 Restarts=")
+    assert bench.carry_out(STOPPED)[0] == 75
+    assert (bench.requeues(), bench.calls_of("sbatch")) == (["requeue 7"], [])
+
+
+def test_without_scontrol_another_job_continues(bench: Bench) -> None:
+    path = bench.path_without("scontrol")
+    assert bench.carry_out(STOPPED, PATH=path) == (75, "paceline: job 7: stopped\n")
+    assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 {bench.run}/job.sbatch"]
+    assert (bench.run / "job").read_text() == "78\n"
+    assert (bench.run / "job-starts" / "7-0" / "no-scontrol").exists(), "the head agent remembers it for later checks"
+
+
+@pytest.mark.parametrize(
+    ("reason", "sbatch"),
+    [
+        ("scontrol: error: Access/permission denied for job 7", True),
+        ("Requested operation not supported on this system", True),
+        ("Job is pending execution for job 7", False),  # it is being preempted: Slurm has requeued it
+    ],
+)
+def test_what_a_refused_requeue_leads_to(bench: Bench, reason: str, sbatch: bool) -> None:
+    (bench.calls / "refusals").write_text(f"{reason}\n" * 5)
+    assert bench.carry_out(STOPPED)[0] == 75
+    assert (bench.requeues(), bool(bench.calls_of("sbatch"))) == (["requeue 7"], sbatch)
+    assert not (bench.run / "job-starts" / "7-0" / "requeue-failed").exists()
+
+
+@pytest.mark.parametrize(
+    ("commands", "reason"),
+    [
+        ({"scontrol": "echo Unable to contact slurm controller >&2; exit 1"}, "Unable to contact slurm controller"),
+        ({"scontrol": None, "sbatch": "echo error: no; echo account >&2; exit 1"}, "error: no account"),
+        ({"scontrol": None, "sbatch": None}, "has neither scontrol nor sbatch"),
+    ],
+    ids=["controller", "sbatch", "neither"],
+)
+def test_a_failed_requeue_is_written_down(bench: Bench, commands: dict[str, str | None], reason: str) -> None:
+    path = bench.path_without(*commands)
+    for name, text in commands.items():
+        if text is not None:
+            bench.put(name, text)
+    code, out = bench.carry_out(STOPPED, PATH=path)
+    assert code == 75
+    assert "error: This run could not go back into the queue" in out
+    assert reason in (bench.run / "job-starts" / "7-0" / "requeue-failed").read_text()
+    assert (bench.run / "job").read_text() == "7\n"
+
+
+def test_trials_say_that_their_task_was_not_requeued(bench: Bench) -> None:
+    bench.trials("0 1", 0, 1)
+    (bench.calls / "refusals").write_text("no\n" * 9)
+    agents = f"case $PACELINE_RUN in */0) {STOPPED} ;; *) {DONE} ;; esac"
+    assert bench.carry_out(agents, TASK, **TASK_3)[0] == 75
+    failed = [path.parts[-4] for path in bench.run.glob("trials/*/job-starts/*/requeue-failed")]
+    assert failed == ["0"]
+
+
+def test_variables_of_the_user_do_not_change_what_slurm_has_set(bench: Bench) -> None:
+    setup = (
+        "export HOSTNAME=elsewhere SLURM_JOB_ID=1 SLURM_RESTART_COUNT=9 SLURM_ARRAY_TASK_ID=5 SLURM_ARRAY_JOB_ID=1\n"
+        "export PATH=/nowhere IFS=x"
+    )
+    assert bench.carry_out(STOPPED, setup=setup) == (75, "paceline: job 7: stopped\n")
+    assert bench.requeues() == ["requeue 7"]
+    (address,) = bench.calls_of("rendezvous")
+    assert address == f"{os.uname().nodename}:{20000 + 7 * 31}"
 
 
 def test_a_job_that_was_done_does_not_run_again(bench: Bench) -> None:
@@ -418,7 +518,7 @@ def test_a_cancelled_sweep_is_not_requeued(bench: Bench) -> None:
 
 def test_a_task_continues_as_another_job(bench: Bench) -> None:
     bench.trials("0 1", 0, 1)
-    (bench.calls / "shown").write_text("Requeue=0\n")
+    bench.forbid_requeue()
     agents = f"case $PACELINE_RUN in */0) {STOPPED} ;; *) : >../../result.json; {DONE} ;; esac"
     bench.carry_out(agents, TASK, **TASK_3)
     assert bench.requeues() == []
@@ -472,7 +572,7 @@ def test_a_strict_shell_runs_a_whole_job(bench: Bench, launcher: str) -> None:
     bench.until(bench.run / "job-starts" / "7-1" / "started")
     process.send_signal(signal.SIGUSR1)
     assert bench.finish(process)[0] == 75
-    (bench.calls / "shown").write_text("Requeue=0\n")
+    bench.forbid_requeue()
     assert bench.carry_out(STOPPED, strict, SLURM_RESTART_COUNT="2")[0] == 75
     assert (bench.run / "job").read_text() == "78\n"
 

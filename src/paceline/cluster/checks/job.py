@@ -15,7 +15,7 @@ from paceline.cluster.checks.quota import MOUNTS, check_quota, mount_of
 from paceline.cluster.environment.store import check_built
 from paceline.cluster.slurm.limits import check_limits, check_with_slurm
 from paceline.cluster.slurm.partitions import Partition
-from paceline.contract.run_folder import USED_BY_JOBS
+from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job
 
@@ -30,7 +30,7 @@ def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> lis
     found = [
         *built,
         *check_program(job, plan), *check_python_path(job, plan), *check_folder(plan, partitions),
-        *check_data(job, plan.run_path, os.environ), *check_limits(job, plan, partitions),
+        *check_requeue(job, plan), *check_data(job, plan.run_path, os.environ), *check_limits(job, plan, partitions),
     ]  # fmt: skip
     if any(each.level == PROBLEM for each in found):
         return found
@@ -64,6 +64,16 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
     hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
     return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
+
+
+def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
+    """Say how a run continues if nodes have no scontrol, as an earlier job has found."""
+    if not job.resume.requeue or not (plan.run_path.scratch / NO_SCONTROL).exists():
+        return []
+    text = (
+        "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a new job continues the run."
+    )
+    return [Finding("requeue", WARNING, text, "It has another id, and waits at the end of the queue.")]
 
 
 def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:

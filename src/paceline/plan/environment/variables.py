@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.contract.redaction import REDACTED, redact
 from paceline.plan.environment.modules import module_variables
 from paceline.plan.quote import quote
-from paceline.plan.secrets import SCRIPT_PREFIX, Secrets
+from paceline.plan.secrets import Secrets, belongs_to_script
 from paceline.plan.slurm.directives import Directive
 from paceline.spec import Job
 
@@ -97,9 +97,9 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     variables.update({name: environ[name] for name in _WANDB if environ.get(name)})
     variables.update(secrets.values)
     # The ranks get every plain variable from the launch spec; here they must not overwrite the script's own.
-    variables.update({k: v for k, v in job.environment.variables.items() if not k.startswith(SCRIPT_PREFIX)})
+    variables.update({k: v for k, v in job.environment.variables.items() if not belongs_to_script(k)})
     hidden = [name for name, value in variables.items() if name in secrets.values or redact(name, value) == REDACTED]
-    lines = {name: f"export {name}={quote(value)}" for name, value in variables.items()}
+    lines = {name: _assignment(name, value) for name, value in variables.items()}
     plain = [line for name, line in lines.items() if name not in hidden]
     # The secrets come last: job.sh removes them, and all that follows the mark, when the run is over.
     marked = [f"{SECRETS_MARK} {' '.join(hidden)}", *(lines[name] for name in hidden)] if hidden else []
@@ -120,6 +120,12 @@ def without_secrets(text: str) -> str:
     if not names:
         return text
     return f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
+
+
+def _assignment(name: str, value: str) -> str:
+    """Return the line that sets a variable. What Slurm has told the job about itself stays as it is."""
+    line = f"export {name}={quote(value)}"
+    return f'[ -n "${{{name}+set}}" ] || {line}' if name.startswith(("SLURM_", "SLURMD_")) else line
 
 
 def forwarded_names(job: Job, environ: Mapping[str, str], secrets: Secrets) -> list[str]:

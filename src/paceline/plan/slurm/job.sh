@@ -9,8 +9,9 @@
 # - The head agent runs on this host. It writes `verdict` (done, stopped or failed) and, if the run should go back into
 #   the queue, `requeue` (the nodes to exclude). The exit codes of srun and mpirun arrive garbled and are not used.
 #
-# The user's `setup` lines run in this same shell. So every function and every variable that outlives a function begins
-# with `paceline_`, and no command here may fail unhandled: the lines may have said `set -euo pipefail`.
+# The user's variables and `setup` lines come to this same shell. So every function and every variable that outlives a
+# function begins with `paceline_`; what Slurm has set is read before them; and no command here may fail unhandled: the
+# lines may have said `set -euo pipefail`.
 
 paceline_fail() {
     echo "paceline: error: $*" >&2
@@ -26,7 +27,12 @@ paceline_identify_job() {
     # A task of an array is ARRAY_TASK: its plain id may mean the whole array.
     paceline_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     paceline_job=${paceline_job:-$SLURM_JOB_ID}
-    paceline_job_start="$paceline_job-${SLURM_RESTART_COUNT:-0}"
+    paceline_job_number=$SLURM_JOB_ID
+    paceline_restarts=${SLURM_RESTART_COUNT:-0}
+    paceline_task=${SLURM_ARRAY_TASK_ID:-}
+    paceline_job_start="$paceline_job-$paceline_restarts"
+    paceline_path=$PATH
+    paceline_host=$(uname -n)
     export PACELINE_JOB_START="$paceline_job_start"
     paceline_terminated=''
     paceline_interrupted=''
@@ -40,23 +46,40 @@ paceline_identify_job() {
             --exclude=*) paceline_exclude=${option#*=} ;;
         esac
     done
-    # Some clusters do not let jobs be requeued, whatever the script asks for: a new job continues there.
+    # Some clusters do not let jobs be requeued, whatever the script asks for, and some have no scontrol on their nodes:
+    # a new job continues there.
     paceline_resubmit=''
     if [ -n "$paceline_requeue" ]; then
-        paceline_resubmit=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | grep -o 'Requeue=0') || :
+        if ! command -v scontrol >/dev/null; then
+            paceline_resubmit=no-scontrol
+        elif scontrol --all show job "$paceline_job_number" 2>/dev/null | grep '^ *Requeue=0 Restarts=' >/dev/null; then
+            paceline_resubmit=no-requeue
+        fi
     fi
+}
+
+# Find this script's own commands, and read words, even if the user's lines have changed PATH or IFS. Commands of theirs
+# are found first.
+paceline_keep_commands() {
+    unset IFS
+    case ":$PATH:" in
+        *":$paceline_path:"*) ;;
+        *) PATH="$PATH:$paceline_path" ;;
+    esac
 }
 
 paceline_make_job_start_folder() {
     mkdir -p "$paceline_run/job-starts/$paceline_job_start" ||
-        paceline_fail "Cannot write to $paceline_run from $HOSTNAME. The run folder must be on a shared file system."
+        paceline_fail "Cannot write to $paceline_run from $paceline_host. It must be on a shared file system."
+    # For the head agent, which remembers it for the checks before the next submission.
+    [ "$paceline_resubmit" != no-scontrol ] || : >"$paceline_run/job-starts/$paceline_job_start/no-scontrol" || :
 }
 
 # Claim the run folder: two jobs must not train in the same one. claims/1, claims/2, ... are links that name job starts,
 # and the last one has the run folder. Making a link is atomic: one of those that find the last one over succeeds it.
 paceline_claim_run() {
     local number=0
-    mkdir -p "$paceline_run/claims" || paceline_fail "Cannot write to $paceline_run from $HOSTNAME."
+    mkdir -p "$paceline_run/claims" || paceline_fail "Cannot write to $paceline_run from $paceline_host."
     while :; do
         while [ -L "$paceline_run/claims/$((number + 1))" ]; do number=$((number + 1)); done
         paceline_owner=$(readlink "$paceline_run/claims/$number") || :
@@ -129,10 +152,11 @@ paceline_await() {
 # The rendezvous of the agents: this host, and a port on which nobody answers. Every job, job start and trial tries a
 # different port first. The token keeps strangers out.
 paceline_open_rendezvous() {
-    local port=$((20000 + (SLURM_JOB_ID * 31 + ${SLURM_RESTART_COUNT:-0} * 7 + ${1:-0} * 13) % 12000))
+    paceline_keep_commands
+    local port=$((20000 + (paceline_job_number * 31 + paceline_restarts * 7 + ${1:-0} * 13) % 12000))
     while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
     PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-    export PACELINE_TOKEN PACELINE_RENDEZVOUS="$HOSTNAME:$port"
+    export PACELINE_TOKEN PACELINE_RENDEZVOUS="$paceline_host:$port"
 }
 
 # mpirun passes only the variables that it is given by name to other nodes, and warns about those that are not set.
@@ -154,6 +178,7 @@ paceline_share_container_entry() {
 # Start the agents and wait for them, again if the head agent was killed. All work on the nodes happens in this one
 # step: after a cancel, a preemption or the time limit Slurm refuses to start another.
 paceline_launch() {
+    paceline_keep_commands
     if [ -n "$paceline_terminated" ]; then
         echo "paceline: job $paceline_job was ended before its agents started"
         return 0
@@ -242,27 +267,69 @@ paceline_excluded_nodes() {
     echo "${nodes:+${paceline_exclude:+$paceline_exclude,}$nodes}"
 }
 
-paceline_requeue_job() { # NODES, to exclude
+# Requeue this job or, where that is not possible, submit one that continues: paceline_next is its id. Files named
+# `requeue-failed` in the given folders say why neither worked: a person must act then.
+paceline_return_to_queue() { # NODES to exclude, the number of folders, the folders, then the script and its arguments
+    local nodes=$1 folders=("${@:3:$2}") folder
+    shift $((2 + $2))
+    trap '' TERM # a requeue ends this shell with TERM, and there is more to do before that
+    paceline_next=''
+    paceline_problem=''
+    [ -n "$paceline_resubmit" ] || paceline_requeue_job "$nodes"
+    [ -z "$paceline_resubmit" ] || paceline_submit_next ${nodes:+"--exclude=$nodes"} "$@"
+    [ -n "$paceline_problem" ] || return 0
+    echo "paceline: error: This run could not go back into the queue: $paceline_problem" >&2
+    for folder in "${folders[@]}"; do echo "$paceline_problem" >"$folder/requeue-failed" || :; done
+}
+
+paceline_requeue_job() { # NODES, to exclude. Afterwards paceline_problem says why not, in one line
     local pause
     # The controller may be unreachable for a moment (a restart, a failover), so ask more than once.
     for pause in 2 5 10 20 0; do
-        if scontrol requeue "$paceline_job"; then
+        if paceline_problem=$(scontrol requeue "$paceline_job" 2>&1); then
+            paceline_problem=''
             # Slurm does not exclude nodes from a running job; a requeued one is pending.
             [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
             sleep 60 || : # until Slurm ends this shell
             return 0
         fi
+        paceline_problem=$(paceline_one_line "${paceline_problem:-scontrol failed}")
+        echo "paceline: $paceline_problem" >&2
+        case $paceline_problem in
+            *"pending execution"*) # Slurm has requeued it: it is being preempted
+                paceline_problem=''
+                return 0
+                ;;
+            *[Dd]enied* | *disabled* | *"not supported"* | *"not permitted"*) # and another try would change nothing
+                paceline_resubmit=refused
+                return 0
+                ;;
+        esac
         sleep "$pause" || :
     done
 }
 
-# Submit a job that continues once this one is gone, and print its id. It inherits nothing but the user's defaults.
+paceline_one_line() { tr -s '\n' ' ' <<<"$1"; }
+
+# Submit a job that continues once this one is gone. It inherits nothing but the user's defaults.
 paceline_submit_next() {
     local name kept=() id
+    paceline_next=''
+    if ! command -v sbatch >/dev/null; then
+        paceline_problem="$paceline_host has neither scontrol nor sbatch"
+        return 0
+    fi
     for name in HOME USER LOGNAME SHELL LANG PATH TZ KRB5CCNAME SLURM_CONF SLURM_CLUSTERS "${!SBATCH_@}"; do
         if [ -n "${!name+set}" ]; then kept+=("$name=${!name}"); fi
     done
-    id=$(env -i "${kept[@]}" sbatch --parsable --dependency="afterany:$paceline_job" "$@") && echo "${id%%;*}"
+    if id=$(env -i "${kept[@]}" sbatch --parsable --dependency="afterany:$paceline_job" "$@" 2>&1); then
+        # A site's wrapper around sbatch may print more than the id.
+        id=$(grep -Eo '^[0-9]+(;|$)' <<<"$id" | tail -n 1) || :
+        paceline_next=${id%;}
+        paceline_problem=''
+        return 0
+    fi
+    paceline_problem=$(paceline_one_line "${id:-sbatch failed}")
 }
 
 # -- a single run: job.sbatch sets `paceline_run` ------------------------------------------------------------
@@ -270,7 +337,7 @@ paceline_submit_next() {
 paceline_start_job() { # [--no-requeue] [--exclude=NODES]
     paceline_identify_job "$@"
     # Newer versions of Slurm requeue a preempted job even if it has finished in the meantime.
-    local previous="$paceline_run/job-starts/$paceline_job-$((${SLURM_RESTART_COUNT:-0} - 1))"
+    local previous="$paceline_run/job-starts/$paceline_job-$((paceline_restarts - 1))"
     if [ "$(cat "$previous/verdict" 2>/dev/null)" = "done" ]; then
         echo "paceline: job $paceline_job: already done"
         exit 0
@@ -286,18 +353,15 @@ paceline_start_job() { # [--no-requeue] [--exclude=NODES]
 paceline_stop_run() { : >"$paceline_run/job-starts/$paceline_job_start/stop" || :; }
 
 paceline_finish_job() {
-    local next nodes
+    local nodes folder="$paceline_run/job-starts/$paceline_job_start"
+    paceline_keep_commands
     paceline_read_verdict
     echo "paceline: job $paceline_job: $paceline_verdict"
     if [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] &&
         paceline_wants_requeue; then
-        trap '' TERM # a requeue ends this shell with TERM, and there is more to do before that
-        nodes=$(paceline_excluded_nodes "$paceline_run/job-starts/$paceline_job_start/requeue")
-        if [ -z "$paceline_resubmit" ]; then
-            paceline_requeue_job "$nodes"
-        elif next=$(paceline_submit_next ${nodes:+"--exclude=$nodes"} "$paceline_run/job.sbatch"); then
-            echo "$next" >"$paceline_run/job" || :
-        fi
+        nodes=$(paceline_excluded_nodes "$folder/requeue")
+        paceline_return_to_queue "$nodes" 1 "$folder" "$paceline_run/job.sbatch"
+        [ -z "$paceline_next" ] || echo "$paceline_next" >"$paceline_run/job" || :
     fi
     if paceline_needs_no_secrets; then paceline_forget_secrets "$paceline_run/environment.sh"; fi
     case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
@@ -314,10 +378,10 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
     local index line
     paceline_trials=()
     while read -r index line; do
-        if [ "$index" = "$SLURM_ARRAY_TASK_ID" ]; then read -r -a paceline_trials <<<"$line"; fi
+        if [ "$index" = "$paceline_task" ]; then read -r -a paceline_trials <<<"$line"; fi
     done <"$paceline_submission/$paceline_list"
     [ ${#paceline_trials[@]} -gt 0 ] ||
-        paceline_fail "$paceline_submission/$paceline_list has no trials for task $SLURM_ARRAY_TASK_ID."
+        paceline_fail "$paceline_submission/$paceline_list has no trials for task $paceline_task."
     paceline_trap_signals paceline_stop_trials
 }
 
@@ -393,7 +457,8 @@ paceline_open_and_run_trial() {
 }
 
 paceline_finish_task() {
-    local code=0 again='' files=() nodes next log="$paceline_submission/logs/$paceline_job.log"
+    local code=0 again='' files=() folders=() nodes log="$paceline_submission/logs/$paceline_job.log"
+    paceline_keep_commands
     # The task is done if all its trials are, and failed if one of them is.
     for paceline_trial in "${paceline_trials[@]}"; do
         paceline_run="$paceline_sweep/trials/$paceline_trial"
@@ -402,22 +467,21 @@ paceline_finish_task() {
             failed) code=1 ;;
             stopped) [ "$code" = 1 ] || code=75 ;;
         esac
-        if paceline_wants_requeue && [ ! -e "$paceline_run/cancelled" ]; then again=1; fi
+        if paceline_wants_requeue && [ ! -e "$paceline_run/cancelled" ]; then
+            again=1
+            folders+=("$paceline_run/job-starts/$paceline_job_start")
+        fi
     done
     [ -s "$log" ] || rm -f "$log" || :
     if [ -n "$again" ] && [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] &&
         [ ! -e "$paceline_sweep/cancelled" ]; then
-        trap '' TERM # as in paceline_finish_job
         nodes=$(paceline_excluded_nodes "${files[@]}")
-        if [ -z "$paceline_resubmit" ]; then
-            paceline_requeue_job "$nodes"
-        elif next=$(paceline_submit_next ${nodes:+"--exclude=$nodes"} --array="$SLURM_ARRAY_TASK_ID" \
-            "$paceline_submission/job.sbatch" "$paceline_list"); then
-            for paceline_trial in "${paceline_trials[@]}"; do
-                [ -e "$paceline_sweep/trials/$paceline_trial/result.json" ] ||
-                    echo "${next}_$SLURM_ARRAY_TASK_ID" >"$paceline_sweep/trials/$paceline_trial/job" || :
-            done
-        fi
+        paceline_return_to_queue "$nodes" "${#folders[@]}" "${folders[@]}" --array="$paceline_task" \
+            "$paceline_submission/job.sbatch" "$paceline_list"
+        for paceline_trial in "${paceline_trials[@]}"; do
+            [ -z "$paceline_next" ] || [ -e "$paceline_sweep/trials/$paceline_trial/result.json" ] ||
+                echo "${paceline_next}_$paceline_task" >"$paceline_sweep/trials/$paceline_trial/job" || :
+        done
     fi
     if paceline_is_submission_over; then paceline_forget_secrets "$paceline_submission/environment.sh"; fi
     exit "$code"

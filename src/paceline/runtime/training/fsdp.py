@@ -71,7 +71,9 @@ def shard(
         mesh.set({"shard": -1})
     # Each rank keeps a shard of its own initial values, so all ranks must start from the same model.
     for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.data, src=0)
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(mesh.device_mesh.device_type)
+            dist.broadcast(tensor.data, src=0)
     if parallelize is not None and mesh.tensor > 1:
         split = parallelize(model, mesh.device_mesh["tensor"])
         if split is not None and split is not model:

@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import UsageError
 from paceline.runtime.distributed.mesh import RankMesh
 from paceline.runtime.training.ddp import DDPModel
-from paceline.runtime.training.fsdp import FSDPModel, check_parallelize, replace_parameters, shard
+from paceline.runtime.training.fsdp import FSDPModel, check_parallelize, fsdp_blocks, replace_parameters, shard
+from paceline.runtime.training.meta_device import allocate, find_meta_tensors, initialize
 
 Model = TypeVar("Model", bound=nn.Module)
 MODES = ("auto", "none", "ddp", "fsdp")
@@ -72,6 +73,7 @@ class Wrapper:
         compile_options: bool | dict[str, Any],
         layers: Any,
         parallelize: Callable[[Any, Any], Any] | None,
+        init: Callable[[Any], Any] | None,
         options: dict[str, Any],
     ) -> Model:
         """Wrap a model in place and return it. See `Run.wrap`."""
@@ -83,10 +85,22 @@ class Wrapper:
             mode = "fsdp"
         if mode == "fsdp" or parallelize is not None:
             check_parallelize(model, self.mesh, parallelize, mode=mode)
-        model.to(self.device)
+        has_values = not find_meta_tensors(model)
+        if init is not None and has_values:
+            raise UsageError(
+                "run.wrap(..., init=...) is for models on the meta device, but this one already has values.",
+                hint='Build it under `with torch.device("meta"):`, or call model.apply(init) before run.wrap.',
+            )
         before = list(model.parameters())
+        initialize_sharded = mode == "fsdp" and self.world_size > 1 and not has_values
+        if not has_values and not initialize_sharded:
+            self._initialize(model, layers, init)
+        if not initialize_sharded:
+            model.to(self.device)
         if mode == "fsdp":
             wrapped = self._shard(model, layers, parallelize, options)
+            if initialize_sharded:
+                self._initialize(model, layers, init)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
         elif mode == "none" or self.world_size == 1 or not before:
@@ -125,6 +139,14 @@ class Wrapper:
             policy = MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
             options.setdefault("mp_policy", policy)
         return shard(model, mesh=self.mesh, layers=layers, parallelize=parallelize, options=options)
+
+    def _initialize(self, model: nn.Module, layers: Any, init: Callable[[Any], Any] | None) -> None:
+        """Give a model on the meta device its initial values."""
+        blocks = list(fsdp_blocks(model, layers))
+        seed = self.mesh.group.share_number(int(torch.randint(1 << 62, ())))
+        tensors = find_meta_tensors(model)
+        allocate(model, tensors, self.device)
+        initialize(model, tensors, blocks=blocks, init=init, seed=seed, device=self.device)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
         """Return an optimizer's parameters. Raises UsageError if one does not belong to a wrapped model."""
