@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,25 +78,40 @@ def initialize(
 
     Raises UsageError if a tensor still has no values, or if a module changes parameters of a block that it contains.
     """
-    missing: list[str] = []
     numbers = {id(module): number for number, module in enumerate(model.modules())}
+
+    def run_steps(modules: list[nn.Module]) -> None:
+        for step in (_reset, init) if init is not None else (_reset,):
+            for module in modules:
+                _seed(seed, numbers[id(module)])
+                step(module)
+
+    missing: list[str] = []
+    *inner, outer = _units(model, blocks)
     with torch.no_grad(), torch.device(device), _preserve_rng(device):
-        for modules in _units(model, blocks):
-            inside = {id(module) for module in modules}
-            own = [tensor for tensor in tensors if id(tensor.module) in inside]
-            others = [tensor for tensor in tensors if id(tensor.module) not in inside]
-            before = [_fingerprint(tensor.value) for tensor in others]
-            with _whole(own):
-                for step in (_reset, init) if init is not None else (_reset,):
-                    for module in modules:
-                        _seed(seed, numbers[id(module)])
-                        step(module)
-                missing += [tensor.name for tensor in own if not _has_values(tensor.value)]
-            changed = (each.name for each, old in zip(others, before, strict=True) if _fingerprint(each.value) != old)
-            if (name := next(changed, None)) is not None:
-                raise _changed_error(name)
+        for modules in inner:
+            missing += _fill(_tensors_of(modules, tensors), partial(run_steps, modules))
+        own = _tensors_of(outer, tensors)
+        names = {each.name for each in own} | set(missing)
+        before = {each.name: (each, _fingerprint(each.value)) for each in tensors if each.name not in names}
+        missing += _fill(own, partial(run_steps, outer))
+        changed = [name for name, (each, old) in before.items() if _fingerprint(each.value) != old]
     if missing:
         raise _missing_error(missing)
+    if changed:
+        raise _changed_error(changed[0])
+
+
+def _tensors_of(modules: list[nn.Module], tensors: list[MetaTensor]) -> list[MetaTensor]:
+    inside = {id(module) for module in modules}
+    return [tensor for tensor in tensors if id(tensor.module) in inside]
+
+
+def _fill(tensors: list[MetaTensor], run_steps: Callable[[], None]) -> list[str]:
+    """Initialize these tensors, and return the names of those that have no values after that."""
+    with _whole(tensors):
+        run_steps()
+        return [tensor.name for tensor in tensors if not _has_values(tensor.value)]
 
 
 def _units(model: nn.Module, blocks: list[nn.Module]) -> Iterator[list[nn.Module]]:
