@@ -100,6 +100,7 @@ def test_another_number_of_ranks_is_up_to_the_object(tmp_path: Path, ranks: Rank
     assert merged.state["items"].tolist() == [0.0, 1.0]
     assert same.state == {"text": "equal"}, "plain state that is equal on all ranks resumes on any number of them"
     loader.save(2, wait=True)
+    loader.close()
     # A declared object of one rank is not copied to two.
     with pytest.raises(AssertionError, match="'buffer' has a state of its own on each of 1 ranks"):
         ranks(resume_two, 2, tmp_path)

@@ -18,6 +18,7 @@ import torch
 from paceline.contract.checkpoint.names import checkpoint_name, checkpoint_step
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import restore, retention, rng, shares, state_tree, writer
+from paceline.runtime.checkpoint.folder_lock import FolderLock
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.retention import RetentionPolicy
@@ -101,6 +102,7 @@ class CheckpointManager:
         self._attached: dict[int, float] = {}  # those that are in their checkpoint
         self._images = ImageCache(rank=rank, world_size=world_size)
         self._polls = 0
+        self._lock: FolderLock | None = None
         self._writer_group: Any = None
         self._has_writer_group = False
 
@@ -210,6 +212,7 @@ class CheckpointManager:
             device=torch.cuda.current_device() if ready else None,
             timeout=self.timeout,
             on_commit=partial(self._prune, step),
+            before_commit=self._lock.check if self._lock is not None else None,
         )
         if states.tensors.sharded:
             task.sharded = sharded.stage(image, states.tensors.sharded)
@@ -312,10 +315,11 @@ class CheckpointManager:
         ranks load the same one.
         """
         self._finish_save()
+        ranks = RankGroup(self.rank, self.world_size, self.group)
+        self._lock_folder(ranks)
         if self.rank == 0:
             retention.adopt_complete(self.folder)
             retention.remove_leftovers(self.folder, attempt=self.attempt)
-        ranks = RankGroup(self.rank, self.world_size, self.group)
         newest, damaged = find_newest(self.folder, ranks, warn=self.warn)
         self._damaged += damaged
         if newest is not None:
@@ -323,6 +327,19 @@ class CheckpointManager:
         if start_from is None:
             return None
         return self._load(find_start(Path(start_from), ranks, warn=self.warn), own=False, strict=strict)
+
+    def _lock_folder(self, ranks: RankGroup) -> None:
+        """Take the folder for this run; all ranks raise an error if another live run has it."""
+        error: CheckpointError | None = None
+        if self.rank == 0 and self._lock is None:
+            lock = FolderLock(self.folder, attempt=self.attempt, warn=self.warn)
+            try:
+                lock.acquire()
+                self._lock = lock
+            except CheckpointError as refused:
+                error = refused
+        if any(problems := ranks.all_gather(error.message if error else None)):
+            raise error or CheckpointError(str(problems[0]), hint="See the error of rank 0.")
 
     def _load(self, folder: Path, *, own: bool, strict: bool) -> Restored:
         with CheckpointReader(folder) as reader:
@@ -343,6 +360,9 @@ class CheckpointManager:
         """Wait for the running save, or abandon it, and release the memory. Return the saves that have ended."""
         if wait or not self.is_saving:
             self._finish_save()
+        if self._lock is not None and not self.is_saving:
+            self._lock.release()
+            self._lock = None
         if wait:  # otherwise the process is about to exit, and releasing page-locked memory waits for the device
             self._images.release()
         self._task = self._thread = None

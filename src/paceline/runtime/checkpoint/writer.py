@@ -51,6 +51,7 @@ class SaveTask:
     sharded: dict[str, Any] = field(default_factory=dict)
     group: Any = None
     timeout: float = 600.0
+    before_commit: Callable[[], None] | None = None  # on rank 0: raises an error if it may not be committed
     on_commit: Callable[[], None] | None = None  # on rank 0: retention
     error: str | None = None
     seconds: float = 0.0
@@ -222,6 +223,8 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
     _write_synced(task.partial / names.CHECKPOINT_MARKER, marker.to_json().encode())
     for folder in {(task.partial / name).parent for name in files}:
         _sync_folder(folder)
+    if task.before_commit is not None:
+        task.before_commit()
     # A damaged checkpoint of a step that has been reached again, or one that this replaces. If the process ends
     # between the two renames, the next attempt completes the second.
     old = retention.set_aside(task.final, attempt=task.attempt) if task.final.exists() else None

@@ -44,6 +44,8 @@ class CheckpointSchedule:
 
     def resume(self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool) -> Restored | None:
         """Register these objects, and load the newest complete checkpoint into them."""
+        if self.checkpoints is not None:  # of an earlier `run.resume`
+            self.checkpoints.close()
         self.checkpoints = checkpoints
         self._objects = objects
         checkpoints.register(**objects)
