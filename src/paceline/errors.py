@@ -57,6 +57,10 @@ class ClusterError(PacelineError):
     pass
 
 
+class NoAnswer(ClusterError):
+    """Slurm did not answer in time. It may still have done what it was asked to."""
+
+
 class JobRejected(ClusterError):
     """sbatch rejected the job; `reason` is its own message."""
 

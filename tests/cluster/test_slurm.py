@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.cluster.runs import claims
+from paceline.cluster.runs.folder import create_run_folder
 from paceline.cluster.slurm import arrays, sbatch
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions
 from paceline.cluster.slurm.states import JobState
-from paceline.contract.run_folder import RunFolder
-from paceline.errors import ClusterError
-from paceline.plan.run_path import RunPath
+from paceline.contract.run_folder import SUBMITTING, RunFolder
+from paceline.errors import JobRejected, NoAnswer
+from paceline.plan.run_path import RunPath, new_run_id
 from paceline.plan.slurm.plan import SlurmPlan
 from tests.golden.cases import plan
 
@@ -59,9 +61,90 @@ def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Pa
     put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
     assert sbatch.submit(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
-    put_command(tmp_path, "sbatch", "echo")
-    with pytest.raises(ClusterError, match="did not print a job id"):
+
+
+# A controller that takes the job and answers too late, as sbatch reports it.
+LATE = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+
+
+@pytest.fixture
+def slow(submission: SlurmPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """`slow(job)`: from the second question on, squeue lists this job of the run, beside others."""
+
+    def listed(job: str) -> None:
+        folder, asked = submission.run_path.folder.path, tmp_path / "asked"
+        rows = "".join(f"{number}{slurm.SEPARATOR}{path}\\n" for number, path in ((5, "/"), (job, folder)) if number)
+        put_command(tmp_path, "squeue", f"if [ -e {asked} ]; then printf '{rows}'; fi; touch {asked}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sbatch, "QUERY_PAUSES", (0.0, 0.0, 0.0))
+        patch.setattr(sbatch, "INTERRUPTED_PAUSES", (0.0, 0.0))
+        put_command(tmp_path, "scancel", f'echo "$*" >{tmp_path}/scancelled')
+        yield listed
+
+
+@pytest.mark.parametrize("text", [LATE, "exec sleep 60", "echo welcome"], ids=["error", "silence", "no id"])
+def test_a_job_that_slurm_has_after_all_is_adopted(
+    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow("123")
+    put_command(tmp_path, "sbatch", text)
+    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT", 0.5)
+    assert sbatch.submit(submission) == "123"
+    assert slurm.read_job_id(submission.run_path.folder) == "123"
+    assert not (submission.run_path.folder.path / SUBMITTING).exists()
+
+
+def test_a_folder_whose_job_may_exist_stays(
+    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow("")
+    put_command(tmp_path, "sbatch", LATE)
+
+    def submit() -> RunFolder:
+        run_path = replace(submission.run_path, run_id=new_run_id())
+        with create_run_folder(run_path) as run_path:
+            run_path.folder.events.mkdir()
+            sbatch.submit(replace(submission, run_path=run_path))
+        return run_path.folder
+
+    with pytest.raises(NoAnswer, match="did not confirm the job: .*Socket timed out"):
+        submit()
+    (kept,) = (path.parent for path in tmp_path.glob(f"scratch/*/*/*/{SUBMITTING}"))
+    assert RunFolder(kept).cancelled.exists(), "a job that comes after all ends at once"
+    put_command(tmp_path, "sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    with pytest.raises(JobRejected, match="Invalid account"):
+        submit()
+    assert len(list(tmp_path.glob("scratch/*/*/2*"))) == 1, "a rejected run leaves nothing behind"
+
+
+def test_an_interrupted_submission_is_withdrawn(
+    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow("123")
+    real = slurm.call
+
+    def interrupted(argv: Sequence[str], **options: Any) -> Any:
+        if argv[0] == "sbatch":
+            raise KeyboardInterrupt
+        return real(argv, **options)
+
+    monkeypatch.setattr(sbatch, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         sbatch.submit(submission)
+    assert (tmp_path / "scancelled").read_text() == "123\n"
+    assert submission.run_path.folder.cancelled.exists()
+
+
+def test_of_several_arrays_the_new_one_is_adopted(
+    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None]
+) -> None:
+    slow("123")
+    put_command(tmp_path, "sbatch", LATE)
+    assert arrays.submit_array(submission, array="0-1", listing="tasks-1") == "123"
+    with pytest.raises(NoAnswer):
+        arrays.submit_array(submission, array="2-3", listing="tasks-2", known=["123"])
+    assert sorted(path.name for path in submission.run_path.folder.path.glob("cancelled*")) == ["cancelled-tasks-2"]
 
 
 def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.contract.files.folder_entry import Entry
 
+SUBMITTING = "submitting"  # in the folder of a submission while nobody knows whether Slurm has its job
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
 

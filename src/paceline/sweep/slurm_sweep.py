@@ -131,7 +131,7 @@ class Submission:
         write_atomically(folder / listing, chunk.listing())
         # Slurm throttles each array separately, so arrays run one after the other to keep to the limit together.
         after = self.jobs[-1:] if self.throttle is not None else []
-        job = submit_array(self.plan, array=chunk.array(self.throttle), listing=listing, after=after)
+        job = submit_array(self.plan, array=chunk.array(self.throttle), listing=listing, after=after, known=self.jobs)
         self.jobs.append(job)
         self.submitted += len(chunk.trials)
         self.writer.record_job(job, submission=folder.name, tasks=chunk.tasks)

@@ -372,6 +372,23 @@ def test_a_failed_requeue_is_written_down(bench: Bench, commands: dict[str, str 
     assert (bench.run / "job").read_text() == "7\n"
 
 
+def test_a_continuation_that_slurm_has_after_all_is_adopted(bench: Bench) -> None:
+    bench.forbid_requeue()
+    bench.put("sbatch", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
+    (bench.calls / "live").write_text("70 afterany:77(unfulfilled)\n79 afterany:7(unfulfilled)\n80 (null)\n")
+    assert bench.carry_out(STOPPED)[0] == 75
+    assert (bench.run / "job").read_text() == "79\n"
+    assert not (bench.run / "job-starts" / "7-0" / "requeue-failed").exists()
+
+
+def test_an_array_whose_submission_was_not_confirmed_runs_nothing(bench: Bench) -> None:
+    bench.trials("0", 0)
+    (bench.run / "submission" / "cancelled-tasks-1").touch()
+    code, out = bench.carry_out(DONE, TASK, **TASK_3)
+    assert (code, bench.calls_of("srun")) == (1, [])
+    assert "was not confirmed" in out
+
+
 def test_trials_say_that_their_task_was_not_requeued(bench: Bench) -> None:
     bench.trials("0 1", 0, 1)
     (bench.calls / "refusals").write_text("no\n" * 9)

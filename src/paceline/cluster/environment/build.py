@@ -19,7 +19,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import run_sbatch
 from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.contract.redaction import redact
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_folder import SUBMITTING, write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
 from paceline.plan.environment.build_script import (
     SCRIPT_NAMES,
@@ -176,7 +176,8 @@ def submit_build(plan: BuildPlan) -> str:
     write_build(plan)
     try:
         try:
-            job = run_sbatch(["sbatch", "--parsable", str(plan.folder.script)], plan.submitter)
+            argv = ["sbatch", "--parsable", str(plan.folder.script)]
+            job = run_sbatch(argv, plan.submitter, folder=plan.folder.path)
         except JobRejected as rejected:
             raise ClusterError(
                 f"sbatch rejected the build: {rejected.reason}.",
@@ -184,7 +185,8 @@ def submit_build(plan: BuildPlan) -> str:
             ) from None
         write_atomically(plan.folder.job, f"{job}\n")
     except BaseException:
-        shutil.rmtree(plan.folder.path, ignore_errors=True)
+        if not (plan.folder.path / SUBMITTING).exists():  # otherwise there may be a job, which needs it
+            shutil.rmtree(plan.folder.path, ignore_errors=True)
         raise
     return job
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import STORE, RunPath, new_run_id
 from paceline.spec import Job
@@ -115,7 +115,7 @@ def path_error(action: str, path: Path, error: OSError) -> EnvironmentProblem:
 
 @contextmanager
 def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
-    """Create a new run folder, and remove everything again if the body fails."""
+    """Create a new run folder, and remove everything again if the body fails, unless a job may need it."""
     created: list[Path] = []
     try:
         for parent in reversed([run_path.folder.path.parent, *run_path.folder.path.parent.parents]):
@@ -134,6 +134,8 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
     try:
         yield run_path
     except BaseException as error:
+        if (run_path.folder.path / SUBMITTING).exists():  # there may be a job, which needs the folder
+            raise
         shutil.rmtree(run_path.folder.path, ignore_errors=True)
         _remove(created)
         if isinstance(error, OSError):

@@ -75,10 +75,17 @@ def _own_jobs() -> int:
     return len(done.stdout.split())
 
 
-def submit_array(plan: SlurmPlan, *, array: str, listing: str, after: Sequence[str] = ()) -> str:
-    """Submit the tasks in `listing` as one array and return its job id. `after` are jobs that must end first."""
+def submit_array(
+    plan: SlurmPlan, *, array: str, listing: str, after: Sequence[str] = (), known: Sequence[str] = ()
+) -> str:
+    """Submit the tasks in `listing` as one array and return its job id.
+
+    `after` are jobs that must end first; `known` are the arrays that are submitted already.
+    """
     extra = [f"--array={array}"]
     if after:
         extra.append(f"--dependency=afterany:{':'.join(after)}")
     *command, script = plan.sbatch
-    return sbatch.run_sbatch([*command, *extra, script, listing], plan.submitter)
+    folder = plan.run_path.folder.path
+    with sbatch.withdrawn_on_failure(plan, folder / f"cancelled-{listing}", known=known):
+        return sbatch.run_sbatch([*command, *extra, script, listing], plan.submitter, folder=folder, known=known)

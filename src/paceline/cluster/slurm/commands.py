@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, NoAnswer
 
 COMMAND_TIMEOUT = 60.0  # seconds; a busy controller responds slowly
 JOBS_PER_CALL = 2000  # Linux limits one argument to 128 KiB
@@ -44,9 +44,7 @@ def call(
             hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
         ) from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(
-            f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER
-        ) from None
+        raise NoAnswer(f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER) from None
     if check and done.returncode:
         raise ClusterError(f"{argv[0]} failed: {error_text(done)}.", hint=_CHECK_CONTROLLER)
     return done

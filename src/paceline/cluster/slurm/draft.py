@@ -20,7 +20,7 @@ from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
+from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
@@ -115,6 +115,12 @@ class Draft:
     def _sbatch(self, plan: SlurmPlan) -> str:
         try:
             return sbatch.submit(plan)
+        except NoAnswer as problem:
+            raise ClusterError(
+                problem.message,
+                hint="Submit it again once Slurm answers. The folder of this run stays, marked as cancelled: if there is"
+                f" a job after all, it ends at once. {plan.run_path.folder.path}",
+            ) from None
         except JobRejected as rejected:
             raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
 

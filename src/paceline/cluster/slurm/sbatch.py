@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from paceline.cluster.slurm.commands import Completed, call, error_text
-from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.errors import ClusterError, JobRejected
+from paceline.cluster.slurm.commands import SEPARATOR, Completed, call, error_text
+from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
+from paceline.errors import ClusterError, JobRejected, NoAnswer
 from paceline.plan.slurm.plan import SlurmPlan
+
+QUERY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds before each question whether a job is there
+INTERRUPTED_PAUSES = (0.0, 1.0)  # the same, after Ctrl-C
+# How sbatch fails if the controller may have the job nevertheless.
+_NO_ANSWER = re.compile(
+    r"timed out|zero bytes|send failure|receive failure|connection reset|communication|unexpected message",
+    re.IGNORECASE,
+)
 
 
 def write_files(plan: SlurmPlan) -> None:
@@ -21,26 +32,87 @@ def write_files(plan: SlurmPlan) -> None:
     write_atomically(folder.script, plan.script)
 
 
-def run_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Call sbatch and return the job id. Raise JobRejected with sbatch's message."""
-    done = call(argv, environ=environ, check=False)
-    if done.returncode:
-        raise JobRejected(reason=error_text(done))
+def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path, known: Sequence[str] = ()) -> str:
+    """Call sbatch and return the job id. Raise JobRejected with sbatch's message.
+
+    A slow controller may take the job although sbatch gives up, so ask for it then. A job is recognized by its working
+    directory, `folder`, which is one submission's alone; `known` are earlier jobs of the same one. While nobody knows
+    whether there is a job, the folder has the mark SUBMITTING, and must not be removed.
+    """
+    mark = folder / SUBMITTING
+    mark.touch()
+    try:
+        done = call(argv, environ=environ, check=False)
+        reason = error_text(done) if done.returncode else ""
+    except NoAnswer as problem:
+        done, reason = None, problem.message.rstrip(".")
+    except ClusterError:  # sbatch was not even started
+        mark.unlink()
+        raise
+    if done is not None and done.returncode and not _NO_ANSWER.search(reason):
+        mark.unlink()
+        raise JobRejected(reason=reason)
     # Take the last line that is an id: a site's wrapper around sbatch may print more.
-    ids: list[str] = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
-    if not ids:
-        raise ClusterError(
-            f"sbatch did not print a job id; it printed: {done.stdout.strip() or 'nothing'}.",
-            hint="Look for the job with `squeue --me --all`.",
+    ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE) if done is not None and not reason else []
+    job = ids[-1] if ids else find_job(folder, environ, known=known)
+    if job is None:
+        printed = done.stdout.strip() if done is not None else ""
+        raise NoAnswer(
+            f"Slurm did not confirm the job: {reason or f'sbatch printed no job id, but {printed!r}'}.",
+            hint=f"Its folder stays, in case there is a job: {folder}. Look for it with `squeue --me --all`.",
         )
-    return ids[-1]
+    mark.unlink()
+    return job
+
+
+def find_job(
+    folder: Path, environ: Mapping[str, str], *, known: Sequence[str] = (), pauses: Sequence[float] | None = None
+) -> str | None:
+    """Ask Slurm, more than once, for a job of yours that works in a folder."""
+    form = f"--format=%F{SEPARATOR}%Z"
+    argv = ["squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", form]
+    for pause in QUERY_PAUSES if pauses is None else pauses:
+        time.sleep(pause)
+        try:
+            done = call(argv, environ=environ, check=False)
+        except ClusterError:
+            continue
+        rows = [line.split(SEPARATOR) for line in done.stdout.splitlines()]
+        found = {row[0].strip() for row in rows if len(row) == 2 and row[1].strip() == str(folder)} - set(known)
+        if found:
+            return max(found, key=int)
+    return None
+
+
+@contextmanager
+def withdrawn_on_failure(plan: SlurmPlan, cancelled: Path, *, known: Sequence[str] = ()) -> Iterator[None]:
+    """If a submission is not confirmed, or is interrupted, cancel its job, whether it is there or yet to come.
+
+    A job that finds the file `cancelled` ends at once.
+    """
+    try:
+        yield
+    except JobRejected:
+        raise
+    except BaseException as problem:
+        if not (plan.run_path.folder.path / SUBMITTING).exists():
+            raise
+        write_atomically(cancelled, f"{time.time():.0f}\n")
+        if not isinstance(problem, NoAnswer):
+            folder, environ = plan.run_path.folder.path, plan.submitter
+            job = find_job(folder, environ, known=known, pauses=INTERRUPTED_PAUSES)
+            if job is not None:
+                call(["scancel", job], environ=environ, check=False)
+        raise
 
 
 def submit(plan: SlurmPlan) -> str:
     """Submit a run's script and record the job id in the run folder."""
-    job = run_sbatch(plan.sbatch, plan.submitter)
+    folder = plan.run_path.folder
+    with withdrawn_on_failure(plan, folder.cancelled):
+        job = run_sbatch(plan.sbatch, plan.submitter, folder=folder.path)
     try:
-        record_job(plan.run_path.folder, job)
+        record_job(folder, job)
     except BaseException:  # the run folder is removed on errors, and the job cannot run without it
         call(["scancel", job], environ=plan.submitter, check=False)
         raise

@@ -330,6 +330,18 @@ paceline_submit_next() {
         return 0
     fi
     paceline_problem=$(paceline_one_line "${id:-sbatch failed}")
+    # A slow controller may have taken the job all the same: it is the one that waits for this one.
+    case $paceline_problem in *"timed out"* | *"receive failure"* | *"send failure"*) ;; *) return 0 ;; esac
+    for name in 5 15 30; do
+        sleep "$name" || :
+        id=$(squeue --all --noheader --me --states=PENDING --format='%F %E' 2>/dev/null |
+            grep -E " afterany:$paceline_job(\(|$)" | tail -n 1) || :
+        if [ -n "$id" ]; then
+            paceline_next=${id%% *}
+            paceline_problem=''
+            return 0
+        fi
+    done
 }
 
 # -- a single run: job.sbatch sets `paceline_run` ------------------------------------------------------------
@@ -374,6 +386,8 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
     paceline_submission=$2
     paceline_list=$3
     paceline_identify_job "${@:4}"
+    [ ! -e "$paceline_submission/cancelled-$paceline_list" ] ||
+        paceline_fail "This array was cancelled: its submission was not confirmed."
     # The trials of this task are in its line of the list, after its index.
     local index line
     paceline_trials=()
