@@ -108,7 +108,7 @@ def test_a_folder_whose_job_may_exist_stays(
             sbatch.submit(replace(submission, run_path=run_path))
         return run_path.folder
 
-    with pytest.raises(NoAnswer, match="did not confirm the job: .*Socket timed out"):
+    with pytest.raises(NoAnswer, match=r"did not confirm the job: .*Socket timed out"):
         submit()
     (kept,) = (path.parent for path in tmp_path.glob(f"scratch/*/*/*/{SUBMITTING}"))
     assert RunFolder(kept).cancelled.exists(), "a job that comes after all ends at once"

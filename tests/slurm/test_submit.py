@@ -217,6 +217,35 @@ def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slu
     assert rank["environ"]["ASKED"] == "1"
 
 
+# The controller takes the job, but answers after sbatch has given up.
+LATE_SBATCH = """\
+#!/bin/bash
+case " $* " in *" --test-only "*) exec /usr/bin/sbatch "$@" ;; esac
+kill -STOP {controller}
+(sleep {seconds}; kill -CONT {controller}) >/dev/null 2>&1 &
+/usr/bin/sbatch "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_submission_that_is_confirmed_too_late(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+    home = project(tmp_path / "project")
+    timeout = int(re.findall(r"MessageTimeout\s*= (\d+)", cluster.run(["scontrol", "show", "config"]).stdout)[0])
+    shim = tmp_path / "bin" / "sbatch"
+    shim.parent.mkdir()
+    controller = (Path(cluster.environment["SLURM_CONF"]).parent.parent / "run" / "slurmctld.pid").read_text().strip()
+    shim.write_text(LATE_SBATCH.format(controller=controller, seconds=timeout + 2))
+    shim.chmod(0o755)
+    done = slurm_paceline(
+        "submit", *SMALL, "train.py", cwd=home, timeout=TIMEOUT, PATH=f"{shim.parent}:{os.environ['PATH']}"
+    )
+    folder = run_of(done)
+    job = (folder.path / "job").read_text().strip()
+    assert f"as job {job}" in done.stdout
+    assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(folder, done)
+    assert 0 in rank_reports(folder)
+
+
 def test_a_queued_job_runs_the_code_as_submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     """Also, one run can wait for another with `--after`."""
     slow = "import pathlib, time\nwhile not pathlib.Path(GO).exists(): time.sleep(0.1)\n"

@@ -118,8 +118,8 @@ class Draft:
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,
-                hint="Submit it again once Slurm answers. The folder of this run stays, marked as cancelled: if there is"
-                f" a job after all, it ends at once. {plan.run_path.folder.path}",
+                hint="Submit it again once Slurm answers. The folder of this run stays, marked as cancelled: if there"
+                f" is a job after all, it ends at once. {plan.run_path.folder.path}",
             ) from None
         except JobRejected as rejected:
             raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
