@@ -122,6 +122,33 @@ def test_gather_takes_ragged_tensors_and_objects(ranks: Ranks, world_size: int) 
     assert results == [[*expected, list(everyone)]] * world_size
 
 
+def drawn(folder: str | None, steps: int) -> tuple[list[float], dict[int, float]]:
+    """Return the initial weights, and what each step of a hand-written loop drew from the global generator."""
+    numbers = {}
+    with quiet(seed=3, folder=folder) as run:
+        model = torch.nn.Linear(1, 2)
+        initial = model.weight.flatten().tolist()
+        run.wrap(model)
+        if folder is not None:
+            run.resume(model=model)
+        while run.step < steps:
+            numbers[run.step] = torch.rand(()).item()
+            if run.should_stop:
+                break
+    return initial, numbers
+
+
+def test_ranks_draw_their_own_numbers_in_hand_written_loops_and_resume_them(ranks: Ranks, tmp_path: Path) -> None:
+    whole = ranks(drawn, 2, str(tmp_path / "whole"), 6)
+    assert whole[0][0] == whole[1][0], "one seed builds one model"
+    assert len({*whole[0][1].values(), *whole[1][1].values()}) == 12
+    parts = [ranks(drawn, 2, str(tmp_path / "parts"), steps) for steps in (3, 6)]
+    assert [parts[0][rank][1] | parts[1][rank][1] for rank in (0, 1)] == [numbers for _, numbers in whole]
+    assert sorted(parts[1][0][1]) == [3, 4, 5]
+    first, second = (numbers for _, numbers in ranks(drawn, 2, None, 4))
+    assert [first[step] == second[step] for step in range(4)] == [True, False, False, False], "from the first boundary"
+
+
 def download(folder: str) -> str:
     cache = Path(folder) / "cache"
     with quiet() as run:

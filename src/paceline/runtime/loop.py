@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.checkpoint import rng
 from paceline.runtime.console import note
 from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch
@@ -42,15 +41,11 @@ class Loop:
         self._epoch_is_whole = True
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def begin(self, *, seed: int | None, dp_rank: int) -> None:
+    def begin(self) -> None:
         """Prepare for the first step of this process."""
         if self.begun:
             return
         self.begun = True
-        if seed is not None:
-            # All ranks started with one seed, to build the same model. From here on each draws its own dropout, but
-            # ranks that work on the same samples draw the same.
-            rng.reseed(seed=seed, step=self.step, rank=dp_rank)
         self._boundary.epoch = self.epoch
         self._boundary.before_first(self.step)
 

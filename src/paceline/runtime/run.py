@@ -12,7 +12,7 @@ import torch
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint import CheckpointManager, Restored
+from paceline.runtime.checkpoint import CheckpointManager, Restored, rng
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
@@ -95,6 +95,7 @@ class Run:
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
+        self._draws_own_numbers = False
         self._saved_by_hand = False
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
@@ -221,6 +222,7 @@ class Run:
         if checkpoints_dir is None and self._run_folder is not None:
             checkpoints_dir = self._run_folder.checkpoints
         if checkpoints_dir is None:
+            self._draw_own_numbers()
             return None
         if self._loop.begun:
             raise UsageError("run.resume was called after the first step.", hint="Call it before the loop.")
@@ -245,7 +247,18 @@ class Run:
             if self.rank == 0:
                 what = f"resumed at step {restored.step}" if restored.own else _position(restored)
                 note(f"{what} from {restored.folder}")
+        self._draw_own_numbers()
         return restored
+
+    def _draw_own_numbers(self) -> None:
+        """Let each rank draw its own random numbers from here on; up to here all drew the same, to build one model.
+
+        A checkpoint has restored each rank's own. Ranks that work on the same samples draw the same.
+        """
+        seed = self.settings.seed
+        if seed is not None and self.world_size > 1 and self._restored is None and not self._draws_own_numbers:
+            rng.reseed(seed=seed, step=self.step, rank=self.dp_rank)
+        self._draws_own_numbers = True
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -269,8 +282,8 @@ class Run:
         `loader` comes from `run.loader`, or is any iterable of batches with equally many on every rank; `accumulate`
         then counts batches per update. The loop ends after `max_steps` steps, if given.
         """
-        fresh_seed = self.settings.seed if self.world_size > 1 and self._restored is None else None
-        self._loop.begin(seed=fresh_seed, dp_rank=self.dp_rank)
+        self._draw_own_numbers()
+        self._loop.begin()
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:
@@ -307,6 +320,7 @@ class Run:
             loop.counted = False
         if not loop.begun:
             loop.begun = True
+            self._draw_own_numbers()
             boundary.events.write("training", step=loop.step)
         if counts and not boundary.stopping:
             self._gradients.end_step()
