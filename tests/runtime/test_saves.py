@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
+from paceline.runtime.distributed import process_group
 from paceline.runtime.settings import best_metric
 from tests.forked_ranks import Ranks
 from tests.runtime.test_wrap import quiet
@@ -77,6 +79,58 @@ def test_a_loop_with_should_stop_saves_whenever_it_asks(tmp_path: Path) -> None:
         run.save()  # of the same step, but another state
     assert saved(tmp_path) == [1, 2, 3]
     assert [weight(tmp_path, step) for step in (1, 2, 3)] == [1, 2, 4]
+
+
+def save_alone(folder: Path, comes: bool) -> str:
+    """Rank 0 saves. Rank 1 waits until that is noticed, and then saves too, or fails."""
+    noticed = folder / "noticed"
+    process_group.LATE_AFTER = 0.05
+
+    def notice(text: str) -> None:
+        noticed.write_text(text)
+
+    process_group.note = notice
+    try:
+        with quiet(folder=folder, timeout=60 if comes else 1) as run:
+            run.resume(model=run.wrap(nn.Linear(1, 1)))
+            if run.rank == 1:
+                while not (noticed if comes else folder / "failed").exists():
+                    time.sleep(0.01)
+                if not comes:
+                    raise KeyError
+            run.save()
+    except KeyError:
+        return "failed"
+    except RunError as error:
+        (folder / "failed").touch()
+        return error.message
+    return noticed.read_text()
+
+
+def test_a_save_on_one_rank_alone_names_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    text = "rank 0 is waiting in run.save() for rank 1: call it on all ranks, not under `if run.rank == 0`"
+    for folder in (tmp_path / "late", tmp_path / "never"):
+        folder.mkdir()
+    assert ranks(save_alone, 2, tmp_path / "late", True) == [text, text]
+    assert saved(tmp_path / "late") == [0]
+    assert ranks(save_alone, 2, tmp_path / "never", False) == ["run.save() was not called on rank 1.", "failed"]
+
+
+def test_a_relative_folder_is_fixed_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for settings in ({"folder": "one"}, {"folder": "two", "start_from": "one"}):
+        train = Trainable()
+        with quiet(**settings, save_every_steps=1) as run:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            run.resume(model=train.model)
+            for _ in run.steps(range(run.step + 2)):
+                train.step()
+                run.log(x=1)
+        monkeypatch.chdir(tmp_path)
+    assert (saved(tmp_path / "one"), saved(tmp_path / "two")) == ([1, 2], [3, 4])
+    assert (tmp_path / "two/metrics.jsonl").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 # -- after the loop of an epoch --------------------------------------------------------------------------

@@ -97,6 +97,7 @@ class Run:
         self._first_calls = 0
         self._draws_own_numbers = False
         self._saved_by_hand = False
+        self._save_calls = 0
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
 
@@ -218,7 +219,7 @@ class Run:
             raise UsageError(f"{twice[0]!r} is given to run.resume twice.", hint="Leave it out outside of per_rank.")
         self._boundary.replicas.watch(objects)
         objects |= own
-        checkpoints_dir = Path(folder) if folder is not None else None
+        checkpoints_dir = Path(folder).absolute() if folder is not None else None
         if checkpoints_dir is None and self._run_folder is not None:
             checkpoints_dir = self._run_folder.checkpoints
         if checkpoints_dir is None:
@@ -338,7 +339,7 @@ class Run:
 
         In a loop that neither uses `run.steps` nor reads `run.should_stop`, each save counts as a step.
 
-        Raises UsageError inside a step.
+        Raises UsageError inside a step, and RunError if some ranks never call it.
         """
         loop, boundary = self._loop, self._boundary
         if loop.micro is not None:
@@ -348,6 +349,8 @@ class Run:
         schedule = boundary.checkpoint_schedule
         if schedule.checkpoints is None:
             return
+        self._save_calls += 1
+        self._group.meet(self.identity, f"save/{self._save_calls}", what="run.save()", timeout=self.settings.timeout)
         changed = boundary.any_rank_changed()
         if not loop.is_after_loop:
             self._save_by_hand(changed, wait=wait)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -110,9 +112,11 @@ class session:
         )  # fmt: skip
         spec = self._context.launch_spec
         self._settings = settings.override(spec.runtime if spec else {}).validate()
+        if self._settings.start_from is not None:  # the script may change its working directory later
+            self._settings = replace(self._settings, start_from=os.path.abspath(self._settings.start_from))
         self._folder = self._context.folder
         if self._folder is None and folder is not None:
-            self._folder = RunFolder(Path(folder))
+            self._folder = RunFolder(Path(folder).absolute())
         self._trackers = trackers
         self._start = time.perf_counter()
         self._parts: SessionParts | None = None

@@ -20,11 +20,15 @@ import torch.distributed as dist
 from paceline.contract import process
 from paceline.contract.hostlist import expand
 from paceline.errors import EnvironmentProblem, RunError
+from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
 
 # Ranks find each other through the store. Its address can be used once per process, so all sessions share it.
 _store: Any = None
 _sessions = 0
+
+LATE_AFTER = 5.0  # seconds after which ranks that have not come are named
+MEETING_TIMEOUT = 1800.0  # seconds, as for collectives over gloo
 
 
 @dataclass
@@ -73,6 +77,33 @@ class ProcessGroups:
             return
         process.keep_forever(self.main, self.control, self.store, dist.distributed_c10d._world)
         self.main = self.control = self._data = None
+
+    def meet(self, identity: Identity, key: str, *, what: str, timeout: float | None) -> None:
+        """Wait for all ranks, and say after a few seconds which of them have not called `what`.
+
+        Raises RunError if they never do.
+        """
+        if self.store is None:
+            return
+        self.store.set(f"{key}/{identity.rank}", "")
+        if self.store.add(f"{key}/count", 1) == identity.world_size:
+            self.store.set(f"{key}/all", "")
+            return
+        limit = timeout or MEETING_TIMEOUT
+        for seconds in (min(LATE_AFTER, limit), max(0.001, limit - LATE_AFTER)):
+            try:
+                self.store.wait([f"{key}/all"], datetime.timedelta(seconds=seconds))
+                return
+            except dist.DistStoreError:
+                absent = [rank for rank in range(identity.world_size) if not self.store.check([f"{key}/{rank}"])]
+            names = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent[:8]))}"
+            names += f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+            first = next(rank for rank in range(identity.world_size) if rank not in absent)
+            if identity.rank == first:
+                note(
+                    f"rank {first} is waiting in {what} for {names}: call it on all ranks, not under `if run.rank == 0`"
+                )
+        raise RunError(f"{what} was not called on {names}.", hint="Call it on all ranks, at the same point.")
 
     @contextlib.contextmanager
     def rank_zero_first(self, rank: int, key: str) -> Iterator[None]:
