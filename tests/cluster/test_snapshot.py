@@ -130,10 +130,10 @@ def test_concurrent_snapshots_make_one_copy(project: Path, tmp_path: Path) -> No
 
 
 def test_a_failed_copy_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> int:
+    def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "pwrite", full)
     store = tmp_path / "scratch" / "store"
     with pytest.raises(OSError, match="No space left"):
         snapshot(project, store)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from paceline.contract.files.sparse import copy_data
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
@@ -57,11 +58,12 @@ class WorkFolder:
     def _fill(self, cwd: str) -> None:
         from concurrent.futures import ThreadPoolExecutor  # local runs do without
 
-        os.makedirs(self.path, exist_ok=True)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        _make_folder(self.path, _mode(self.code))
         files = []
         for name in self._entries():  # it goes into a folder only after this loop has made it
             if _is_folder(f"{self.code}/{name}"):
-                _make_folder(f"{self.path}/{name}")
+                _make_folder(f"{self.path}/{name}", _mode(f"{self.code}/{name}"))
             else:
                 files.append(name)
         for parent in self._link_parents():
@@ -126,12 +128,9 @@ class WorkFolder:
             return
         partial = f"{target}{PARTIAL}"
         try:
-            shutil.copyfile(source, partial)
-            if os.access(source, os.X_OK):
-                shutil.copymode(source, partial)
-            os.utime(
-                partial, ns=(os.stat(source).st_mtime_ns,) * 2
-            )  # shows whether a script has written the file again
+            with suppress(FileNotFoundError):
+                os.unlink(partial)
+            _copy_file(source, partial)
             os.rename(partial, target)
         except OSError:
             with suppress(OSError):
@@ -219,9 +218,27 @@ def _is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
 
-def _make_folder(path: str) -> None:
+def _copy_file(source: str, target: str) -> None:
+    """Copy a file of the snapshot, with its holes. The script may write to the copy."""
+    with open(source, "rb") as reader:
+        status = os.fstat(reader.fileno())
+        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            copy_data(reader.fileno(), writer, status.st_size)
+            os.fchmod(writer, status.st_mode & 0o777 | 0o200)
+            os.utime(writer, ns=(status.st_mtime_ns,) * 2)  # shows whether a script has written the file again
+        finally:
+            os.close(writer)
+
+
+def _make_folder(path: str, mode: int = 0o777) -> None:
     with suppress(FileExistsError):  # the script may have put something else in its place
-        os.mkdir(path)
+        os.mkdir(path, mode)
+
+
+def _mode(folder: str) -> int:
+    """Return a folder's mode: a copy must not be open to more people."""
+    return os.stat(folder).st_mode & 0o777
 
 
 def _leads_out(relative: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.runs.snapshot import find_code, read_code
+from paceline.cluster.runs.snapshot import find_code
+from paceline.cluster.runs.snapshot_store import read_file
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared
@@ -44,7 +46,7 @@ def compare_code(
         elif name not in before:
             found.append(Difference(name, ADDED))
         else:
-            difference = _compare(name, read_code(then / name), read_code(now / name))
+            difference = _compare(name, then / name, now / name)
             if difference is not None:
                 found.append(difference)
     return found
@@ -57,18 +59,21 @@ def _files(folder: Path) -> Iterator[str]:
             yield path.relative_to(folder).as_posix()
 
 
-def _compare(name: str, then: tuple[str, bytes], now: tuple[str, bytes]) -> Difference | None:
+def _compare(name: str, *paths: Path) -> Difference | None:
+    """Compare a file then with the same now."""
+    then, now = map(read_file, paths)
     if then == now:
         return None
-    note = f"{then[0]} -> {now[0]}" if then[0] != now[0] else ""
-    if then[1] == now[1]:
+    note = f"{then.kind} -> {now.kind}" if then.kind != now.kind else ""
+    if then.digest == now.digest:
         return Difference(name, CHANGED, note)
-    if max(len(then[1]), len(now[1])) > LARGE:
-        sizes = " -> ".join(f"{len(content) / 2**20:.1f} MB" for _, content in (then, now))
-        return Difference(name, CHANGED, f"large: {sizes}")
-    texts = [_text(content) for _, content in (then, now)]
+    sizes = [path.lstat().st_size for path in paths]
+    if max(sizes) > LARGE:
+        return Difference(name, CHANGED, f"large: {' -> '.join(f'{size / 2**20:.1f} MB' for size in sizes)}")
+    contents = [os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() for path in paths]
+    texts = [_text(content) for content in contents]
     if texts[0] is None or texts[1] is None:
-        return Difference(name, CHANGED, f"binary: {len(then[1]):,} -> {len(now[1]):,} bytes")
+        return Difference(name, CHANGED, f"binary: {sizes[0]:,} -> {sizes[1]:,} bytes")
     lines = tuple(
         difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm="")
     )

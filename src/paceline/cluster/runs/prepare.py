@@ -24,6 +24,8 @@ from paceline.plan.run_record import run_record
 from paceline.plan.shape import Shape
 from paceline.spec import Job
 
+SHOWN_LINKS = 5
+
 
 @dataclass(frozen=True)
 class PreparedRun:
@@ -59,6 +61,10 @@ def prepare(
             notes.append(f"no snapshot of the code was taken: {problem.message}")
     if snapshot is not None and snapshot.skipped_secrets:
         notes.append(f"secrets left out of the code snapshot: {', '.join(snapshot.skipped_secrets)}")
+    if snapshot is not None and snapshot.outside_links:
+        named = [f"{name} -> {os.readlink(job.folder / name)}" for name in snapshot.outside_links[:SHOWN_LINKS]]
+        named += ["..."] if len(snapshot.outside_links) > SHOWN_LINKS else []
+        notes.append(f"links to targets outside the project, which are not in the code snapshot: {', '.join(named)}")
     links = None
     if snapshot is not None and snapshot_required and job.project.workdir == "snapshot":
         links = find_links(job.folder.absolute(), snapshot.names, run_folders=run_folders_inside(job.folder, run_path))

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
-import functools
-import hashlib
 import os
-import re
-import secrets
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.cluster.runs.snapshot_store import BYTECODE, store_code
+from paceline.cluster.secrets.file_names import is_secret, matches
+from paceline.contract.files.sparse import data_size
 from paceline.errors import EnvironmentProblem
 
 MAX_FILES = 20_000
-
-# Never copied, even if tracked by git: snapshots lie on shared disks.
-SECRETS = (
-    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "id_ecdsa*", ".netrc", "_netrc",
-    ".pypirc", ".npmrc", ".git-credentials", "credentials.json", "secrets.toml", "secrets.y*ml", "secrets.json",
-    "secrets.env", "wandb_credentials.txt",
-)  # fmt: skip
-HARMLESS = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 
 # Not copied from a project without git.
 CLUTTER = (
@@ -41,6 +30,7 @@ class Snapshot:
     names: tuple[str, ...]  # of its files
     size: int  # bytes
     skipped_secrets: tuple[str, ...] = ()
+    outside_links: tuple[str, ...] = ()  # relative links that lead out of the project
 
 
 def take_snapshot(
@@ -56,12 +46,9 @@ def take_snapshot(
         raise _too_large(
             folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed"
         )
-    digest = _digest(folder, sizes, copy_to=None)
-    path = store / digest
-    if not path.is_dir():
-        digest = _copy(folder, sizes, store)
-        path = store / digest
-    return Snapshot(path, digest, tuple(sizes), sum(sizes.values()), tuple(skipped_secrets))
+    path, digest = store_code(folder, sizes, store)
+    outside = tuple(name for name in sizes if _leaves(folder, name))
+    return Snapshot(path, digest, tuple(sizes), sum(sizes.values()), tuple(skipped_secrets), outside)
 
 
 def find_code(
@@ -73,10 +60,11 @@ def find_code(
     names: list[str] = []
     skipped_secrets: list[str] = []
     for name in _list(folder):
-        base = name.rsplit("/", 1)[-1]
-        if _matches(base, SECRETS) and not _matches(base, HARMLESS):
+        if BYTECODE in name.split("/"):
+            continue
+        if is_secret(name):
             skipped_secrets.append(name)
-        elif not _excluded(name, exclude) and not any(
+        elif not _excluded(name, tuple(exclude)) and not any(
             folder / name == path or path in (folder / name).parents for path in excluded
         ):
             names.append(name)
@@ -86,23 +74,13 @@ def find_code(
     return _measure(folder, names), skipped_secrets
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return _combine(tuple(patterns)).match(name) is not None
-
-
-@functools.lru_cache
-def _combine(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Compile shell patterns into one expression: thousands of names are matched against dozens of them."""
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)")
-
-
-def _excluded(name: str, patterns: Sequence[str]) -> bool:
+def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a path, or a folder above it, matches."""
     if not patterns:
         return False
     parts = name.split("/")
-    return _matches(name, patterns) or any(
-        _matches("/".join(parts[: end + 1]), patterns) or _matches(part, patterns) for end, part in enumerate(parts)
+    return matches(name, patterns) or any(
+        matches("/".join(parts[: end + 1]), patterns) or matches(part, patterns) for end, part in enumerate(parts)
     )
 
 
@@ -150,83 +128,36 @@ def _walk(folder: Path) -> Iterator[str]:
         folders[:] = [
             name
             for name in folders
-            if not _matches(name, CLUTTER) and not os.path.exists(os.path.join(root, name, "pyvenv.cfg"))
+            if not matches(name, CLUTTER) and not os.path.exists(os.path.join(root, name, "pyvenv.cfg"))
         ]
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         for name in (*files, *links):
-            if not _matches(name, CLUTTER):
+            if not matches(name, CLUTTER):
                 yield os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/")
 
 
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are not code."""
+    """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are not code.
+
+    Holes in files do not count, and are not copied.
+    """
     sizes = {}
     for name in names:
         try:
             status = os.lstat(folder / name)
         except OSError:
             continue
-        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+        if stat.S_ISREG(status.st_mode):
+            sizes[name] = data_size(status, str(folder / name))
+        elif stat.S_ISLNK(status.st_mode):
             sizes[name] = status.st_size
     return sizes
 
 
-# -- copying -----------------------------------------------------------------------------------------------
-
-
-def _digest(folder: Path, names: Iterable[str], *, copy_to: Path | None) -> str:
-    """Hash paths, kinds and contents. With `copy_to`, write exactly what was hashed."""
-    total = hashlib.sha256()
-    for name in names:
-        source = folder / name
-        try:
-            kind, content = read_code(source)
-        except FileNotFoundError:
-            continue  # deleted since it was listed
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"Cannot copy {source}: {error.strerror}.",
-                hint="Fix its permissions, add it to .gitignore, or pass --no-snapshot.",
-            ) from None
-        label = f"{name}\0{kind}\0{len(content)}\0".encode(errors="surrogateescape")
-        total.update(label)
-        total.update(content)
-        if copy_to is not None:
-            _write(copy_to / name, kind, content)
-    return total.hexdigest()[:20]
-
-
-def read_code(path: Path) -> tuple[str, bytes]:
-    """Return a file's kind (`file`, `program` or `link`) and its content; for a link, its target."""
-    if path.is_symlink():
-        return "link", os.fsencode(os.readlink(path))
-    with open(path, "rb") as file:
-        executable = os.fstat(file.fileno()).st_mode & 0o100
-        return ("program" if executable else "file"), file.read()
-
-
-def _write(path: Path, kind: str, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "link":
-        os.symlink(os.fsdecode(content), path)
-        return
-    path.write_bytes(content)
-    if kind == "program":
-        path.chmod(0o755)
-
-
-def _copy(folder: Path, names: Iterable[str], store: Path) -> str:
-    """Copy to a temporary folder, then rename it, so that concurrent runs with equal code do not collide."""
-    store.mkdir(parents=True, exist_ok=True)
-    partial = store / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        partial.mkdir()
-        digest = _digest(folder, names, copy_to=partial)
-        try:
-            os.rename(partial, store / digest)
-        except OSError:
-            if not (store / digest).is_dir():
-                raise
-        return digest
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def _leaves(folder: Path, name: str) -> bool:
+    """Return whether a file is a relative link to something outside the folder."""
+    path = folder / name
+    if not path.is_symlink() or os.path.isabs(os.readlink(path)):
+        return False
+    target = os.path.normpath(os.path.join(path.parent, os.readlink(path)))
+    return target != str(folder) and not target.startswith(f"{folder}/")

@@ -1,0 +1,286 @@
+"""Code snapshots on shared disks: who can read them, which secrets they leave out, and whether they can be trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from paceline.agent.work_folder import WorkFolder
+from paceline.cluster.runs.prepare import prepare
+from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
+from paceline.cluster.secrets.file_names import is_secret
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.plan.run_path import RunPath
+from paceline.plan.shape import Shape
+from paceline.spec import Program, load_job
+from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder
+
+MB = 2**20
+MODES = {"private.py": 0o600, "group.py": 0o640, "open.py": 0o644, "run.sh": 0o755, "closed/open.py": 0o644}
+
+
+def make_project(folder: Path) -> Path:
+    project = folder / "project"
+    (project / "closed").mkdir(parents=True)
+    for name, mode in MODES.items():
+        (project / name).write_text(f"# {name}\n")
+        (project / name).chmod(mode)
+    (project / "closed").chmod(0o700)
+    project.chmod(0o755)
+    return project
+
+
+def take(project: Path, *, limit: int = MB) -> Snapshot:
+    return take_snapshot(project, store=project.parent / "scratch" / "code", limit=limit)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("", "closed", *MODES)}
+
+
+# -- who can read them -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_are_kept_or_narrowed(tmp_path: Path, umask: int) -> None:
+    project = make_project(tmp_path)
+    before = os.umask(umask)
+    try:
+        copy = take(project).path
+        work = WorkFolder(str(tmp_path / "run" / "work" / "project"), str(copy), str(project), frozenset())
+        work.fill(work.path)
+    finally:
+        os.umask(before)
+    source = modes(project)
+    for folder in (copy, Path(work.path)):
+        assert not {name: mode for name, mode in modes(folder).items() if mode & ~source[name]}
+    assert all(modes(copy)[name] & 0o222 == 0 for name in MODES), "copies are read-only"
+    assert modes(Path(work.path))["run.sh"] == 0o755
+    assert modes(Path(work.path))["private.py"] == 0o600, "the script may write to its own copy"
+
+
+def test_a_copy_follows_its_source_when_that_is_closed(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    take(project)
+    (project / "open.py").chmod(0o600)
+    copy = take(project).path
+    assert modes(copy)["open.py"] == 0o400
+    project.chmod(0o700)
+    assert modes(take(project).path)[""] == 0o700
+
+
+@needs_two_users
+def test_a_stranger_reads_no_more_than_before() -> None:
+    """The project is in a home folder that nobody else can enter; scratch is open to all."""
+    with shared_folder() as shared:
+        home, store = shared / "home", shared / "scratch" / "code"
+
+        def submit() -> None:
+            home.mkdir(mode=0o700)
+            take_snapshot(make_project(home), store=store, limit=MB)
+
+        call_as(OWNER, submit)
+        assert run_as(STRANGER, ["ls", str(store)]).returncode == 0
+        copy = next(store.iterdir())
+        assert run_as(STRANGER, ["cat", str(copy / "open.py")]).returncode != 0
+        home.chmod(0o755)
+        call_as(OWNER, lambda: print(take_snapshot(home / "project", store=store, limit=MB)))
+        assert run_as(STRANGER, ["cat", str(copy / "open.py")]).returncode == 0
+        for name in ("private.py", "group.py", "closed/open.py"):
+            assert run_as(STRANGER, ["cat", str(copy / name)]).returncode != 0, name
+
+
+# -- secrets -----------------------------------------------------------------------------------------------
+
+SECRETS = """
+.env .env.local .env.production prod.env config/prod.env .ENV .envrc .netrc _netrc .pypirc .npmrc .git-credentials
+server.pem tls.key certs/tls.p12 app.pfx app.jks putty.ppk passwords.kdbx id_rsa id_rsa.old id_dsa id_ed25519 id_ecdsa
+credentials credentials.json credentials.toml gcp-credentials.json google_credentials.json client_secret_123.json
+service-account.json my-service-account-key.json service_account.json secrets.toml secrets.yaml secrets.yml secrets.json
+secrets.env secrets.ini .streamlit/secrets.toml secret.txt .secrets .aws/credentials .aws/config .kube/config
+.ssh/config .docker/config.json .azure/x.json .config/gcloud/application_default_credentials.json .config/gh/hosts.yml
+wandb/settings .config/wandb/settings wandb_credentials.txt kaggle.json .kaggle/kaggle.json hf_token hf_token.txt
+token.txt x.token api_key.txt openai_api_key.txt .pgpass .my.cnf .htpasswd .s3cfg .boto .vault-token prod.tfvars
+"""
+CODE = """
+train.py secrets.py credentials.py package/tokens.py tokenizer.json tokens.json special_tokens_map.json keys.py key.txt
+.env.example .env.sample .env.template example.env id_rsa.pub docs/secrets.md docs/credentials.rst settings.json
+config.json docker/config.json wandb/run.py environment.yml env.yaml monkey.png keyboard.txt token_counts.csv
+"""
+
+
+@pytest.mark.parametrize("name", SECRETS.split())
+def test_files_that_look_like_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", CODE.split())
+def test_files_that_do_not(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_a_snapshot_leaves_secrets_out_and_names_them(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    secrets = {"prod.env", ".envrc", ".aws/credentials", ".docker/config.json"}
+    for name in secrets:
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("hush")
+    taken = take(project)
+    assert set(taken.skipped_secrets) == secrets
+    assert {path.relative_to(taken.path).as_posix() for path in taken.path.rglob("*") if path.is_file()} == set(MODES)
+
+
+# -- trust -------------------------------------------------------------------------------------------------
+
+
+def damage_byte(copy: Path) -> None:
+    (copy / "open.py").chmod(0o644)
+    (copy / "open.py").write_text("# opEn.py\n")
+
+
+def truncate(copy: Path) -> None:
+    os.truncate(copy / "run.sh", 0)
+
+
+def remove_file(copy: Path) -> None:
+    """As scratch file systems do after 30 days."""
+    (copy / "closed" / "open.py").unlink()
+
+
+def remove_folder(copy: Path) -> None:
+    remove_file(copy)
+    (copy / "closed").rmdir()
+
+
+def add_module(copy: Path) -> None:
+    (copy / "torch.py").write_text("raise SystemExit('planted')")
+
+
+def replace_by_link(copy: Path) -> None:
+    (copy / "private.py").unlink()
+    (copy / "private.py").symlink_to("/etc/passwd")
+
+
+def replace_folder_by_link(copy: Path) -> None:
+    (copy / "closed").rename(copy.parent.parent / "elsewhere")
+    (copy / "closed").symlink_to(copy.parent.parent / "elsewhere")
+
+
+def replace_by_folder(copy: Path) -> None:
+    (copy / "private.py").unlink()
+    (copy / "private.py").mkdir()
+    (copy / "private.py" / "x").touch()
+
+
+def replace_by_pipe(copy: Path) -> None:
+    (copy / "private.py").unlink()
+    os.mkfifo(copy / "private.py")
+
+
+def widen(copy: Path) -> None:
+    (copy / "private.py").chmod(0o666)
+    (copy / "closed").chmod(0o777)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_byte, truncate, remove_file, remove_folder, add_module, replace_by_link, replace_folder_by_link,
+        replace_by_folder, replace_by_pipe, widen,
+    ],
+)  # fmt: skip
+def test_a_damaged_copy_is_repaired(tmp_path: Path, damage: object) -> None:
+    project = make_project(tmp_path)
+    first = take(project)
+    expected = modes(first.path)
+    damage(first.path)  # type: ignore[operator]
+    again = take(project)
+    assert again.path == first.path
+    assert modes(again.path) == expected
+    files = {path.relative_to(again.path).as_posix(): path for path in again.path.rglob("*") if path.is_file()}
+    assert {name: path.read_text() for name, path in files.items()} == {name: f"# {name}\n" for name in MODES}
+    assert not any(path.is_symlink() for path in again.path.rglob("*"))
+    assert [path.name for path in again.path.parent.iterdir()] == [first.digest]
+
+
+def test_byte_code_in_a_copy_is_no_damage(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    copy = take(project).path
+    (copy / "__pycache__").mkdir()
+    (copy / "__pycache__" / "x.pyc").touch()
+    take(project)
+    assert (copy / "__pycache__" / "x.pyc").exists()
+
+
+@needs_two_users
+def test_a_copy_of_another_user_is_not_used() -> None:
+    """They could change it after it was verified."""
+    with shared_folder() as shared:
+        store = shared / "scratch" / "code"
+        project = make_project(shared)
+        for path in (project, *project.rglob("*")):
+            path.chmod(0o755)
+
+        def plant() -> None:
+            take_snapshot(project, store=store, limit=MB)
+            store.chmod(0o1777)
+
+        call_as(STRANGER, plant)
+        theirs = next(store.iterdir())
+
+        def use() -> None:
+            taken = take_snapshot(project, store=store, limit=MB)
+            assert taken.digest == theirs.name
+            assert taken.path != theirs
+            assert taken.path.stat().st_uid == OWNER
+            assert take_snapshot(project, store=store, limit=MB).path == taken.path
+
+        call_as(OWNER, use)
+
+
+# -- holes and links ---------------------------------------------------------------------------------------
+
+
+def test_files_with_holes_are_counted_and_copied_by_their_blocks(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    with open(project / "sparse.bin", "wb") as file:
+        file.write(b"start")
+        file.seek(512 * MB)
+        file.write(b"end")
+        file.truncate(1024 * MB)
+    if (project / "sparse.bin").stat().st_blocks * 512 > MB:
+        pytest.skip("this file system has no holes")
+    taken = take(project, limit=4 * MB)
+    work = WorkFolder(str(tmp_path / "work" / "project"), str(taken.path), str(project), frozenset())
+    work.fill(work.path)
+    for copy in (taken.path / "sparse.bin", Path(work.path) / "sparse.bin"):
+        assert (copy.stat().st_size, copy.stat().st_blocks * 512 < 4 * MB) == (1024 * MB, True)
+        with open(copy, "rb") as file:
+            assert file.read(5) == b"start"
+            file.seek(512 * MB)
+            assert file.read(4) == b"end\0"
+    assert take(project, limit=4 * MB).path == taken.path
+
+
+def test_links_out_of_the_project_are_named(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    (tmp_path / "shared").mkdir()
+    (project / "shared").symlink_to("../shared")
+    (project / "closed" / "up").symlink_to("../../shared/x")
+    (project / "inside").symlink_to("closed/../open.py")
+    (project / "absolute").symlink_to("/etc")
+    assert set(take(project).outside_links) == {"shared", "closed/up"}
+    (project / "train.py").touch()
+    job = load_job(Program("train.py"), cwd=project)
+    run_path = RunPath(tmp_path / "scratch", "p", "e", "r")
+    run_path.folder.path.mkdir(parents=True)
+    launch_spec = LaunchSpec("r", "train.py", [], source=str(run_path.folder.work / "project"))
+    prepared = prepare(
+        job, run_path=run_path, shape=Shape(1, 1, 0, 1), launch_spec=launch_spec, command=["paceline"],
+        backend="local", snapshot_required=True,
+    )  # fmt: skip
+    assert [note for note in prepared.notes if "closed/up -> ../../shared/x, shared -> ../shared" in note]
