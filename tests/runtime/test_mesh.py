@@ -149,6 +149,9 @@ def read_data() -> dict[str, Any]:
             run.wrap(Blocks())
         with pytest.raises(UsageError, match="mesh is replicate=2 x shard=2 x tensor=1, but the mesh of this run is"):
             run.wrap(Blocks(), mesh=HSDP)
+        with pytest.raises(UsageError, match="Ranks 0 and 1 are tensor-parallel, so they need the same"):
+            next(run.steps([torch.ones(2) * run.rank]))
+        assert len(list(run.steps([torch.ones(2) * run.dp_rank]))) == 1
         whole = run.wrap(Blocks().double(), mode="ddp")
         loss = run.sum(whole(torch.ones(2, 6, dtype=torch.float64)).sum()).item()
         random = torch.rand(()).item()  # without a seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Loop:
         self.left_inside = False  # whether `step` includes one that the script left by `break` or an error
         self.counted = False  # whether a loop of `steps` has counted the steps up to here
         self.skip = 0  # batches of a plain iterable to skip after a resume
+        self.check_first: Callable[[Any], None] | None = None  # called with the first batch of each loop
         self._boundary = boundary
         self._gradients = gradients
         self._device = device
@@ -92,6 +93,8 @@ class Loop:
         try:
             if self.step < limit:
                 uniform = not self.weighted and accumulate == 1
+                if self.check_first is not None:
+                    micros = self._checked(micros, self.check_first)
                 yield from self._iterate(micros, limit, uniform)
             whole = total is not None and boundary.epoch_step >= total
             self._epoch_is_whole = whole or self.step < self._max_steps
@@ -135,6 +138,14 @@ class Loop:
                 after_step(step)
                 if step >= limit:
                     return
+
+    @staticmethod
+    def _checked(micros: Iterator[MicroBatch], check: Callable[[Any], None]) -> Iterator[MicroBatch]:
+        first = next(micros, None)
+        if first is not None:
+            check(first.data)
+            yield first
+            yield from micros
 
     def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[MicroBatch], int | None, int]:
         """Return the micro-steps of one epoch, its number of steps, and how many of them are done."""

@@ -28,6 +28,7 @@ from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb.noop import NoopRun
+from paceline.runtime.training.batch_check import check_batch
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
 
@@ -285,6 +286,8 @@ class Run:
         """
         self._draw_own_numbers()
         self._loop.begin()
+        if self._mesh.tensor > 1:
+            self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:

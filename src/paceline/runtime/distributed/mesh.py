@@ -28,7 +28,7 @@ class RankMesh:
         self.device_mesh: Any = None  # torch's DeviceMesh with all three dimensions; None with a single rank
         self.data = identity  # this rank among the data-parallel ranks
         self._world = identity
-        self._device = device
+        self.device = device
         self.group = group
 
     @property
@@ -69,7 +69,7 @@ class RankMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
         shape = tuple(sizes[name] for name in DIMENSIONS)
-        self.device_mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=DIMENSIONS)
+        self.device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=DIMENSIONS)
         tensor = sizes["tensor"]
         if tensor > 1:
             world = self._world

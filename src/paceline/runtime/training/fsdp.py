@@ -117,7 +117,7 @@ def replace_parameters(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+def gradient_norm(parameters: Iterable[nn.Parameter], mesh: RankMesh) -> torch.Tensor:
     """Return the norm of all gradients, the same on all ranks. A collective, with one reduction.
 
     Torch's own function takes gradients of a single mesh. With tensor parallelism there are two: layers that are not
@@ -133,14 +133,15 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
         norm = nn.utils.get_total_norm(gradients)
         # As many ranks hold each element, and each of them adds its square.
         total = total + norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2 * (shards / world_size)
-    dist.all_reduce(total)
+    # Offloaded gradients are on the CPU, where the group of the GPUs does not work.
+    dist.all_reduce(total, group=mesh.group.main if total.device.type == mesh.device.type else mesh.group.control)
     return total.sqrt()
 
 
 @torch.no_grad()
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float, mesh: RankMesh) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `max_norm`, and return what it was."""
-    norm = gradient_norm(parameters)
+    norm = gradient_norm(parameters, mesh)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:

@@ -221,9 +221,10 @@ class Gradients:
                 self._stepped.clear()
             scaler.unscale_(optimizer)
         norm = None
-        if clip is not None:
-            clip_gradients = fsdp.clip_gradients if info.sharded else nn.utils.clip_grad_norm_
-            norm = clip_gradients(info.parameters, clip)
+        if clip is not None and info.sharded:
+            norm = fsdp.clip_gradients(info.parameters, clip, self.wrapper.mesh)
+        elif clip is not None:
+            norm = nn.utils.clip_grad_norm_(info.parameters, clip)
         if scaler is not None:
             self._did_step = False
             scaler.step(optimizer)
@@ -266,14 +267,13 @@ class Gradients:
             hint="Use run.backward(loss), which scales the loss.",
         )
 
-    @staticmethod
-    def _is_finite(info: _OptimizerInfo, norm: Any) -> bool:
+    def _is_finite(self, info: _OptimizerInfo, norm: Any) -> bool:
         """Return whether the gradient norm is finite. Gradients are already reduced, so all ranks agree.
 
         This is the one device sync that `on_nonfinite="skip"` costs.
         """
         if norm is None and info.sharded:
-            norm = fsdp.gradient_norm(info.parameters)
+            norm = fsdp.gradient_norm(info.parameters, self.wrapper.mesh)
         elif norm is None:
             norm = nn.utils.get_total_norm([p.grad for p in info.parameters if p.grad is not None])
         return math.isfinite(norm.item())
