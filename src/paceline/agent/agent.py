@@ -125,7 +125,7 @@ class Agent:
         if self.rendezvous is not None and self.rendezvous.placement.count > 1:
             host = self.placement.host if self.placement else "?"
             failure = Failure(restart_policy.ERROR, host, message=problem.message, time=time.time())
-            self.rendezvous.send({"kind": "failed", "failure": vars(failure)})
+            self.rendezvous.send({"kind": "failed", "failure": vars(failure), "sent": time.time()})
         self.events.write("failed", reason=problem.message)
         if isinstance(problem, AgentsMissing):
             self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, problem.hosts))

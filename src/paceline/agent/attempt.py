@@ -241,7 +241,7 @@ class Attempt:
     def _fail(self, failure: Failure) -> None:
         """Tell all agents about a failure, and end the ranks here."""
         self.failures.append(failure)
-        self.rendezvous.send({"kind": "failed", "failure": asdict(failure)})
+        self.rendezvous.send({"kind": "failed", "failure": asdict(failure), "sent": time.time()})
         self.termination.start()
 
     def _check_progress(self) -> None:
@@ -282,14 +282,14 @@ class Attempt:
         for message in self.rendezvous.poll():
             kind = message.get("kind")
             if kind == "failed":
-                self.failures.append(Failure(**message["failure"]))
+                self.failures.append(failures.received_failure(message["failure"], sent=message["sent"]))
                 self.termination.start()
             elif kind == "stop" and self.stop.is_news(by_term=message["by_term"]):
                 source = message["from"]
                 sender = "the head agent" if source == 0 else self.rendezvous.describe(source)
                 self._stop(sender, by_term=message["by_term"])
             elif kind == "exits":
-                exits = [RankExit.from_json(fields) for fields in message["exits"]]
+                exits = [RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]]
                 self.member_exits[message["from"]] = exits
             elif kind == "verdict":
                 self.outcome = Outcome(message["verdict"], restart_delay=message["restart_delay"])
@@ -319,7 +319,8 @@ class Attempt:
     def _report_exits(self) -> None:
         """End what the ranks of this node left behind, and report their exits to the head agent."""
         self.workers.kill_leftovers()
-        self.rendezvous.send({"kind": "exits", "exits": [asdict(rank_exit) for rank_exit in self.exits]}, to=0)
+        exits = [asdict(rank_exit) for rank_exit in self.exits]
+        self.rendezvous.send({"kind": "exits", "exits": exits, "sent": time.time()}, to=0)
 
     def _all_members_ended(self) -> bool:
         return len(self.member_exits) >= self.placement.count - 1

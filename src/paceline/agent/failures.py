@@ -112,9 +112,23 @@ class RankExit:
         return self.failure is None  # by code 75, by a signal of the request, or killed at its deadline
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> RankExit:
+    def from_json(cls, fields: dict[str, Any], *, sent: float) -> RankExit:
+        """Return an exit that another agent has sent, at the time `sent` of its clock."""
         failure = fields.pop("failure")
-        return cls(**fields, failure=Failure(**failure) if failure else None)
+        return cls(
+            **{**fields, "time": local_time(fields["time"], sent)},
+            failure=received_failure(failure, sent=sent) if failure else None,
+        )
+
+
+def local_time(moment: float, sent: float) -> float:
+    """Return a moment of another host in this one's time: clocks differ, but how long ago it was does not."""
+    return time.time() - (sent - moment)
+
+
+def received_failure(fields: dict[str, Any], *, sent: float) -> Failure:
+    """Return a failure that another agent has sent, at the time `sent` of its clock."""
+    return Failure(**{**fields, "time": local_time(fields["time"], sent)})
 
 
 def explain_exit(

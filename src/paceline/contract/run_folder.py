@@ -56,6 +56,15 @@ class RunFolder:
                 found.append(AttemptFolder(entry, int(match[1])))
         return sorted(found, key=lambda attempt: attempt.number)
 
+    def claim_number(self, job_start: str) -> int:
+        """Return which job start of the run this is, from 1; 0 if it never had the run folder."""
+        number = 1
+        while os.path.lexists(path := self.claims / str(number)):
+            if os.readlink(path) == job_start:
+                return number
+            number += 1
+        return 0
+
     def job_start(self, name: str) -> JobStartFolder:
         return JobStartFolder(self.path / "job-starts" / name)
 

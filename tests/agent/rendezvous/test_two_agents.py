@@ -32,6 +32,8 @@ total = torch.tensor([float(rank)])
 dist.all_reduce(total)
 print("sum", int(total), "of", world, "node", os.environ["GROUP_RANK"], "port", os.environ["MASTER_PORT"], flush=True)
 """
+AGENT = "import runpy; runpy.run_module('paceline.agent', run_name='__main__')"
+WRONG_CLOCK = "import time; _now = time.time; time.time = lambda: _now() + {seconds}\n"
 CLEANUP = "\ndist.destroy_process_group()\n"
 
 
@@ -39,9 +41,16 @@ class Pair:
     """A run of two agents. `light` runs use a fake torch and start fast."""
 
     def __init__(
-        self, folder: Path, script: str, *, gpus_seen: tuple[str, str] = ("", ""), light: bool = False, **more: Any
+        self,
+        folder: Path,
+        script: str,
+        *,
+        gpus_seen: tuple[str, str] = ("", ""),
+        light: bool = False,
+        clocks: tuple[int, int] = (0, 0),
+        **more: Any,
     ) -> None:
-        self.gpus_seen = gpus_seen
+        self.gpus_seen, self.clocks = gpus_seen, clocks
         self.python_path = {"PYTHONPATH": str(write_fake_torch(folder.parent))} if light else {}
         self.run = RunFolder(folder)
         self.job_start = self.run.job_start("job_start")
@@ -69,7 +78,7 @@ class Pair:
         }
         with (self.run.path / f"console-{index}").open("w") as console:
             return subprocess.Popen(
-                [sys.executable, "-m", "paceline.agent"],
+                [sys.executable, "-c", WRONG_CLOCK.format(seconds=self.clocks[index]) + AGENT],
                 env=environ,
                 text=True,
                 stdin=subprocess.DEVNULL,
@@ -146,6 +155,27 @@ def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[...,
     assert "rank 1 of 2 on host b failed" in run.console(0)
     assert "no such luck" in run.console(0)
     assert read_verdict(run.job_start.verdict) == FAILED
+
+
+# Rank 0 fails first. Rank 1 is told to end, and fails too; by its own clock, that was an hour earlier.
+BOTH_FAIL = f"""
+import os, pathlib, signal, time
+ready = pathlib.Path("ready")
+if os.environ["RANK"] == "0":
+    while not ready.exists(): time.sleep(0.02)
+    raise ValueError("the first")
+exec({WRONG_CLOCK.format(seconds=-3600)!r})
+def fail(*_): raise RuntimeError("the second")
+signal.signal(signal.SIGTERM, fail)
+ready.touch()
+time.sleep(600)
+"""
+
+
+def test_the_first_failure_is_found_whatever_the_clocks_say(pair: Callable[..., Pair]) -> None:
+    run = pair(BOTH_FAIL, light=True, clocks=(0, -3600))
+    assert run.codes() == [1, 1]
+    assert (run.failure()["rank"], run.failure()["message"]) == (0, "the first"), run.console(0)
 
 
 def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
     return path
 
 
-def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = ()) -> CollectResult:
-    return Collection(data, back, patterns=patterns, staged=staged).run(Transfer())
+def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = (), claim: int = 0) -> CollectResult:
+    return Collection(data, back, patterns=patterns, staged=staged, claim=claim).run(Transfer())
 
 
 def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> None:
@@ -57,6 +57,25 @@ def test_newer_results_are_kept_and_older_ones_replaced(tmp_path: Path) -> None:
     assert (found.files, found.outdated) == (1, 1)
     assert (back / "a").read_text() == "newer"
     assert (back / "b").read_text() == "of this run"
+
+
+def test_clocks_of_different_hosts_are_not_compared(tmp_path: Path) -> None:
+    """The first host's clock is an hour ahead. What it could not collect in time, it collects later."""
+    fast, slow, back = tmp_path / "fast", tmp_path / "slow", tmp_path / "run" / "collected"
+    write(fast / "a", "first", when=3700)
+    assert collect(fast, back, "*", claim=1).files == 1
+    write(slow / "a", "second", when=200)
+    assert collect(slow, back, "*", claim=2).files == 1
+    assert (back / "a").read_text() == "second", "a later job start wins"
+    write(fast / "a", "first again", when=3800)
+    write(fast / "b", "only here", when=3800)
+    found = collect(fast, back, "*", claim=1)
+    assert (found.files, found.outdated) == (1, 1)
+    assert (back / "a").read_text() == "second"
+    assert (back / "b").read_text() == "only here"
+    write(slow / "a", "second, older", when=100)
+    assert collect(slow, back, "*", claim=2).outdated == 1, "one host's times can be compared"
+    assert {path.name for path in back.iterdir()} == {"a", "b"}
 
 
 def test_results_are_complete_or_absent_and_one_error_does_not_affect_others(

@@ -109,7 +109,10 @@ def collect_results(path: Path, owner: Owner | None) -> None:
         return
     if os.path.isdir(Path(owner.destination).parent):
         destination = Path(owner.destination)
-        Collection(path / "data", destination, patterns=owner.collect, staged=owner.staged).run(Transfer())
+        collection = Collection(
+            path / "data", destination, patterns=owner.collect, staged=owner.staged, claim=owner.claim
+        )
+        collection.run(Transfer())
 
 
 def remove_leftovers(base: Path, environ: Mapping[str, str], *, job_start: str) -> list[Path]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.agent.staging.copy.transfer import Stopped, Task, Transfer, copy_range
+from paceline.contract.run_folder import write_atomically
 
 PARTIAL = ".paceline-partial"
 
@@ -26,15 +27,24 @@ class CollectResult:
 
 
 class Collection:
-    """Copies what matches some patterns below `data` to the same relative paths below `destination`."""
+    """Copies what matches some patterns below `data` to the same relative paths below `destination`.
 
-    def __init__(self, data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str]) -> None:
+    Which of two files is newer is decided by the job starts that collected them, because their hosts' clocks may
+    differ: a later job start's file wins. `claim` is the job start's number, from 1. Times decide only within one.
+    """
+
+    def __init__(
+        self, data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str], claim: int = 0
+    ) -> None:
         self.data, self.destination = data, destination
-        self.patterns, self.staged = patterns, staged
+        self.patterns, self.staged, self.claim = patterns, staged, claim
+        self.earlier = claim  # the last job start that had collected something here before
         self.result = CollectResult()
         self._lock = threading.Lock()
 
     def run(self, transfer: Transfer) -> CollectResult:
+        if self.claim:
+            self._take_turn()
         sizes = []
         for name in self._names():
             with suppress(OSError):
@@ -43,6 +53,21 @@ class Collection:
         transfer.total = sum(size for size, _ in sizes)
         transfer.run(tasks)
         return self.result
+
+    def _take_turn(self) -> None:
+        """Find out which job start has collected here last, and leave this one's number for the next."""
+        mark = self.destination.with_name(f".{self.destination.name}.claim")
+        with suppress(OSError, ValueError):
+            self.earlier = int(mark.read_text(encoding="ascii"))
+        if self.claim >= self.earlier:
+            with suppress(OSError):
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(mark, f"{self.claim}\n")
+
+    def _is_outdated(self, status: os.stat_result, existing: os.stat_result) -> bool:
+        if self.claim != self.earlier:
+            return self.claim < self.earlier
+        return existing.st_mtime_ns > status.st_mtime_ns
 
     def _names(self) -> list[str]:
         names: set[str] = set()
@@ -86,7 +111,7 @@ class Collection:
             existing = os.lstat(target)
             if (existing.st_mtime_ns, existing.st_size) == (status.st_mtime_ns, status.st_size):
                 return
-            if existing.st_mtime_ns > status.st_mtime_ns:
+            if self._is_outdated(status, existing):
                 with self._lock:
                     self.result.outdated += 1
                 return

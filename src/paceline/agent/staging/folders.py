@@ -43,6 +43,7 @@ class Owner:
     staged: list[str] = field(default_factory=list)
     collect: list[str] = field(default_factory=list)
     destination: str = ""
+    claim: int = 0  # which job start of the run it is
     collected: bool = False
 
 

@@ -31,7 +31,8 @@ class NodeStaging:
             run=context.launch_spec.run_id, job_start=context.job_start.path.name, node=placement.node,
             host=placement.host, job=environ.get("SLURM_JOB_ID", ""), cluster=environ.get("SLURM_CLUSTER_NAME", ""),
             staged=[item.name for item in self.request.items], collect=list(self.request.collect),
-            destination=str(context.run.collected / name), **folders.this_process(),
+            destination=str(context.run.collected / name),
+            claim=context.run.claim_number(context.job_start.path.name), **folders.this_process(),
         )  # fmt: skip
         self.base = folders.choose_base(self.request, environ)
         self.coordinator = StagingCoordinator(
@@ -123,7 +124,10 @@ class NodeStaging:
 
     def _collect(self) -> None:
         say, host, destination = self.context.say, self.owner.host, self.owner.destination
-        collection = Collection(self.data, Path(destination), patterns=self.request.collect, staged=self.owner.staged)
+        collection = Collection(
+            self.data, Path(destination), patterns=self.request.collect, staged=self.owner.staged,
+            claim=self.owner.claim,
+        )  # fmt: skip
         try:
             result = collection.run(Transfer())
         except (OSError, Stopped) as error:
