@@ -202,16 +202,203 @@ def test_parameters_that_join_an_optimizer_later_are_clipped_too() -> None:
         assert 0 < moved <= 1.1e-3
 
 
-def test_weights_that_do_not_count_samples_are_rejected() -> None:
-    x, y = data()
+# -- weights ---------------------------------------------------------------------------------------------
+
+VOCABULARY = 7
+
+
+def sentences(count: int = 22) -> list[torch.Tensor]:
+    """Token numbers; those from a random length on are padding."""
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(1, VOCABULARY, (count, 6), generator=generator)
+    lengths = torch.randint(2, 7, (count, 1), generator=generator)
+    return list(tokens.masked_fill(torch.arange(6) >= lengths, 0))
+
+
+def language_model() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Embedding(VOCABULARY, 5), nn.Tanh(), nn.Linear(5, VOCABULARY)).double()
+
+
+def sum_of_tokens(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, targets = model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+    loss = nn.functional.cross_entropy(logits, targets, ignore_index=0, reduction="sum")
+    return loss, (targets != 0).sum()
+
+
+def tokens_by_hand(clip: float) -> list[float]:
+    model = language_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    everything = torch.stack(sentences())
+    for _ in range(2):
+        for start in range(0, 22, 8):  # the last batch has 6 sentences
+            loss, count = sum_of_tokens(model, everything[start : start + 8])
+            (loss / count).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+def tokens_by_run(accumulate: int, clip: float, of_the_loader: bool) -> list[float]:
+    everything = sentences()
+    with quiet(seed=0) as run:
+        model = run.wrap(language_model())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        loader: Any = run.loader(everything, batch_size=8, accumulate=accumulate, shuffle=False, drop_last=False)
+        if not of_the_loader:  # the same batches, of which Paceline knows nothing
+            micros = [micro.data for micro in loader.micro_batches(0)]
+            assert len(micros) == 3 * accumulate
+        for _ in run.epochs(2):
+            for tokens in run.steps(loader) if of_the_loader else run.steps(micros, accumulate=accumulate):
+                loss, count = sum_of_tokens(model, tokens)
+                run.backward(loss, weight=count if accumulate == 1 else count.item())
+                run.update(optimizer, clip=clip)
+        return weights(model)
+
+
+def all_tokens_by_run() -> list[list[float]]:
+    return [tokens_by_run(accumulate, 0.3, of_the_loader=True) for accumulate in (1, 2)]
+
+
+def test_weights_give_the_mean_over_all_tokens_of_a_step(ranks: Ranks) -> None:
+    expected = tokens_by_hand(0.3)
+    assert_close(tokens_by_run(2, 0.3, of_the_loader=False), expected)
+    for world_size in (1, 2, 4):
+        for results in ranks(all_tokens_by_run, world_size):
+            for found in results:
+                assert_close(found, expected)
+
+
+def weighted_gan(accumulate: int) -> list[float]:
+    """Two networks with a weighted loss each, and unlike weights."""
+    generator, critic, (x, _) = _gan_networks()
+    with quiet() as run:
+        generator, critic = run.wrap(generator), run.wrap(critic)
+        opt_g = torch.optim.SGD(generator.parameters(), lr=0.02)
+        opt_c = torch.optim.SGD(critic.parameters(), lr=0.02)
+        mine = x[run.rank :: run.world_size].chunk(accumulate)
+        for part in run.steps([*mine, *mine], accumulate=accumulate):
+            critic.requires_grad_(True)
+            run.backward(critic(generator(part).detach()).sum() - critic(part).sum(), weight=2 * len(part))
+            run.update(opt_c)
+            critic.requires_grad_(False)
+            run.backward(-critic(generator(part)).sum(), weight=len(part))
+            run.update(opt_g)
+        return weights(generator, critic)
+
+
+def all_weighted_gans() -> list[list[float]]:
+    return [weighted_gan(accumulate) for accumulate in (1, 2)]
+
+
+def weighted_gan_by_hand(accumulate: int) -> list[float]:
+    generator, critic, (x, _) = _gan_networks()
+    opt_g, opt_c = (torch.optim.SGD(each.parameters(), lr=0.02) for each in (generator, critic))
+    for part in x.chunk(accumulate) * 2:
+        last = torch.equal(part[-1], x[-1])
+        critic.requires_grad_(True)
+        ((critic(generator(part).detach()).sum() - critic(part).sum()) / (2 * len(x))).backward()
+        if last:
+            opt_c.step()
+            opt_c.zero_grad()
+        critic.requires_grad_(False)
+        (-critic(generator(part)).sum() / len(x)).backward()
+        if last:
+            opt_g.step()
+            opt_g.zero_grad()
+    return weights(generator, critic)
+
+
+def test_each_update_divides_by_the_weights_of_its_own_losses(ranks: Ranks) -> None:
+    for world_size in (1, 2):
+        for alone, accumulated in ranks(all_weighted_gans, world_size):
+            assert_close(alone, weighted_gan_by_hand(1))
+            assert_close(accumulated, weighted_gan_by_hand(2))
+
+
+def one_weighted_update(run: paceline.Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in run.steps(range(1)):
+        run.backward(model(data()[0]).sum(), weight=64)
+        run.update(optimizer)
+
+
+def test_weights_that_cannot_be_right_are_errors() -> None:
+    x, _ = data()
     with quiet() as run:
         model = run.wrap(net())
-        for a, b in run.steps(run.loader(TensorDataset(x, y), batch_size=16)):
-            with pytest.raises(UsageError, match="has 16 samples"):
-                run.backward(((model(a) - b) ** 2).sum(), weight=3)
-            break
-        with pytest.raises(UsageError, match=r"run\.loader"):
+        first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.layers)
+        with pytest.raises(UsageError, match="weight is a str"):
+            run.backward(model(x).sum(), weight="64")  # type: ignore[arg-type]
+        run.backward(model(x).sum(), weight=64)
+        with pytest.raises(UsageError, match="others do not"):
+            run.backward(model(x).mean())
+        with pytest.raises(UsageError, match="not divided by their weights"):
+            first.step()
+        with pytest.raises(UsageError, match=r"layers\.1\.weight has gradients"):
+            one_weighted_update(run, model, first)
+        second.zero_grad()
+        run.backward(model(x).mean())
+        with pytest.raises(UsageError, match="others do not"):
             run.backward(model(x).sum(), weight=64)
+
+
+# -- closures --------------------------------------------------------------------------------------------
+
+
+def by_lbfgs(how: str) -> list[float]:
+    x, y = data()
+    with quiet() as run:
+        mine = slice(run.rank, None, run.world_size)
+        model = run.wrap(net())
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+
+        def closure() -> torch.Tensor:
+            if how == "method":
+                loss = model.loss_by_method(x[mine], y[mine])
+                run.backward(loss)
+                return loss
+            squares = (model(x[mine]) - y[mine]) ** 2
+            loss = squares.sum() if how == "sum" else squares.mean()
+            run.backward(loss, weight=len(squares) if how == "sum" else None)
+            return loss
+
+        for _ in run.steps(range(3)):
+            assert run.update(optimizer, closure=closure)
+        return weights(model)
+
+
+def all_by_lbfgs() -> list[list[float]]:
+    return [by_lbfgs(how) for how in ("forward", "method", "sum")]
+
+
+def test_closures_are_evaluated_over_all_ranks(ranks: Ranks) -> None:
+    model, (x, y) = net(), data()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    for world_size in (1, 2):
+        for results in ranks(all_by_lbfgs, world_size):
+            for found in results:
+                assert_close(found, weights(model), atol=1e-9)
+
+
+def test_closures_that_cannot_work_are_errors() -> None:
+    with quiet() as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.LBFGS(model.parameters())
+        for _ in run.steps(range(2), accumulate=2):
+            with pytest.raises(UsageError, match="neither with accumulate"):
+                run.update(optimizer, closure=lambda: model(data()[0]).mean())
+        with pytest.raises(UsageError, match="return loss"):
+            run.update(optimizer, closure=lambda: None)  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -125,7 +125,7 @@ class Loop:
             self.micro = micro
             last = micro.last
             if weighted:
-                begin(micro.mean_scale, micro.sum_scale, micro.count, first=micro.index == 0, last=last)
+                begin(micro.mean_scale, micro.global_count, micro.count, first=micro.index == 0, last=last)
             elif not uniform:
                 begin(micro.mean_scale, first=micro.index == 0, last=last)
             yield micro.data

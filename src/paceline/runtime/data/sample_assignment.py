@@ -52,11 +52,6 @@ class MicroBatch:
         """
         return self.count * self.world_size / self.global_count
 
-    @property
-    def sum_scale(self) -> float:
-        """The same factor for a sum over this slice."""
-        return self.world_size / self.global_count if self.count else 0.0
-
 
 @dataclass(frozen=True)
 class EpochPlan:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -16,6 +19,7 @@ from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training import fsdp
 from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel, is_sharded
+from paceline.runtime.training.loss_weights import LossWeights
 from paceline.runtime.training.wrap import Wrapper
 
 _NO_AUTOCAST = contextlib.nullcontext()
@@ -53,7 +57,8 @@ class Gradients:
         self._skip_nonfinite = skip_nonfinite
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, _OptimizerInfo]] = {}
         self._mean_scale = 1.0
-        self._sum_scale: float | None = None
+        self._weights = LossWeights(self.device, world_size)
+        self._samples: int | None = None  # of the global batch, and of this rank's slice
         self._count: int | None = None
         self._last = True
         self._single = True  # the step has one micro-step
@@ -64,6 +69,7 @@ class Gradients:
         self._stepped: list[torch.optim.Optimizer] = []  # with the scaler, in this step
         self._updating: torch.optim.Optimizer | None = None
         self._did_step = False
+        self._has_updated = False  # any optimizer, in this step
         self._step_hook = register_optimizer_step_pre_hook(self._before_any_step)
 
     def close(self) -> None:
@@ -74,14 +80,16 @@ class Gradients:
     # -- called by the loop ----------------------------------------------------------------------------
 
     def begin(
-        self, mean_scale: float, sum_scale: float | None = None, count: int | None = None,
+        self, mean_scale: float, samples: int | None = None, count: int | None = None,
         *, first: bool = True, last: bool = True,
     ) -> None:  # fmt: skip
         """Begin a micro-step, before its forward: set its weight, and whether the optimizer steps after it."""
-        self._mean_scale, self._sum_scale, self._count, self._last = mean_scale, sum_scale, count, last
+        self._mean_scale, self._samples, self._count, self._last = mean_scale, samples, count, last
         self._single = first and last
         if first:
             self._scaled = False
+        if not self._single:
+            self._weights.begin_micro_step()
         if last is not self._syncing:
             self._syncing = last
             for model in self.wrapper.models:
@@ -107,6 +115,21 @@ class Gradients:
                 for parameter in info.parameters:
                     parameter.grad = None
         self._updated.clear()
+        if self._weights and self._has_updated:
+            self._weights.clear()
+            self._check_none_weighted()
+        self._has_updated = False
+
+    def _check_none_weighted(self) -> None:
+        """Raise UsageError if an optimizer has skipped the step: its gradients would lose what they are divided by."""
+        for model in self.wrapper.models:
+            for name, parameter in model.model.named_parameters():
+                if parameter.grad is not None:
+                    raise UsageError(
+                        f"{name} has gradients of losses with a weight, but no update has used them in this step.",
+                        hint="Update every optimizer in each step, or freeze what is not trained in this step "
+                        "(requires_grad_(False)).",
+                    )
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that `update` has seen."""
@@ -120,17 +143,20 @@ class Gradients:
             return _NO_AUTOCAST
         return torch.autocast(self.device.type, dtype=self._dtype)
 
-    def backward(self, loss: torch.Tensor, *, weight: int | None = None, retain_graph: bool = False) -> None:
+    def backward(
+        self, loss: torch.Tensor, *, weight: float | torch.Tensor | None = None, retain_graph: bool = False
+    ) -> None:
         """Run `loss.backward()`, scaled for accumulation and for fp16.
 
         Args:
             loss: The mean over the samples that this rank got. Short slices are weighted by their true count.
-            weight: With `weight=n`, `loss` is the sum over n samples; it is divided by the number of samples in the
-                global batch. Needs a loader from `run.loader`.
+            weight: With `weight=n`, `loss` is a sum over n samples, tokens or whatever you count: a number, or a tensor
+                with one element. `run.update` divides the gradients by the total of the weights over all micro-steps
+                and ranks, so that they are those of the mean over all tokens of the step.
             retain_graph: As in torch: keep the graph for another backward.
 
         Raises:
-            UsageError: `weight` is a tensor, does not match the slice, or there is no loader from `run.loader`.
+            UsageError: `weight` is not a number, or an earlier loss for the same update had none.
         """
         if self.stragglers is not None:
             self.stragglers.mark_backward()
@@ -139,7 +165,8 @@ class Gradients:
         if self._left_over and self._single:
             self._clear_left_over()
         self._scaled = True
-        scale = self._mean_scale if weight is None else self._scale_of_sum(weight)
+        self._weights.begin_loss(weighted=weight is not None, single=self._single)
+        scale = self._mean_scale if weight is None else self._weigh(weight)
         if scale != 1.0:
             loss = loss * scale
         if self.scaler is not None:
@@ -152,25 +179,20 @@ class Gradients:
         for parameter in self.wrapper.parameters():
             parameter.grad = None
 
-    def _scale_of_sum(self, weight: Any) -> float:
-        if isinstance(weight, torch.Tensor):
-            raise UsageError(
-                "weight must be a number, not a tensor.", hint="Pass the number of samples, such as len(y)."
-            )
-        if self._sum_scale is None:
-            raise UsageError(
-                "run.backward(..., weight=n) needs a loader from run.loader, which knows the global batch.",
-                hint="With other loaders, divide yourself: run.backward(loss_sum * run.dp_size / run.sum(n)).",
-            )
-        if self._count and weight != self._count:
-            raise UsageError(
-                f"weight is {weight}, but this rank's slice has {self._count} samples.",
-                hint="Pass the number of samples. To weight by something else, such as tokens, use "
-                "run.backward(loss_sum * run.dp_size / run.sum(tokens)).",
-            )
-        return self._sum_scale
+    def _weigh(self, weight: Any) -> float:
+        """Note the weight of a loss, and return the factor that the loss gets at once."""
+        self.ends_steps = True
+        is_filler = self._count == 0  # it only keeps this rank in step with the others
+        scale = self._weights.add(0 if is_filler else weight, samples=self._samples)
+        return 0.0 if is_filler else scale
 
-    def update(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> bool:
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip: float | None = None,
+        *,
+        closure: Callable[[], torch.Tensor] | None = None,
+    ) -> bool:
         """Unscale and clip the gradients, step the optimizer, and clear the gradients.
 
         Call it once per optimizer after `backward`.
@@ -178,6 +200,9 @@ class Gradients:
         Args:
             optimizer: Any torch optimizer, built after `run.wrap`.
             clip: The maximum norm of all gradients of this optimizer; None for no clipping.
+            closure: For LBFGS: a function that computes the loss, calls `run.backward` and returns the loss. The
+                optimizer calls it as often as it likes, with cleared gradients, and gets gradients and loss averaged
+                over all ranks.
 
         Returns:
             True if the optimizer stepped: step schedulers then. False on micro-steps that only accumulate, and on steps
@@ -185,24 +210,35 @@ class Gradients:
 
         Raises:
             UsageError: The optimizer holds parameters from before `run.wrap` or of no wrapped model, fp16 is used
-                with FSDP, or the gradients do not come from `run.backward` where they must be scaled.
+                with FSDP, the gradients do not come from `run.backward` where they must be scaled, or a closure is
+                used with accumulation, fp16 or `on_nonfinite="skip"`.
         """
         entry = self._optimizers.get(id(optimizer))
         if entry is None or entry[0] is not optimizer or entry[1].num_groups != len(optimizer.param_groups):
             entry = self._inspect(optimizer)
+        if closure is not None and (not self._single or self.scaler is not None or self._skip_nonfinite):
+            raise UsageError(
+                "A closure works neither with accumulate nor with fp16 or on_nonfinite='skip'.",
+                hint="Compute the loss of the whole batch in the closure, in fp32 or bf16.",
+            )
         if not self._last:
+            self._weights.end_turn()
             return False
         info = entry[1]
-        if not self._scaled and (self.scaler is not None or not self._single):
+        if closure is None and not self._scaled and (self.scaler is not None or not self._single):
             raise self._unscaled_error()
-        if info.replicas:
-            self._reduce(info)
         self._updating = optimizer
         try:
-            stepped = self._step(optimizer, info, clip)
+            if closure is None:
+                stepped = self._step(optimizer, info, clip)
+            else:
+                optimizer.step(functools.partial(self._evaluate, optimizer, info, clip, closure))  # type: ignore[arg-type]
+                stepped = True
         finally:
             self._updating = None
         optimizer.zero_grad(set_to_none=True)
+        self._weights.end_turn()
+        self._has_updated = True
         if not info.covers_all:
             self._left_over = self.ends_steps = True
             if info not in self._updated:
@@ -213,18 +249,50 @@ class Gradients:
         for index, replica in enumerate(info.replicas):
             info.seen[index] = replica.reduce_gradients(info.seen[index])
 
+    def _normalize(self, info: _OptimizerInfo) -> None:
+        """Divide the gradients of sums by the total of their weights."""
+        factor = self._weights.factor
+        grads = [fsdp.local_part(p.grad) for p in info.parameters if p.grad is not None]
+        if factor is not None and grads:
+            torch._foreach_mul_(grads, factor)
+
+    def _evaluate(
+        self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None, closure: Callable[[], Any]
+    ) -> torch.Tensor:
+        """Run a closure once. Returns its loss, averaged over the ranks as the gradients are."""
+        optimizer.zero_grad(set_to_none=True)
+        self._weights.clear()
+        loss = closure()
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError("The closure returned no loss.", hint="End it with `return loss`.")
+        self._reduce(info)
+        self._normalize(info)
+        if clip is not None:
+            self._clip(info, clip)
+        factor = self._weights.factor
+        loss = loss.detach() * (self._mean_scale if factor is None else self._weights.scale * factor)
+        if self.world_size > 1:
+            dist.all_reduce(loss)
+            loss /= self.world_size
+        return loss
+
+    def _clip(self, info: _OptimizerInfo, clip: float) -> Any:
+        if info.sharded:
+            return fsdp.clip_gradients(info.parameters, clip, self.wrapper.mesh)
+        return nn.utils.clip_grad_norm_(info.parameters, clip)
+
     def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
+        if info.replicas:
+            self._reduce(info)
         scaler = self.scaler
         if scaler is not None:
             if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step
                 scaler.update()
                 self._stepped.clear()
             scaler.unscale_(optimizer)
-        norm = None
-        if clip is not None and info.sharded:
-            norm = fsdp.clip_gradients(info.parameters, clip, self.wrapper.mesh)
-        elif clip is not None:
-            norm = nn.utils.clip_grad_norm_(info.parameters, clip)
+        if self._weights:
+            self._normalize(info)
+        norm = None if clip is None else self._clip(info, clip)
         if scaler is not None:
             self._did_step = False
             scaler.step(optimizer)
@@ -257,6 +325,16 @@ class Gradients:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() would step on gradients that run.backward has scaled for fp16.",
                 hint="Use run.update(opt), which unscales them.",
+            )
+        if self._weights:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() would step on gradients that are not divided by their weights.",
+                hint="Use run.update(opt), which divides them.",
+            )
+        if self.world_size > 1 and kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step(closure) would compute another loss on each rank.",
+                hint="Use run.update(opt, closure=closure), which averages losses and gradients.",
             )
         self._reduce(entry[1])
 
