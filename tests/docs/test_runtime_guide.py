@@ -56,6 +56,19 @@ print("ended at", run.step, [weight.double().sum().item().hex() for weight in mo
 """
 
 
+LOSSES = """
+import torch
+import torch.nn.functional as F
+import paceline
+
+PAD = 0
+with paceline.session(seed=0, cpu=True) as run:
+    model = run.wrap(torch.nn.Linear(4, 3))
+    opt = torch.optim.LBFGS(model.parameters())
+    x, y, targets = torch.randn(6, 4), torch.randn(6, 3), torch.tensor([0, 1, 2, 1, 0, 2])
+    logits = model(x)
+"""
+
 META = """
 with paceline.session(seed=0, cpu=True) as run:
 """
@@ -70,7 +83,10 @@ def port(run: str, stop_at: int = -1) -> str:
 def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
     mesh = next(block for block in BLOCKS if "parallelize=split" in block).replace("epochs(2)", "epochs(1)")
     meta = next(block for block in BLOCKS if 'torch.device("meta")' in block)
+    losses = "".join(block for block in BLOCKS if "weight=(targets" in block or "def closure" in block)
+    losses = losses.replace("run.update(opt, clip=", "run.update(torch.optim.SGD(model.parameters(), 0.1), clip=")
     scripts = [
+        ["losses", 1, LOSSES + textwrap.indent(losses, "    ")],
         ["example", 2, EXAMPLE + BLOCKS[0].replace("seed=0", "seed=0, cpu=True")],
         ["mesh", 4, mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',") + META + textwrap.indent(meta, "    ")],
         ["straight", 2, port("run")],

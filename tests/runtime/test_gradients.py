@@ -420,6 +420,38 @@ def test_low_precision_learns_and_keeps_full_weights(precision: str) -> None:
     assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
 
 
+def skipped_by_the_scaler() -> list[bool]:
+    x, y = (each.float() for each in data())
+    with quiet(precision="fp16") as run:
+        model = run.wrap(net().float())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        stepped = []
+        for factor in run.steps([1.0, torch.inf, 1.0]):
+            before = weights(model)
+            run.backward(((model(x) - y) ** 2).mean() * (factor if run.rank == 0 else 1.0))
+            stepped.append(run.update(optimizer))
+            assert (weights(model) != before) == stepped[-1]
+        return stepped
+
+
+def test_an_update_that_the_scaler_skips_says_so(ranks: Ranks) -> None:
+    assert skipped_by_the_scaler() == [True, False, True]
+    assert ranks(skipped_by_the_scaler, 2) == [[True, False, True]] * 2
+
+
+def test_plain_calls_that_fp16_would_falsify_are_errors() -> None:
+    x = data()[0].float()
+    with quiet(precision="fp16") as run:
+        model = run.wrap(net().float())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x).mean().backward()
+        with pytest.raises(UsageError, match="fp16"):
+            run.update(optimizer)
+        run.backward(model(x).mean())
+        with pytest.raises(UsageError, match="scaled for fp16"):
+            optimizer.step()
+
+
 def poisoned(on_nonfinite: str) -> tuple[str, list[float]]:
     """Rank 1's loss is not a number in step 3, and only there."""
     x, y = data()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -193,3 +195,131 @@ def test_wrong_modes_and_double_wraps_are_errors() -> None:
         model = run.wrap(net())
         with pytest.raises(UsageError, match="already"):
             run.wrap(model)
+
+
+# -- what inspects a model sees the script's own ---------------------------------------------------------
+
+
+class Keywords(Net):
+    def forward(self, x: torch.Tensor, *, scale: float = 2.0) -> torch.Tensor:
+        return super().forward(x) * scale
+
+
+def inspections() -> dict[str, bool]:
+    x, _ = data()
+    with quiet() as run:
+        torch.manual_seed(0)
+        model = run.wrap(Keywords().double())
+        with torch.no_grad():
+            expected = model(x)
+        holder = torch.nn.Sequential(model)  # a wrapped model within another
+        exported = torch.export.export(model, (x,))
+        traced = torch.fx.symbolic_trace(model)
+        held = torch.fx.symbolic_trace(holder)
+        return {
+            "signature": inspect.signature(model.forward) == inspect.signature(Keywords().forward),
+            "name": model.forward.__name__ == "forward" and model.forward.__self__ is model,
+            "export": torch.equal(exported.module()(x), expected),
+            "keys": set(exported.state_dict) == set(model.state_dict()),
+            "trace": torch.equal(traced(x), expected),
+            "trace within": torch.equal(held(x), expected),
+        }
+
+
+def test_tools_that_inspect_a_model_see_the_scripts_own(ranks: Ranks) -> None:
+    for found in ranks(inspections, 2):
+        assert all(found.values()), found
+
+
+def generated() -> list[int]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with quiet() as run:
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=11, n_positions=16, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+        )
+        model = run.wrap(GPT2LMHeadModel(config))
+        found: list[int] = model.generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=False)[0].tolist()
+        return found
+
+
+@pytest.mark.slow  # the signature is what it looks at, and tested above
+def test_a_hugging_face_model_generates(ranks: Ranks) -> None:
+    pytest.importorskip("transformers")
+    expected = generated()
+    assert len(expected) > 2
+    assert ranks(generated, 2) == [expected] * 2
+
+
+def rank_buffers(**options: Any) -> tuple[float, float]:
+    """Return a buffer that differs between ranks, after an evaluation and a training step."""
+    x, y = data()
+    with quiet() as run:
+        model = net()
+        model.seen.fill_(float(run.rank))
+        model = run.wrap(model, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.backward(((model(x) - y) ** 2).mean())
+        run.update(optimizer)
+        trained = model.seen.item()
+        with torch.no_grad():
+            for _ in run.evaluate(list(x), batch_size=64):
+                pass
+        return trained, model.seen.item()
+
+
+def kept_buffers() -> tuple[float, float]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return rank_buffers(broadcast_buffers=False)
+
+
+def test_buffers_that_shall_not_be_broadcast_stay_as_they_are(ranks: Ranks) -> None:
+    assert ranks(kept_buffers, 2) == [(0.0, 0.0), (1.0, 1.0)]
+    assert ranks(rank_buffers, 2) == [(0.0, 0.0), (0.0, 0.0)]
+
+
+# -- communication hooks ---------------------------------------------------------------------------------
+
+
+def count_buckets(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads the annotations
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    state.append(bucket.buffer().numel())
+    return allreduce_hook(None, bucket)
+
+
+def with_hooks() -> tuple[list[list[float]], list[int]]:
+    x, y = data()
+    buckets: list[int] = []
+    found = []
+    with quiet() as run:
+        share = slice(run.rank, None, run.world_size)
+        for hook in (None, "bf16", "fp16", (buckets, count_buckets)):
+            model = run.wrap(net().float(), comm_hook=hook)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                run.backward(((model(x[share].float()) - y[share]) ** 2).mean())
+                run.update(optimizer)
+            found.append(weights(model))
+    return found, buckets
+
+
+def test_gradients_are_communicated_as_the_hook_does(ranks: Ranks) -> None:
+    for (plain, bf16, fp16, counted), buckets in ranks(with_hooks, 2):
+        assert counted == plain
+        assert sum(buckets) == 3 * 49
+        for rounded in (bf16, fp16):
+            assert rounded != plain
+            assert_close(rounded, plain, atol=1e-2)
+    alone, _ = with_hooks()  # with one rank, nothing is communicated
+    assert alone == [alone[0]] * 4
+
+
+def test_hooks_that_do_not_exist_are_errors() -> None:
+    with quiet() as run:
+        with pytest.raises(UsageError, match="int8"):
+            run.wrap(net(), comm_hook="int8")
+        with pytest.raises(UsageError, match="needs DDP"):
+            run.wrap(net(), comm_hook="bf16", mode="fsdp")

@@ -139,6 +139,7 @@ class Run:
         mesh: Mapping[str, int] | None = None,
         parallelize: Callable[[Any, Any], Any] | None = None,
         init: Callable[[Any], Any] | None = None,
+        comm_hook: Any = None,
         **options: Any,
     ) -> Model:
         """Move a model to the device and share it between ranks. Returns the same object.
@@ -147,7 +148,9 @@ class Run:
 
         `mode` is "auto" (DDP with several ranks, FSDP2 with a mesh), "ddp", "fsdp" (FSDP2) or "none". `compile` is
         True, or options for `torch.compile`. `layers` are the classes of blocks that FSDP2 gathers one at a time; by
-        default, items of ModuleLists. Other options go to DistributedDataParallel or `fully_shard`.
+        default, items of ModuleLists. `comm_hook` is how DDP communicates gradients: "bf16" or "fp16" compresses them,
+        and a hook of DDP, or a pair (state, hook), does what it likes. Other options go to DistributedDataParallel or
+        `fully_shard`.
 
         `mesh={"replicate": 2, "shard": 4}` keeps 2 copies of the model, each sharded over 4 ranks. "tensor" counts
         ranks that work on the same samples: `parallelize(model, mesh)` splits the layers between them, with torch's
@@ -166,7 +169,7 @@ class Run:
                 self._set_mesh(mesh)
             return self._wrapper.wrap(
                 model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, init=init,
-                options=options,
+                comm_hook=comm_hook, options=options,
             )  # fmt: skip
 
     def _set_mesh(self, mesh: Mapping[str, int]) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
-from torch.fx._symbolic_trace import is_fx_tracing
+from torch.fx import _symbolic_trace
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
@@ -26,6 +26,34 @@ from paceline.runtime.training import gradient_average
 # Updates with the same changed set of trainable parameters before DDP is built anew. Until then, gradients are averaged
 # after the backward instead of during it. Networks that take turns must not cause a build per step.
 REBUILD_AFTER = 8
+
+
+# Newer versions of torch have names of their own for these.
+_is_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
+_is_exported = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+CommHook = tuple[Any, Callable[..., Any]]  # a state, and the function that gets it with each bucket
+
+
+def find_comm_hook(chosen: Any) -> CommHook:
+    """Return what `run.wrap(comm_hook=...)` asks for. Raises UsageError if there is no such hook."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # slow to import
+
+    # DDP rejects the hook on CPUs by its name, and hooks by their annotations.
+    def bf16(state, bucket):  # type: ignore[no-untyped-def]
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    known = {"bf16": bf16, "fp16": default_hooks.fp16_compress_hook}
+    if isinstance(chosen, str) and chosen in known:
+        return None, known[chosen]
+    if callable(chosen):
+        return None, chosen
+    if isinstance(chosen, tuple) and len(chosen) == 2 and callable(chosen[1]):
+        return chosen
+    raise UsageError(
+        f"Unknown comm_hook {chosen!r} for run.wrap.",
+        hint='Use "bf16", "fp16", a communication hook of DDP, or a pair (state, hook).',
+    )
 
 
 class _DDPModule(nn.Module):
@@ -58,7 +86,14 @@ class DDPModel:
     """A model that DDP replicates on all ranks."""
 
     def __init__(
-        self, model: nn.Module, *, device: torch.device, control: Any, compile_options: Any, options: dict[str, Any]
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        control: Any,
+        compile_options: Any,
+        comm_hook: CommHook | None,
+        options: dict[str, Any],
     ) -> None:
         self.model = model
         self.ddp: DistributedDataParallel | None = None  # None until there is something to train
@@ -71,6 +106,7 @@ class DDPModel:
         self._control = control  # exchanges a few numbers; its own group, so that they meet nothing else
         self._device = device
         self._compile_options = compile_options
+        self._comm_hook = comm_hook
         self._options = options
         self._parameters = list(model.parameters())
         self._original = model.forward
@@ -91,7 +127,7 @@ class DDPModel:
     # -- forward ---------------------------------------------------------------------------------------
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_fx_tracing() or torch.compiler.is_exporting():
+        if _is_traced() or _is_exported():
             return self._original(*args, **kwargs)
         # Without gradients there is nothing to reduce: a forward on a single rank (a sample, a quick check) must not
         # wait for the others.
@@ -128,6 +164,8 @@ class DDPModel:
         index = [self._device] if self._device.type in ("cuda", "xpu") else None
         self.ddp = DistributedDataParallel(self._module, device_ids=index, **options)
         self.ddp.require_backward_grad_sync = self._sync
+        if self._comm_hook is not None:
+            self.ddp.register_comm_hook(*self._comm_hook)
         # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap the backward.
         self._replicated = self._compiled(self.ddp)
         self._built_for = trainable

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.mesh import RankMesh
-from paceline.runtime.training.ddp import DDPModel
+from paceline.runtime.training.ddp import CommHook, DDPModel, find_comm_hook
 from paceline.runtime.training.fsdp import FSDPModel, check_parallelize, fsdp_blocks, replace_parameters, shard
 from paceline.runtime.training.meta_device import allocate, find_meta_tensors, initialize
 
@@ -74,6 +74,7 @@ class Wrapper:
         layers: Any,
         parallelize: Callable[[Any, Any], Any] | None,
         init: Callable[[Any], Any] | None,
+        comm_hook: Any,
         options: dict[str, Any],
     ) -> Model:
         """Wrap a model in place and return it. See `Run.wrap`."""
@@ -91,6 +92,9 @@ class Wrapper:
                 "run.wrap(..., init=...) is for models on the meta device, but this one already has values.",
                 hint='Build it under `with torch.device("meta"):`, or call model.apply(init) before run.wrap.',
             )
+        if comm_hook is not None and mode in ("fsdp", "none"):
+            raise UsageError(f"comm_hook needs DDP, but mode is {mode!r}.", hint="Leave out comm_hook.")
+        hook = None if comm_hook is None else find_comm_hook(comm_hook)
         before = list(model.parameters())
         initialize_sharded = mode == "fsdp" and self.world_size > 1 and not has_values
         if not has_values and not initialize_sharded:
@@ -108,19 +112,26 @@ class Wrapper:
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
         else:
-            wrapped = self._replicate(model, compile_options, options)
+            wrapped = self._replicate(model, compile_options, hook, options)
         now = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
         self._owned.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
         self.models.append(wrapped)
         return model
 
-    def _replicate(self, model: nn.Module, compile_options: bool | dict[str, Any], options: dict[str, Any]) -> DDPModel:
+    def _replicate(
+        self,
+        model: nn.Module,
+        compile_options: bool | dict[str, Any],
+        comm_hook: CommHook | None,
+        options: dict[str, Any],
+    ) -> DDPModel:
         if self._control is None:
             self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         return DDPModel(
-            model, device=self.device, control=self._control, compile_options=compile_options, options=options
-        )
+            model, device=self.device, control=self._control, compile_options=compile_options, comm_hook=comm_hook,
+            options=options,
+        )  # fmt: skip
 
     def owns(self, parameter: nn.Parameter) -> bool:
         """Return whether a parameter belongs to a wrapped model, as it is now."""
