@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import paceline
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint.sharded import export
-from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
-from paceline.runtime.distributed.process_group import ProcessGroups
+from paceline.runtime.distributed.mesh import resolve_sizes
 from tests.forked_ranks import Ranks
 from tests.runtime.models import assert_close, weights
 from tests.runtime.test_wrap import quiet
@@ -189,11 +187,28 @@ def test_a_mesh_that_does_not_fit_is_an_error(mesh: dict[str, int], message: str
         resolve_sizes(mesh, 4)
 
 
-def test_a_mesh_after_a_loader_must_not_change_who_reads_what() -> None:
-    mesh = RankMesh(Identity(rank=1, world_size=4), torch.device("cpu"), ProcessGroups())
-    with pytest.raises(UsageError, match="given each rank its own") as error:
-        mesh.set(TENSOR, in_use=True)
-    assert "Wrap the model first, or pass the mesh to paceline.session" in str(error.value.hint)
+def wrap_late() -> list[str]:
+    found = []
+    for before in ("loader", "resume", "evaluate"):
+        with quiet(seed=0) as run:
+            if before == "loader":
+                run.loader(samples(), batch_size=8)
+            elif before == "resume":
+                run.resume()  # after which each rank draws its own random numbers
+            else:
+                run.evaluate(samples(), batch_size=8)
+            with pytest.raises(UsageError) as error:
+                run.wrap(Blocks(), mesh={"tensor": 2}, parallelize=split)
+            found.append(f"{error.value} {error.value.hint}")
+            run.wrap(Blocks(), mesh={"replicate": 2})  # each rank keeps its samples
+    return found
+
+
+def test_a_mesh_must_not_change_afterwards_who_reads_what(ranks: Ranks) -> None:
+    for found in ranks(wrap_late, 2):
+        assert all(
+            "given each rank its own" in each and "or pass the mesh to paceline.session" in each for each in found
+        )
 
 
 def test_wrap_says_when_there_is_nothing_to_split() -> None:

@@ -92,7 +92,6 @@ class Run:
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
         boundary.replicas.optimizers = gradients.optimizers
         self._restored: Restored | None = None
-        self._resumed = False  # `resume` was called
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._first_calls = 0
@@ -174,7 +173,7 @@ class Run:
 
     def _set_mesh(self, mesh: Mapping[str, int]) -> None:
         was_set = self._mesh.sizes is not None
-        in_use = bool(self._loaders or self._evaluation_loaders or self._loop.begun or self._resumed)
+        in_use = bool(self._loaders or self._evaluation_loaders or self._loop.begun or self._draws_own_numbers)
         self._mesh.set(mesh, in_use=in_use)
         if not was_set and self._mesh.tensor > 1 and self.settings.seed is None:
             # Ranks that work on the same samples must draw the same dropout.
@@ -231,7 +230,6 @@ class Run:
             return None
         if self._loop.begun:
             raise UsageError("run.resume was called after the first step.", hint="Call it before the loop.")
-        self._resumed = True
         if self._gradients.scaler is not None:
             objects.setdefault("scaler", self._gradients.scaler)
         named = {id(each) for each in objects.values()}
