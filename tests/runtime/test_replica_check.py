@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from paceline.errors import ReplicasDiffer, UsageError
+from paceline.plan.launch_spec import runtime_settings
+from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary import stop
 from paceline.runtime.training.checksum import BUCKET, Checksum
 from paceline.runtime.training.fsdp import FSDPModel
 from paceline.runtime.training.replica_check import find_difference
+from paceline.spec import Flag, Program, load_job
 from tests.forked_ranks import Ranks
 from tests.runtime.models import Net, data, net
 from tests.runtime.test_wrap import quiet
@@ -271,6 +274,11 @@ def test_shards_are_compared_along_the_replicated_dimension_of_a_mesh(ranks: Ran
     assert ranks(on_a_mesh, 4, 3) == [message] * 4
 
 
-def test_the_interval_is_a_setting() -> None:
+def test_the_interval_is_an_argument_a_key_and_a_flag(tmp_path: Path) -> None:
+    (tmp_path / "paceline.toml").write_text("[runtime]\nreplica_check = 7\n")
+    flag = Flag("--replica-check", "runtime.replica_check", 0)
+    for flags, expected in (([], 7), ([flag], 0)):
+        job = load_job(Program("train.py"), flags=flags, cwd=tmp_path)
+        assert Settings(replica_check=5).override(runtime_settings(job)).replica_check == expected
     with pytest.raises(UsageError, match="replica_check"):
         quiet(replica_check=-1)
