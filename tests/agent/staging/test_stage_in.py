@@ -119,7 +119,7 @@ def test_helpers_leave_signals_to_the_agent(number: signal.Signals, tmp_path: Pa
     helper = helpers.Helper(small_files.SmallFileCopier(str(tmp_path / "from"), str(tmp_path / "to")))
     try:
         helper.process.send_signal(number)
-        assert helper.copy(FileGroup(0, 4, (FileEntry("file", 4, 0, 0o644),))) == ({}, "")
+        assert helper.copy(FileGroup(0, 4, (FileEntry("file", 4, 0, 0o644, 0),))) == ({}, "")
     finally:
         helper.close()
     assert (tmp_path / "to" / "file").read_text() == "text"
@@ -135,17 +135,103 @@ def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
     assert content(data / "set") == content(source)
 
 
-def test_checksums_find_a_bad_pack(base: Path, node: Node) -> None:
-    make_tree(base / "set")
+def flip_a_bit(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[1000] ^= 1
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("makes_packs", [True, False])
+@pytest.mark.parametrize("prefetches", [True, False])
+def test_checksums_find_a_bad_pack_and_replace_it(base: Path, node: Node, makes_packs: bool, prefetches: bool) -> None:
+    source = make_tree(base / "set")
+    wanted = request(base, "set", verify="checksum")
+    node.stage(wanted)
+    flip_a_bit(next(wanted.packs.glob("*.pack")))
+    stager = node.stager(wanted, makes_packs=makes_packs)
+    if prefetches:
+        stager.start_prefetch()
+    stager.stage(scan_items(wanted, stager.packs))
+    assert content(stager.data / "set") == content(source)
+    assert any("was damaged" in note for note in stager.result.notes)
+    assert stager.packs.has(scan(source).key) == makes_packs
+    assert not any("was damaged" in note for note in node.stage(wanted)[1].result.notes)
+
+
+def change_in_secret(path: Path) -> None:
+    """Change a file and restore its size and modification time, as some programs do."""
+    before = path.stat()
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("keep", [0, 3600])
+def test_a_change_that_keeps_size_and_time_is_found(base: Path, node: Node, keep: float) -> None:
+    source = make_tree(base / "set")
+    wanted = request(base, "set", keep=keep) if keep else request(base, "set")
+    for lock in node.stage(wanted)[1].locks:
+        lock.close()
+    for path in (path for path in source.rglob("*") if path.is_file() and not path.is_symlink()):
+        change_in_secret(path)
+    data, stager = node.stage(wanted)
+    assert content((data / "set").resolve()) == content(source)
+    for lock in stager.locks:
+        lock.close()
+
+
+def test_checksums_come_from_the_source_and_not_from_the_pack(base: Path, node: Node) -> None:
+    """Even if a file system reports nothing of the change."""
+    source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
     packs = Packs(wanted.packs)
     make_packs(manifests(wanted, packs), packs, Transfer())
-    pack = next(wanted.packs.glob("*.pack"))
-    damaged = bytearray(pack.read_bytes())
-    damaged[1000] ^= 1
-    pack.write_bytes(damaged)
-    with pytest.raises(EnvironmentProblem, match="differs from its source"):
+    old = scan(source).key
+    change_in_secret(next(path for path in source.rglob("*") if path.is_file() and 0 < path.stat().st_size < SMALL))
+    for path in wanted.packs.glob(f"{old}.*"):
+        path.rename(path.with_stem(scan(source).key))
+    data, _ = node.stage(wanted)
+    assert content(data / "set") == content(source)
+
+
+def test_checksums_find_a_bad_copy_in_the_cache(base: Path, node: Node) -> None:
+    source = make_tree(base / "set")
+    wanted = request(base, "set", verify="checksum", keep=3600)
+    data, stager = node.stage(wanted)
+    copy = next(path for path in (data / "set").resolve().rglob("*") if path.is_file() and path.stat().st_size > SMALL)
+    change_in_secret(copy)
+    with pytest.raises(EnvironmentProblem, match="differs from its source"):  # it is in use
         node.stage(wanted)
+    for lock in stager.locks:
+        lock.close()
+    data, stager = node.stage(wanted)
+    assert content((data / "set").resolve()) == content(source)
+    for lock in stager.locks:
+        lock.close()
+
+
+def test_files_with_holes_are_counted_and_copied_by_their_blocks(base: Path, node: Node) -> None:
+    source = base / "set"
+    source.mkdir(parents=True)
+    with open(source / "sparse", "wb") as file:
+        file.write(b"start")
+        file.seek(300 << 20)
+        file.write(b"middle")
+        file.truncate(800 << 20)
+    if (source / "sparse").stat().st_blocks * 512 > 1 << 20:
+        pytest.skip("this file system has no holes")
+    (source / "empty").touch()
+    os.truncate(source / "empty", 100 << 20)
+    assert scan(source).disk_usage < 1 << 20
+    data, stager = node.stage(request(base, "set"))
+    for name in ("sparse", "empty"):
+        copy, original = (data / "set" / name).stat(), (source / name).stat()
+        assert (copy.st_size, copy.st_mtime_ns) == (original.st_size, original.st_mtime_ns)
+        assert copy.st_blocks * 512 < 1 << 20
+    with open(data / "set" / "sparse", "rb") as file:
+        assert file.read(6) == b"start\0"
+        file.seek(300 << 20)
+        assert file.read(7) == b"middle\0"
+    assert stager.transfer.done == stager.transfer.total == 900 << 20
 
 
 def test_large_files_arrive_in_pieces(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +462,7 @@ def test_a_private_folder_is_private(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, SMALL), max_size=60), st.integers(1, 700))
 def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
-    files = [FileEntry(f"{n:05d}", size, 0, 0o644) for n, size in enumerate(sizes * (1 + repeated // 300))]
+    files = [FileEntry(f"{n:05d}", size, 0, 0o644, 0) for n, size in enumerate(sizes * (1 + repeated // 300))]
     groups = list(Manifest("/s", [""], files, []).groups())
     assert [each for group in groups for each in group.files] == files
     offset = 0

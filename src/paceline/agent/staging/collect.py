@@ -144,6 +144,7 @@ def _copy(source: Path, partial: Path, status: os.stat_result, transfer: Transfe
         mode = (status.st_mode & 0o777) | 0o600
         writer = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
+            os.ftruncate(writer, status.st_size)
             copy_range(reader, writer, 0, status.st_size, transfer)
             os.utime(writer, ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(writer)  # the node may be gone in a second, and its cache with it

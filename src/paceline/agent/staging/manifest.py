@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.agent.staging.copy.small_files import join
+from paceline.contract.files.sparse import data_size
 from paceline.errors import EnvironmentProblem
 
 SMALL = 256 * 1024  # files up to this size are packed: opening them costs more than reading them
@@ -36,6 +37,7 @@ class FileEntry(NamedTuple):
     size: int
     mtime: int  # nanoseconds
     mode: int
+    ctime: int  # nanoseconds; changes with every write, even if a program resets the modification time
 
 
 class FileGroup(NamedTuple):
@@ -56,21 +58,22 @@ class Manifest:
     links: list[tuple[str, str]]  # path and target
     outside_links: int = field(default=0, compare=False)  # links that point out of the item
     special_files: int = field(default=0, compare=False)  # sockets, pipes and devices, which are left out
+    holes: int = field(default=0, compare=False)  # bytes of large files that take no space
 
     def to_json(self) -> str:
-        values = [self.source, self.folders, self.files, self.links, self.outside_links, self.special_files]
-        return json.dumps(values)
+        counts = [self.outside_links, self.special_files, self.holes]
+        return json.dumps([self.source, self.folders, self.files, self.links, *counts])
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Manifest:
         """Rebuild a manifest from the parsed values of `to_json`."""
-        source, folders, files, links, outside_links, special_files = values
+        source, folders, files, links, *counts = values
         links = [(path, target) for path, target in links]
-        return cls(source, folders, list(map(FileEntry._make, files)), links, outside_links, special_files)
+        return cls(source, folders, list(map(FileEntry._make, files)), links, *counts)
 
     @cached_property
     def key(self) -> str:
-        """A hash of source, paths, sizes and modification times."""
+        """A hash of source, paths, sizes, and times of modification and change."""
         text = json.dumps([self.source, self.folders, self.files, self.links])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -82,7 +85,7 @@ class Manifest:
     def disk_usage(self) -> int:
         """About how many bytes the item takes on disk."""
         blocks = sum(-(-file.size // BLOCK) for file in self.files)
-        return BLOCK * (blocks + len(self.folders) + len(self.links))
+        return max(0, BLOCK * (blocks + len(self.folders) + len(self.links)) - self.holes)
 
     def small(self) -> list[FileEntry]:
         return [file for file in self.files if file.size <= SMALL]
@@ -114,7 +117,7 @@ def scan(source: Path) -> Manifest:
     try:
         status = os.stat(real)
         if stat.S_ISREG(status.st_mode):
-            return Manifest(real, [], [_entry("", status)], [])
+            return Manifest(real, [], [_entry("", status)], [], holes=_holes(status, real))
         return _walk(real)
     except FileNotFoundError as error:
         what = "does not exist" if error.filename == real else f"lost {error.filename} during the scan"
@@ -134,7 +137,7 @@ def _walk(real: str) -> Manifest:
     Where every question goes to a server, ask many at a time, within one large folder too.
     """
     manifest = Manifest(real, [""], [], [])
-    outside_links = special_files = 0
+    outside_links = special_files = holes = 0
     latency = _Latency()
     pending = [""]
     # The pool starts its threads only when they are needed.
@@ -155,12 +158,13 @@ def _walk(real: str) -> Manifest:
                 outside_links += listing.outside_links
                 special_files += listing.special_files
             batches = [batch for listing in listings for batch in listing.batches()]
-            for files in each_result(_stat_files, batches):
+            for files, skipped in each_result(partial(_stat_files, real), batches):
                 manifest.files.extend(files)
+                holes += skipped
             pending = [folder for listing in listings for folder in listing.folders]
     for entries in (manifest.folders, manifest.files, manifest.links):
         entries.sort()
-    return replace(manifest, outside_links=outside_links, special_files=special_files)
+    return replace(manifest, outside_links=outside_links, special_files=special_files, holes=holes)
 
 
 class _Latency:
@@ -212,13 +216,24 @@ def _list_folder(real: str, folder: str) -> _Listing:
     return listing
 
 
-def _stat_files(batch: Batch) -> list[FileEntry]:
+def _stat_files(real: str, batch: Batch) -> tuple[list[FileEntry], int]:
+    """Return files, and how many bytes of the large ones are in holes."""
     prefix, files = batch
-    return [_entry(prefix + file.name, file.stat(follow_symlinks=False)) for file in files]
+    found, holes = [], 0
+    for file in files:
+        status = file.stat(follow_symlinks=False)
+        found.append(_entry(prefix + file.name, status))
+        if status.st_size > SMALL:
+            holes += _holes(status, join(real, prefix + file.name))
+    return found, holes
 
 
 def _entry(path: str, status: os.stat_result) -> FileEntry:
-    return FileEntry(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777)
+    return FileEntry(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, status.st_ctime_ns)
+
+
+def _holes(status: os.stat_result, path: str) -> int:
+    return status.st_size - data_size(status, path) if status.st_size > SMALL else 0
 
 
 def _link_target(real: str, folder: str, text: str) -> tuple[str, bool]:

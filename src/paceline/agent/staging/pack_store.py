@@ -21,6 +21,7 @@ from pathlib import Path
 
 from paceline.agent.staging.copy.transfer import ItemCopy, Transfer
 from paceline.agent.staging.manifest import Manifest
+from paceline.contract.files.shared_places import open_own_file, open_without_waiting
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
 
@@ -41,7 +42,8 @@ class Packs:
         return self.folder / f"{key}.pack"
 
     def has(self, key: str) -> bool:
-        return self.manifest_path(key).exists() and self.pack_path(key).exists()
+        """Return whether there is a pack of ours. Nobody else's is used: a pack's name does not cover its content."""
+        return _is_ours(self.manifest_path(key)) and _is_ours(self.pack_path(key))
 
     def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
         """Return the manifest and checksums that the head agent wrote: other nodes need not scan the files."""
@@ -73,7 +75,7 @@ class Packs:
         manifest = Manifest.from_values(value["manifest"])
         if is_ours:
             vars(manifest)["key"] = key  # no need to compute it: nobody else has written the file
-        return manifest, value["checksums"], is_ours
+        return manifest, value["checksums"] if is_ours else {}, is_ours
 
     def set_last(self, manifest: Manifest) -> None:
         """Record that this pack was used: the next job prefetches it."""
@@ -96,8 +98,14 @@ class Packs:
         with suppress(OSError):
             os.utime(self.manifest_path(key))  # a used pack is not pruned
         with suppress(OSError):
-            return os.open(self.pack_path(key), os.O_RDONLY | os.O_CLOEXEC)
+            return open_own_file(self.pack_path(key))
         return None
+
+    def remove(self, key: str) -> None:
+        """Remove a pack that does not have the content of its source. Jobs that are reading it keep it open."""
+        for path in (self.pack_path(key), self.manifest_path(key)):
+            with suppress(OSError):
+                path.unlink()
 
     def create(self, key: str) -> NewPack:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -168,10 +176,13 @@ def make_packs(manifests: Iterable[Manifest], packs: Packs, transfer: Transfer) 
 
 def _read_text(path: Path) -> tuple[str, bool]:
     """Return a file's text, and whether the file is ours: others' files may name any path."""
-    # Non-blocking: it may be a pipe that nobody writes to.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, encoding="ascii") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        return file.read(), status.st_uid == os.geteuid()
+    with open(open_without_waiting(path), encoding="ascii") as file:
+        return file.read(), os.fstat(file.fileno()).st_uid == os.geteuid()
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()

@@ -6,15 +6,16 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from paceline.agent.staging.cache import Lock, acquire_item, cached_item, cached_items
 from paceline.agent.staging.copy.small_files import join
-from paceline.agent.staging.copy.transfer import ItemCopy, Stopped, Transfer
-from paceline.agent.staging.folders import check_free_space, free_space
-from paceline.agent.staging.manifest import Manifest, scan
+from paceline.agent.staging.copy.transfer import CopyDiffers, ItemCopy, Stopped, Transfer, compute_checksum
+from paceline.agent.staging.folders import check_free_space, free_space, remove_tree
+from paceline.agent.staging.manifest import FileEntry, Manifest, scan
 from paceline.agent.staging.pack_store import NewPack, Packs
 from paceline.agent.staging.prefetch import Prefetcher
 from paceline.agent.staging.request import StagingRequest, check_sources
@@ -40,15 +41,37 @@ class StagingResult:
     notes: list[str] = field(default_factory=list)
 
 
-def scan_items(request: StagingRequest, packs: Packs) -> list[ScannedItem]:
+def scan_items(request: StagingRequest, packs: Packs, transfer: Transfer | None = None) -> list[ScannedItem]:
     """Scan everything that is to be staged."""
     check_sources(request)
     scanned = []
     for item in request.items:
         manifest = scan(item.source)
-        checksums = packs.read(manifest.key)[1] if request.checksum and packs.has(manifest.key) else {}
+        has_pack = request.checksum and packs.has(manifest.key)
+        checksums = _check_pack(manifest, packs, Transfer(transfer)) if has_pack else {}
         scanned.append(ScannedItem(item.name, manifest, checksums))
     return scanned
+
+
+def _check_pack(manifest: Manifest, packs: Packs, transfer: Transfer) -> dict[str, int]:
+    """Return the checksums of the packed files, as their source is now. A pack that has others is removed."""
+    checksums: dict[str, int] = {}
+
+    def read(file: FileEntry) -> None:
+        checksums[file.path] = compute_checksum(join(manifest.source, file.path), transfer)
+
+    transfer.run([partial(read, file) for file in manifest.small()])
+    try:
+        known = packs.read(manifest.key)[1]
+    except EnvironmentProblem:
+        packs.remove(manifest.key)
+        return checksums
+    if known and known != checksums:
+        packs.remove(manifest.key)
+    elif not known:
+        with suppress(OSError):
+            packs.publish(manifest, checksums)  # other nodes need not read the source then
+    return checksums
 
 
 def scan_notes(items: Sequence[ScannedItem]) -> list[str]:
@@ -118,7 +141,19 @@ class Stager:
             self._stage_item(item, _path_in(folder, manifest), fresh=not resumes)
             cached.finish(keep=self.request.keep, source=manifest.source, size=manifest.size)
 
-        lock, is_reused = acquire_item(cached, stage=fill, is_stopped=lambda: self.transfer.is_stopped)
+        def acquire() -> tuple[Lock, bool]:
+            return acquire_item(cached, stage=fill, is_stopped=lambda: self.transfer.is_stopped)
+
+        lock, is_reused = acquire()
+        if is_reused and self.request.checksum:
+            try:
+                self._verify(item, _path_in(cached.content, manifest))
+            except CopyDiffers:
+                lock.close()
+                if not cached.remove():  # another job uses it
+                    raise
+                self.result.notes.append(f"the cached copy of {manifest.source!r} was damaged, and is replaced")
+                lock, is_reused = acquire()
         self.locks.append(lock)
         if is_reused:
             self.result.reused += manifest.size
@@ -127,7 +162,27 @@ class Stager:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(_path_in(cached.content, manifest))
 
+    def _verify(self, item: ScannedItem, target: Path, checksums: dict[str, int] | None = None) -> None:
+        """Compare copies with their sources; `checksums` are those that this job has computed while it read them."""
+        transfer = Transfer(self.transfer)  # an error here need not be the end
+        copy = ItemCopy(item.manifest, target, transfer=transfer, fresh=False)
+        transfer.run(copy.verify_tasks({**item.checksums, **(checksums or {})}))
+
     def _stage_item(self, item: ScannedItem, target: Path, *, fresh: bool) -> None:
+        """Copy an item. If its pack turns out to be damaged, remove the pack and copy the source."""
+        try:
+            self._copy_item(item, target, fresh=fresh)
+        except CopyDiffers:
+            if not item.manifest.needs_pack or not remove_tree(target):
+                raise
+            self.packs.remove(item.manifest.key)
+            self._prefetched.discard(item.name)
+            self.result.notes.append(f"the pack of {item.manifest.source!r} was damaged, and is replaced")
+            self._copy_item(item, target, fresh=True)
+        self.result.files += len(item.manifest.files)
+        self.result.size += item.manifest.size
+
+    def _copy_item(self, item: ScannedItem, target: Path, *, fresh: bool) -> None:
         manifest, is_prefetched = item.manifest, item.name in self._prefetched
         pack, new_pack = None, None
         if manifest.needs_pack and not is_prefetched:
@@ -150,14 +205,12 @@ class Stager:
             elif pack is not None or is_prefetched:
                 self.packs.set_last(manifest)
             if self.request.checksum:
-                self.transfer.run(copy.verify_tasks({**item.checksums, **copy.checksums}))
+                self._verify(item, target, copy.checksums)
         finally:
             if pack is not None:
                 os.close(pack)
             if new_pack is not None:
                 new_pack.close()
-        self.result.files += len(manifest.files)
-        self.result.size += manifest.size
 
     def _create_pack(self, manifest: Manifest) -> NewPack | None:
         try:
@@ -188,14 +241,14 @@ class Stager:
         for item in items:
             manifest = item.manifest
             if item.name in self._prefetched:
-                manifest = Manifest(manifest.source, [], manifest.large(), [])
+                manifest = replace(manifest, folders=[], files=manifest.large(), links=[])
             elif self.request.keep:
                 cached = cached_item(self.private, manifest.key)
                 if cached.is_complete():
                     continue
                 folder = _path_in(cached.partial if cached.partial.exists() else cached.content, manifest)
                 files = [file for file in manifest.files if not os.path.exists(join(folder, file.path))]
-                manifest = Manifest(manifest.source, manifest.folders, files, manifest.links)
+                manifest = replace(manifest, files=files)
             missing.append(manifest)
         return missing
 
@@ -240,7 +293,7 @@ class StagingThread:
         try:
             if self.items is None:
                 self.stager.start_prefetch()
-                self.items = scan_items(self.stager.request, self.stager.packs)
+                self.items = scan_items(self.stager.request, self.stager.packs, self.stager.transfer)
             self.scanned.set()
             self.stager.stage(self.items)
         except Stopped:

@@ -1,7 +1,7 @@
 """Copy small files a group at a time: from their source or out of a pack, into a new pack and onto the node's disk.
 
 `main` is what a helper process runs. Helpers start with this module, so it imports little: no `typing`, and nothing of
-ours but errors. A file is a plain tuple (path, size, mtime, mode) here.
+ours but errors. A file is a plain tuple (path, size, mtime, mode, ctime) here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TypeAlias
 
-    File: TypeAlias = tuple[str, int, int, int]
+    File: TypeAlias = tuple[str, int, int, int, int]
     CopyResult: TypeAlias = tuple[dict[str, int], str]  # checksums, if requested; why the pack was not written
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -86,11 +86,11 @@ class SmallFileCopier:
             batch = files[start : start + self.readahead]
             descriptors: list[int] = []
             try:
-                for path, size, _, _ in batch:
+                for path, size, *_ in batch:
                     descriptor = os.open(join(self.source, path), os.O_RDONLY | os.O_CLOEXEC)
                     descriptors.append(descriptor)
                     _start_readahead(descriptor, 0, size)
-                for descriptor, (path, size, _, _) in zip(descriptors, batch, strict=True):
+                for descriptor, (path, size, *_) in zip(descriptors, batch, strict=True):
                     contents.append(self._read_one(descriptor, path, size))
             finally:
                 for descriptor in descriptors:
@@ -137,7 +137,7 @@ class SmallFileCopier:
                 os.close(descriptor)
 
     def _write_file(self, base: str, folder: int, content: memoryview, file: File) -> None:
-        _, size, mtime, mode = file
+        _, size, mtime, mode, _ = file
         flags = WRITE_FLAGS | (os.O_EXCL if self.fresh else os.O_TRUNC)
         descriptor = os.open(base, flags, mode | 0o600, dir_fd=folder)
         try:
@@ -156,7 +156,7 @@ def join(root: object, path: str) -> str:
 
 def is_copied(target: str, file: File) -> bool:
     """Whether a file is complete: only then does it have the modification time of its source."""
-    path, size, mtime, _ = file
+    path, size, mtime, *_ = file
     try:
         status = os.lstat(join(target, path))
     except OSError:

@@ -24,6 +24,7 @@ from paceline.agent.staging.copy.small_files import (
     write_all,
 )
 from paceline.agent.staging.manifest import FileEntry, FileGroup, Manifest
+from paceline.contract.files.sparse import data_ranges
 from paceline.errors import EnvironmentProblem
 
 PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
@@ -35,6 +36,10 @@ Task = Callable[[], None]
 
 class Stopped(Exception):
     """The transfer was asked to stop."""
+
+
+class CopyDiffers(EnvironmentProblem):
+    """A copy does not have the content of its source."""
 
 
 def count_cores() -> int:
@@ -157,6 +162,8 @@ class ItemCopy:
         if not self.fresh and is_copied(self.target, file):
             self.transfer.add(file.size)
             return []
+        if not self.fresh:
+            _unlink(join(self.target, file.path))  # what is left of it may be where the source has a hole
         starts = range(0, file.size, PIECE)
         self._missing_pieces[file.path] = len(starts)
         return [lambda start=start: self._copy_piece(file, start) for start in starts]  # type: ignore[misc]
@@ -172,6 +179,8 @@ class ItemCopy:
                     self._missing_pieces[file.path] -= 1
                     is_last = not self._missing_pieces[file.path]
                 if is_last:
+                    if os.fstat(writer).st_size < file.size:
+                        os.ftruncate(writer, file.size)  # it ends with a hole
                     if (os.fstat(reader).st_size, os.fstat(writer).st_size) != (file.size, file.size):
                         raise source_changed(path)
                     os.utime(writer, ns=(file.mtime, file.mtime))
@@ -191,7 +200,7 @@ class ItemCopy:
         source = join(self.manifest.source, file.path)
         expected = compute_checksum(source, self.transfer) if known is None else known
         if compute_checksum(join(self.target, file.path), self.transfer) != expected:
-            raise EnvironmentProblem(
+            raise CopyDiffers(
                 f"[data] stage: The copy of {source!r} differs from its source.",
                 hint="The source changed, or the node's disk is bad: try again, or exclude the node.",
             )
@@ -208,8 +217,19 @@ def compute_checksum(path: str, transfer: Transfer) -> int:
 
 
 def copy_range(reader: int, writer: int, start: int, size: int, transfer: Transfer) -> None:
-    """Copy a part of a file to the same offset of another, inside the kernel where it can."""
-    end, position, step = start + size, start, 8 << 20
+    """Copy a part of a file to the same offset of another, inside the kernel where it can, and leave out holes."""
+    position = start
+    for begin, end in data_ranges(reader, start, start + size):
+        transfer.add(begin - position)
+        _copy_data(reader, writer, begin, end, transfer)
+        position = end
+    if position < start + size and os.fstat(reader).st_size < start + size:
+        raise source_changed(f"descriptor {reader}")
+    transfer.add(start + size - position)
+
+
+def _copy_data(reader: int, writer: int, start: int, end: int, transfer: Transfer) -> None:
+    position, step = start, 8 << 20
     methods = [*_IN_KERNEL, _by_read_and_write]
     while position < end:
         if transfer.is_stopped:
