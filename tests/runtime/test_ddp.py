@@ -134,12 +134,16 @@ def test_every_gradient_is_averaged(ranks: Ranks, plain: bool) -> None:
             assert_close(found[name], by_hand(events))
 
 
-OPTIONS: list[dict[str, Any]] = [{"gradient_as_bucket_view": True}, {"find_unused_parameters": True}]
+NAMES = ["another branch on each rank", "a second update", "two forwards, then two backwards"]
+OPTIONS: list[tuple[list[str], dict[str, Any]]] = [
+    (NAMES, {"gradient_as_bucket_view": True}),
+    (NAMES, {"find_unused_parameters": True}),
+    (NAMES[:2], {"static_graph": True}),
+]
 
 
 def with_options() -> list[dict[str, list[float]]]:
-    names = ["another branch on each rank", "a second update", "two forwards, then two backwards"]
-    return [by_run(False, names, **options) for options in OPTIONS]
+    return [by_run(False, names, **options) for names, options in OPTIONS]
 
 
 def test_so_it_is_with_options_of_ddp(ranks: Ranks) -> None:
@@ -170,6 +174,23 @@ def last_micro_step_by_method(plain: bool) -> list[float]:
 def test_a_last_micro_step_by_a_method_counts_all_of_them(ranks: Ranks, plain: bool) -> None:
     for found in ranks(last_micro_step_by_method, WORLD, plain):
         assert_close(found, last_micro_step_by_method(plain))
+
+
+def joined() -> str:
+    with quiet() as run:
+        model = run.wrap(branches())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with run.join(model):
+                run.backward(model.part("trunk", data()[0]))
+                run.update(optimizer)
+        except UsageError as error:
+            return str(error)
+        return "fine"
+
+
+def test_losses_of_other_methods_cannot_be_joined(ranks: Ranks) -> None:
+    assert all("Inside run.join" in message for message in ranks(joined, WORLD))
 
 
 # -- freezing and unfreezing -----------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class Gradients:
         factor = self._weights.factor
         grads = [fsdp.local_part(p.grad) for p in info.parameters if p.grad is not None]
         if factor is not None and grads:
-            torch._foreach_mul_(grads, factor)
+            torch._foreach_mul_(grads, factor.to(grads[0].device))  # FSDP may keep them on the CPU
 
     def _evaluate(
         self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None, closure: Callable[[], Any]
