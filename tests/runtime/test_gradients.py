@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +143,26 @@ def test_an_optimizer_that_skips_steps_gets_the_gradients_of_all_of_them(ranks: 
         for results in ranks(all_rare, world_size):
             for found in results:
                 assert_close(found, rare_by_hand(8))
+
+
+def test_a_checkpoint_without_gradients_that_wait_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for every, plain in ((1, False), (4, False), (1, True)):
+        with quiet(folder=tmp_path / f"{every}-{plain}", save_every_steps=every) as run:
+            model = run.wrap(net())
+            often, rarely = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.layers)
+            run.resume(model=model)
+            for step in run.steps(range(8)):
+                loss = model(data()[0]).mean()
+                if plain:
+                    loss.backward()
+                    often.step()  # the script clears its gradients at some other time
+                    rarely.step()
+                else:
+                    run.backward(loss)
+                    for optimizer in (often, rarely) if step % 4 == 3 else (often,):
+                        run.update(optimizer)
+        said = capfd.readouterr().err.count("2 parameters, such as layers.1.weight, have gradients that wait")
+        assert said == (every == 1 and not plain)
 
 
 def rare_critic(first: str, by_hand: bool) -> list[float]:

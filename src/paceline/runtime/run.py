@@ -91,6 +91,8 @@ class Run:
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
         boundary.replicas.optimizers = gradients.optimizers
+        if self.rank == 0:
+            boundary.before_save = gradients.warn_of_pending
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}

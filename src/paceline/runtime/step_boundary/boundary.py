@@ -68,6 +68,7 @@ class Boundary:
         self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
         self.plain_batches = 0  # batches per step of an iterable that does not save its position
         self.saved_after_loop = False  # `run.save` has saved what the epoch's body did after its loop
+        self.before_save: Callable[[], None] = lambda: None
         self._sync_buffers = sync_buffers
         self._evaluated = False  # within the current step
         self._save_requested = False  # agreed; waits for a training boundary
@@ -276,6 +277,7 @@ class Boundary:
         if self.loss_check.on:
             self.loss_check.check_now()
         self.replicas.check_now(step)
+        self.before_save()
         # Write the numbers that led to a checkpoint before it: no later attempt would log them again.
         self._flush_metrics()
         self._save_requested = False

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError
+from paceline.runtime.console import note
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training import fsdp
@@ -70,6 +71,8 @@ class Gradients:
         self._updating: torch.optim.Optimizer | None = None
         self._did_step = False
         self._has_updated = False  # any optimizer, in this step
+        self._plain: list[_OptimizerInfo] = []  # optimizers that the script steps itself
+        self._warned_of_pending = False
         self._step_hook = register_optimizer_step_pre_hook(self._before_any_step)
 
     def close(self) -> None:
@@ -134,6 +137,23 @@ class Gradients:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that `update` has seen."""
         return [optimizer for optimizer, _ in self._optimizers.values()]
+
+    def warn_of_pending(self) -> None:
+        """Say once that a checkpoint lacks gradients, which wait for an optimizer that skips steps."""
+        plain = {id(parameter) for info in self._plain for parameter in info.parameters}  # cleared by the script
+        pending = [
+            name
+            for model in self.wrapper.models
+            for name, parameter in model.model.named_parameters()
+            if parameter.grad is not None and id(parameter) not in plain
+        ]
+        if pending and not self._warned_of_pending:
+            self._warned_of_pending = True
+            note(
+                f"{len(pending)} parameters, such as {pending[0]}, have gradients that wait for an update of their "
+                "optimizer. A checkpoint does not contain them: if you resume from this one, the update lacks them. "
+                "Save when all optimizers have been updated, with save_every_steps."
+            )
 
     # -- called by the script --------------------------------------------------------------------------
 
@@ -336,6 +356,8 @@ class Gradients:
                 f"{type(optimizer).__name__}.step(closure) would compute another loss on each rank.",
                 hint="Use run.update(opt, closure=closure), which averages losses and gradients.",
             )
+        if entry[1] not in self._plain:
+            self._plain.append(entry[1])
         self._reduce(entry[1])
 
     def _unscaled_error(self) -> UsageError:
