@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.agent.attempt import Outcome
+from paceline.agent.failures import RankExit
 from paceline.agent.health.preflight import exclude_nodes
-from paceline.agent.restart_policy import MAX_EXCLUSIONS
+from paceline.agent.restart_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
 from paceline.agent.verdict_writer import VerdictWriter
+from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
@@ -85,3 +90,62 @@ def test_the_verdict_is_written_even_if_requeue_cannot_be(tmp_path: Path, capsys
     verdicts.write_verdict("stopped")
     assert read_verdict(verdicts.job_start.verdict) == "stopped"
     assert "warning: cannot write" in capsys.readouterr().out
+
+
+def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> str | None:
+    """Stop a job start, and return its verdict."""
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], **settings)
+    environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": f"7-{number}"}
+    verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    attempt = run.attempt(number + 1)
+    attempt.path.mkdir()
+    outcome = Outcome("stopped", exits=[rank_exit], stop_requested=True)
+    verdicts.record_attempt(outcome, attempt, saved_before=verdicts.first_checkpoint, may_restart=True)
+    assert verdicts.job_start.requeue.exists() is (read_verdict(verdicts.job_start.verdict) == "stopped")
+    return read_verdict(verdicts.job_start.verdict)
+
+
+def save(run: RunFolder, step: int) -> None:
+    folder = run.checkpoints / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "complete.json").touch()
+
+
+BEFORE_THE_FIRST_STEP = {
+    "the runtime stopped": RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 0),
+    "at the checkpoint": RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 100),
+    "before the session": RankExit(0, -15, 0.0, READY, 0, got_term=True),
+}
+
+
+@pytest.mark.parametrize("style", ["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"])
+@pytest.mark.parametrize("when", BEFORE_THE_FIRST_STEP)
+def test_stops_before_the_first_step_end_in_every_style(tmp_path: Path, style: str, when: str) -> None:
+    run = RunFolder(tmp_path)
+    save(run, 100)
+    found = [stop(run, number, BEFORE_THE_FIRST_STEP[when], style=style) for number in range(10)]
+    assert found == ["stopped"] * (MAX_STOPS_WITHOUT_PROGRESS - 1) + ["failed"]
+    assert "before it saved anything" in run.job_start("7-9").requeue_failed.read_text()
+
+
+@pytest.mark.parametrize("style", ["fork", "torchrun", "mpirun"])
+def test_what_counts_as_progress(tmp_path: Path, style: str) -> None:
+    run = RunFolder(tmp_path)
+    save(run, 100)
+    for progress in (RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 101), RankExit(0, 75, 0.0, READY, 0)):
+        count = run.path / "stops-without-progress"
+        count.write_text("9\n")
+        number = len(run.attempts())
+        assert stop(run, number, progress, style=style) == "stopped"
+        assert not count.exists()
+
+
+@pytest.mark.parametrize("style", ["fork", "torchrun"])
+def test_a_run_is_requeued_so_many_times_a_day(tmp_path: Path, style: str) -> None:
+    run = RunFolder(tmp_path)
+    progress = RankExit(0, 75, 0.0, READY, 0)
+    yesterday = [f"{time.time() - 90000:.0f} 6-{number}\n" for number in range(5)]
+    run.requeues.write_text("".join(yesterday))
+    found = [stop(run, number, progress, style=style, requeues_per_day=3) for number in range(4)]
+    assert found == ["stopped", "stopped", "stopped", "failed"]
+    assert "3 times within a day" in run.job_start("7-3").requeue_failed.read_text()

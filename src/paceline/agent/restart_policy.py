@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
@@ -39,9 +39,32 @@ CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "
 FIRST_DELAY = 1.0  # seconds before the second restart in a row without progress
 MAX_DELAY = 60.0
 MAX_STOPS_WITHOUT_PROGRESS = 10  # stops in a row, each before anything was saved
-SHORT_JOB_START = 600.0  # seconds: a script that asks to be resumed sooner, with nothing saved, may loop
+SHORT_JOB_START = 600.0  # seconds: a script without the runtime that stops sooner may have saved nothing
+DAY = 86400.0  # seconds
 MAX_JOB_STARTS_WITHOUT_PROGRESS = 3  # in a row; then the run is no longer requeued
 MAX_EXCLUSIONS = 3  # requeues of a failed run to get rid of unfit nodes
+
+
+def has_progressed(*, saved: bool, stepped: bool | None, says_saved: bool, seconds: float) -> bool:
+    """Return whether a job start that was stopped got anywhere, in any launch style.
+
+    `saved`: there is something new among the checkpoints. `stepped`: ranks passed steps beyond the checkpoint that they
+    began with; None if they never came to the runtime's first step boundary. `says_saved`: a stop was requested, and
+    ranks exited with 75. `seconds`: how long it lasted.
+    """
+    if saved or stepped is not None:
+        return saved or bool(stepped)
+    return says_saved or seconds >= SHORT_JOB_START
+
+
+def count_requeues(lines: Iterable[str], *, now: float, job_start: str) -> int:
+    """Return how often other job starts went back into the queue within a day. Each line is `TIME JOB-START`."""
+    found = set()
+    for line in lines:
+        moment, _, name = line.strip().partition(" ")
+        if name and name != job_start and moment.isdigit() and abs(now - int(moment)) < DAY:
+            found.add(name)
+    return len(found)
 
 
 @dataclass(frozen=True)

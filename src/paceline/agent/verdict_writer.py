@@ -15,7 +15,7 @@ from paceline.agent.health import preflight
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
-from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
+from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import (
     AttemptFolder,
@@ -26,7 +26,7 @@ from paceline.contract.run_folder import (
     write_atomically,
     write_reserved,
 )
-from paceline.contract.verdict import FAILED, STOPPED
+from paceline.contract.verdict import FAILED, STOPPED, STOPPED_EXIT
 from paceline.errors import LaunchError
 
 
@@ -44,6 +44,7 @@ class VerdictWriter:
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
         self.started = time.monotonic()
         self.first_checkpoint = newest_checkpoint(run)
+        self.first_files = _checkpoint_files(run)
 
     def begin(self, *, host: str) -> None:
         """Prepare the job start's folder, and reserve space for the verdict. Called by the head agent.
@@ -114,14 +115,27 @@ class VerdictWriter:
         if count < restart_policy.MAX_STOPS_WITHOUT_PROGRESS:
             self.write_verdict(STOPPED)
             return
-        self.say(
-            f"not requeued: the run was stopped {count} times in a row before it saved anything; "
+        self._report_no_requeue(
+            f"the run was stopped {count} times in a row before it saved anything; "
             "ask for more time, or save more often"
         )
         self.write_verdict(FAILED)
 
+    def _report_no_requeue(self, reason: str) -> None:
+        """Say why the run does not go back into the queue, on the console and in `paceline ps` and `show`."""
+        self.say(f"not requeued: {reason}")
+        self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
+        self.try_write(lambda: write_atomically(self.job_start.requeue_failed, reason + "\n"))
+
     def write_verdict(self, verdict: str) -> None:
         """Write whether the batch script may requeue the job, then, even if that fails, the job start's verdict."""
+        limit = self.launch_spec.requeues_per_day
+        if verdict == STOPPED and self.from_queue and self._requeues_today() >= limit:
+            self._report_no_requeue(
+                f"the run went back into the queue {limit} times within a day; to allow more, set requeues_per_day in "
+                "[resume]"
+            )
+            verdict = FAILED
 
         def write() -> None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
@@ -148,8 +162,17 @@ class VerdictWriter:
             release(self.job_start.requeue)
             return
         self.job_start.path.mkdir(parents=True, exist_ok=True)
+        with open(self.run.requeues, "a", encoding="utf-8") as requeues:
+            requeues.write(f"{time.time():.0f} {self.job_start_name}\n")
         exclude = sorted({host for path in lists for host in path.read_text(encoding="utf-8").split()})
         write_reserved(self.job_start.requeue, ",".join(exclude) + "\n")
+
+    def _requeues_today(self) -> int:
+        try:
+            lines = self.run.requeues.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return 0
+        return restart_policy.count_requeues(lines, now=time.time(), job_start=self.job_start_name)
 
     @staticmethod
     def _read_count(path: Path) -> int:
@@ -159,14 +182,13 @@ class VerdictWriter:
             return 0
 
     def _has_progressed(self, outcome: Outcome) -> bool:
-        if newest_checkpoint(self.run) > self.first_checkpoint:
-            return True
-        if not outcome.stop_requested:  # the script stopped on its own
-            return time.monotonic() - self.started >= restart_policy.SHORT_JOB_START
-        # Only the runtime stops with code 0; torchrun's ranks look alike, whoever stopped them.
-        return self.launch_spec.style in ("torchrun", "mpirun") or not all(
-            rank_exit.code == 0 and rank_exit.state == SAVED_AND_STOPPED and rank_exit.step == 0
-            for rank_exit in outcome.exits
+        steps = [rank_exit.step for rank_exit in outcome.exits if rank_exit.state >= RUNNING]
+        return restart_policy.has_progressed(
+            saved=newest_checkpoint(self.run) > self.first_checkpoint
+            or _checkpoint_files(self.run) != self.first_files,
+            stepped=max(steps) > max(self.first_checkpoint, 0) if steps else None,
+            says_saved=outcome.stop_requested and any(each.code == STOPPED_EXIT for each in outcome.exits),
+            seconds=time.monotonic() - self.started,
         )
 
     def _print(self, failure: Failure) -> None:
@@ -194,6 +216,14 @@ class VerdictWriter:
             [*earlier, summary], self.launch_spec.max_restarts,
             other_nodes=self.from_queue, stop_requested=outcome.stop_requested,
         )  # fmt: skip
+
+
+def _checkpoint_files(run: RunFolder) -> set[tuple[str, int]]:
+    """Return what is in the checkpoint folder, which scripts without the runtime may use too."""
+    try:
+        return {(entry.name, entry.stat(follow_symlinks=False).st_mtime_ns) for entry in os.scandir(run.checkpoints)}
+    except OSError:
+        return set()
 
 
 def last_step(outcome: Outcome) -> int | None:

@@ -68,6 +68,7 @@ def project_file(
         "",
         "[resume]",
         '# requeue = true          # requeue at the time limit, and resume ("always": the script resumes by itself)',
+        "# requeues_per_day = 50   # end the run after this many requeues within a day",
         '# grace = "2m"            # save and stop this long before the time limit',
         "# max_attempts = 3        # failed attempts before giving up",
         '# exit_timeout = "30s"    # once a rank has exited, end the others after this long without progress',

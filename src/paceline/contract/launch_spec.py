@@ -37,6 +37,7 @@ class LaunchSpec:
     max_restarts: int = 0  # restarts within one job start
     hang_timeout: float = 0.0  # seconds without a heartbeat until ranks count as hung; 0 means never
     requeue_always: bool = False  # the script resumes by itself: end it on a stop request, and requeue the job
+    requeues_per_day: int = 50  # after that, the run is no longer requeued
     exit_timeout: float = 30.0  # seconds without progress until ranks that outlive others are ended; 0 means never
     stop_timeout: float = 120.0  # seconds from SIGTERM until ranks that have not stopped are ended
     fixed_nodes: bool = False  # the user chose the nodes, so none can be excluded

@@ -26,6 +26,7 @@ class RunFolder:
     script = Entry("job.sbatch")  # exactly what was submitted
     shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
+    requeues = Entry("requeues")  # `TIME JOB-START`, a line for each time that the run went back into the queue
     claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code

@@ -223,6 +223,8 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                "Requeue at the time limit or after preemption, and resume (default).", SWITCH),
         Option("resume.requeue", "--requeue-always",
                "The same for a script that resumes by itself, without paceline.session.", SWITCH, QUEUE, sets="always"),
+        Option("resume.requeues_per_day", "--requeues-per-day N",
+               "Requeue at most N times within a day (default: 50).", NUMBER, QUEUE),
         _number("resume.max_attempts", "--max-attempts N",
                 "Failed attempts before giving up (default: 1 here, 3 on a cluster)."),
         Option("resume.hang_timeout", "--hang-timeout TIME",

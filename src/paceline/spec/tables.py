@@ -191,6 +191,7 @@ class Resume(Table):
     max_attempts: Count | None = None
     hang_timeout: Seconds | None = None
     exit_timeout: Seconds = 30
+    requeues_per_day: Count = 50
 
 
 class Data(Table):
