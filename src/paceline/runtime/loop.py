@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
+from paceline.errors import UsageError
 from paceline.runtime.console import note
-from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch
-from paceline.runtime.data.transfer import transfer_batch
+from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.training.gradients import Gradients
 
@@ -22,7 +19,7 @@ class Loop:
     """The current step, epoch and micro-step."""
 
     def __init__(
-        self, boundary: Boundary, gradients: Gradients, *, device: torch.device, rank: int, max_steps: int | None
+        self, boundary: Boundary, gradients: Gradients, *, plain: PlainLoader, rank: int, max_steps: int | None
     ) -> None:
         self.step = 0  # the number of steps done, over all epochs and attempts
         self.epoch = 0
@@ -31,16 +28,53 @@ class Loop:
         self.weighted = False  # whether the loader counts the samples of each slice
         self.left_inside = False  # whether `step` includes one that the script left by `break` or an error
         self.counted = False  # whether a loop of `steps` has counted the steps up to here
-        self.skip = 0  # batches of a plain iterable to skip after a resume
+        self.plain = plain  # the iterable of the current loop, if it does not come from `run.loader`
         self.check_first: Callable[[Any], None] | None = None  # called with the first batch of each loop
         self._boundary = boundary
         self._gradients = gradients
-        self._device = device
         self._rank = rank
         self._max_steps = sys.maxsize if max_steps is None else max_steps
         self.in_epochs = False
         self._epoch_is_whole = True
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._loops = 0  # loops of `steps` that this epoch has begun
+        self._loader: Any = None  # of the current loop
+        self._late: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders made after the resume, which saves no others
+        self._saved: frozenset[int] = frozenset()  # ids of the objects that checkpoints include
+        self._resumed: Mapping[str, Any] | None = None  # where to continue, until the loop is there
+        boundary.loop_position = self.position
+
+    # -- the position ----------------------------------------------------------------------------------
+
+    def register(self, objects: Mapping[str, Any]) -> None:
+        """Take note of the objects that checkpoints include."""
+        self._saved = frozenset(map(id, objects.values()))
+
+    def adopt(self, loader: Any) -> None:
+        """Resume a loader that was made after `run.resume`, in the loop that it is used in.
+
+        Raises UsageError if its state differs between ranks: only objects known to `run.resume` are saved per rank.
+        """
+        if loader.saves_positions:
+            raise UsageError(
+                "run.loader was called after run.resume, so the position in this stream would not be saved.",
+                hint="Create the loader before run.resume.",
+            )
+        self._late.add(loader)
+
+    def resume(self, *, step: int, epoch: int, position: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.step, self.epoch = step, epoch
+        self._resumed = {"loop": 0, "loader": None, **position}
+
+    def position(self) -> dict[str, Any]:
+        """Return which loop of the epoch this is, and where it is if its loader has no state of its own."""
+        if self._resumed is not None:  # not there yet
+            return {"loop": self._resumed["loop"], "loader": self._resumed["loader"]}
+        state = self._loader.state_dict() if self._loader in self._late else None
+        return {"loop": max(0, self._loops - 1), "loader": state}
+
+    # -- the first step --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Prepare for the first step of this process."""
@@ -71,7 +105,7 @@ class Loop:
         return self.step if self.left_inside else self.step + 1
 
     def epochs(self, count: int) -> Iterator[int]:
-        self.in_epochs = True
+        self.in_epochs, self._loops = True, 0
         try:
             while self.epoch < count and self.step < self._max_steps:
                 self._epoch_is_whole = True
@@ -80,22 +114,60 @@ class Loop:
                     return  # max_steps ended it early: a longer run would continue in this epoch
                 self._boundary.end_epoch(self.step, epoch=self.epoch + 1)
                 self.epoch += 1
+                self._loops, self._loader, self._resumed = 0, None, None
         finally:
             self.in_epochs = False
 
-    def steps(self, loader: Any, *, max_steps: int | None, accumulate: int) -> Iterator[Any]:
-        micros, total, done = self._micros(loader, accumulate)
+    def steps(self, loader: Any, *, max_steps: int | None, accumulate: int, exact: bool) -> Iterator[Any]:
+        if self.is_complete:
+            self._epoch_is_whole = False
+            return
+        number, self._loops = self._loops, self._loops + 1
+        self.weighted = hasattr(loader, "micro_batches")
+        if not self.weighted:
+            saves_itself = id(loader) in self._saved
+            index = number if self.in_epochs else 0
+            self.plain.attach(loader, index, accumulate=accumulate, exact=exact, saves_itself=saves_itself)
+            loader = self.plain
+        epoch = self._epoch_of(loader)
+        is_past = self._reach(loader, number)
+        total, done = loader.steps_per_epoch, 0 if is_past else loader.first_step(epoch)
+        if max_steps is not None:
+            total = max_steps if total is None else min(total, max_steps)
+        if self._rank == 0 and (is_past or (done and total is not None and done >= total)):
+            note(f"epoch {self.epoch} was saved after the last step of this loop: only what follows it runs again")
+        limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max(0, max_steps - done))
+        yield from self._run(loader, epoch, done=done, total=total, limit=self.step if is_past else limit)
+        if self.step >= self._max_steps and max_steps is None and loader is self.plain:
+            self.plain.exhaust()
+
+    def _reach(self, loader: Any, number: int) -> bool:
+        """Return whether a resumed epoch is past this loop. If it is in this one, give a late loader its position."""
+        resumed = self._resumed
+        if resumed is None:
+            return False
+        if self.in_epochs and number < resumed["loop"]:
+            return True
+        self._resumed = None
+        if resumed["loader"] is not None and loader in self._late:
+            loader.load_state_dict(resumed["loader"])
+        return False
+
+    def _run(self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int) -> Iterator[Any]:
         boundary = self._boundary
-        limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max_steps)
         self.left_inside = False
-        plain_batches = 0 if self.weighted else accumulate
-        boundary.begin_loop(epoch=self.epoch, done=done, total=total, plain_batches=plain_batches)
+        if self._resumed is None:
+            self._loader = loader
+        boundary.begin_loop(epoch=self.epoch, done=done, total=total)
         try:
             if self.step < limit:
-                uniform = not self.weighted and accumulate == 1
+                uniform = not self.weighted and loader.accumulate == 1
+                micros = loader.micro_batches(epoch)
                 if self.check_first is not None:
                     micros = self._checked(micros, self.check_first)
                 yield from self._iterate(micros, limit, uniform)
+            elif done and loader is self.plain:
+                loader.finish()
             whole = total is not None and boundary.epoch_step >= total
             self._epoch_is_whole = whole or self.step < self._max_steps
             boundary.checkpoint_schedule.take_snapshot()
@@ -147,38 +219,9 @@ class Loop:
             yield first
             yield from micros
 
-    def _micros(self, loader: Any, accumulate: int) -> tuple[Iterator[MicroBatch], int | None, int]:
-        """Return the micro-steps of one epoch, its number of steps, and how many of them are done."""
-        self.weighted = hasattr(loader, "micro_batches")
-        if not self.weighted:
-            skipped, self.skip = self.skip, 0
-            total = -(-len(loader) // accumulate) if hasattr(loader, "__len__") else None
-            return self._plain(loader, accumulate, skipped), total, skipped // accumulate
-        # Without `run.epochs`, each pass over a loader is its next epoch.
-        next_epoch = self._passes[loader] + 1 if loader in self._passes else loader.epoch
-        epoch = self.epoch if self.in_epochs else next_epoch
-        self._passes[loader] = epoch
-        done = loader.step if loader.epoch == epoch else 0
-        return loader.micro_batches(epoch), loader.steps_per_epoch, done
-
-    def _plain(self, batches: Iterable[Any], accumulate: int, skipped: int) -> Iterator[MicroBatch]:
-        """Yield the batches of any iterable, with equal weights, on the device."""
-        if skipped and self._rank == 0:
-            note(f"skipping {skipped} batches that the run has already trained on")
-        # The restored generators include what these batches drew, so skipping them must not draw again.
-        with preserve_host_rng() if skipped else contextlib.nullcontext():
-            iterator = iter(batches)
-            for _ in range(skipped):
-                next(iterator, None)
-        if self._device.type != "cpu":
-            iterator = (transfer_batch(data, self._device) for data in iterator)
-        if accumulate == 1:
-            yield from (MicroBatch(data, 1, 1, 0, True, 0, 1) for data in iterator)
-            return
-        index, missing = 0, object()
-        upcoming = next(iterator, missing)
-        while upcoming is not missing:
-            data, upcoming = upcoming, next(iterator, missing)
-            last = index == accumulate - 1 or upcoming is missing
-            yield MicroBatch(data, 1, accumulate, index, last, 0, 1)
-            index = 0 if last else index + 1
+    def _epoch_of(self, loader: Any) -> int:
+        """Return the epoch that the next pass over a loader is. Without `run.epochs`, each pass is its next one."""
+        if self.in_epochs or loader is self.plain:
+            return self.epoch
+        self._passes[loader] = epoch = self._passes[loader] + 1 if loader in self._passes else loader.epoch
+        return epoch

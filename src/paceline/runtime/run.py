@@ -23,6 +23,7 @@ from paceline.runtime.distributed.process_group import ProcessGroups
 from paceline.runtime.loop import Loop
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
+from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
@@ -86,7 +87,8 @@ class Run:
         self._gradients = gradients
         self._boundary = boundary
         self._metrics = boundary.metrics
-        self._loop = Loop(boundary, gradients, device=device, rank=self.rank, max_steps=settings.max_steps)
+        plain = PlainLoader(device=device, rank=self.rank, world_size=self.world_size)
+        self._loop = Loop(boundary, gradients, plain=plain, rank=self.rank, max_steps=settings.max_steps)
         boundary.loss_check.counter = self._loop
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
@@ -195,6 +197,8 @@ class Run:
         loader = make_loader(
             dataset, batch_size=batch_size, identity=self._mesh.data, group=self._group.data.control, **options
         )
+        if self._boundary.checkpoint_schedule.checkpoints is not None:  # `resume` has registered what is saved
+            self._loop.adopt(loader)
         self._loaders.append(loader)
         return loader
 
@@ -237,6 +241,8 @@ class Run:
         named = {id(each) for each in objects.values()}
         for number, loader in enumerate(each for each in self._loaders if id(each) not in named):
             objects.setdefault(f"loader_{number}", loader)
+        objects.setdefault("plain_loader", self._loop.plain)
+        self._loop.register(objects)
         schedule = self._boundary.checkpoint_schedule
         checkpoints = CheckpointManager(
             checkpoints_dir, rank=self.rank, world_size=self.world_size, tensor=self._mesh.tensor,
@@ -247,8 +253,8 @@ class Run:
         checkpoints.declare(per_rank=own, in_sync=in_sync)
         self._restored = restored = schedule.resume(checkpoints, objects, strict=strict)
         if restored is not None:
-            self._loop.step, self._loop.epoch = restored.step, restored.epoch
-            self._loop.skip = int(restored.meta.get("plain_batches", 0))
+            position = restored.meta.get("position", {})
+            self._loop.resume(step=restored.step, epoch=restored.epoch, position=position)
             if self.rank == 0:
                 what = f"resumed at step {restored.step}" if restored.own else _position(restored)
                 note(f"{what} from {restored.folder}")
@@ -281,17 +287,23 @@ class Run:
         """Yield epochs up to `count` in total. After a resume, continue with the one that was interrupted."""
         return self._loop.epochs(count)
 
-    def steps(self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1) -> Iterator[Any]:
+    def steps(
+        self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1, exact: bool = True
+    ) -> Iterator[Any]:
         """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat, save, stop.
 
         `loader` comes from `run.loader`, or is any iterable of batches with equally many on every rank; `accumulate`
-        then counts batches per update. The loop ends after `max_steps` steps, if given.
+        then counts batches per update. The loop ends after `max_steps` steps, if given; a resumed loop counts those
+        that it did before.
+
+        Raises CheckpointError if a resumed run gets other batches from an iterable than before, unless `exact` is
+        False.
         """
         self._draw_own_numbers()
         self._loop.begin()
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
-        return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate)
+        return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:
         """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
@@ -509,7 +521,9 @@ class Run:
                 self._save_by_hand(True, wait=True)
         elif self.step > 0 and self.step != schedule.last_step:
             boundary.enter_epoch(self.epoch)
-            boundary.save(self.step, wait=True)
+            # If `max_steps` ended the loop early, a resume runs what follows the loop again.
+            with contextlib.nullcontext() if loop.epoch_is_whole else schedule.at_snapshot():
+                boundary.save(self.step, wait=True)
         elif schedule.snapshot is not None and boundary.epoch != self.epoch and boundary.any_rank_changed():
             # The last epoch's body has changed something after its loop.
             boundary.save(self.step, wait=True, replace=True, next_epoch=self.epoch)

@@ -73,6 +73,7 @@ def test_every_rank_gets_its_own_state_back(
     kinds = read_marker(tmp_path / "checkpoints/step-00000002").objects
     assert kinds == {
         "model": "module", "opt": "optimizer", "average": "state", "notes": "rank", "buffer": "rank", "alone": "rank",
+        "plain_loader": "rank",
     }  # fmt: skip
     for rank, found in enumerate(ranks(job_start, 2, str(tmp_path), declared, Holder, 3)):
         assert found["restored"] == 2

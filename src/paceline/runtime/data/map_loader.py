@@ -11,7 +11,7 @@ import torch
 from paceline.errors import CheckpointError
 from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors, materialize
-from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch
+from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, check_not_in_steps
 from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
 from paceline.runtime.distributed.identity import Identity, read_identity
 
@@ -72,7 +72,8 @@ class MapLoader:
         self.epoch = 0  # (epoch, step) is the position of the next batch
         self.step = 0
         self._digest: str | None = None  # of the sampler's order in this epoch
-        self._resumed: tuple[int, int] | None = None
+        self._resumed: tuple[int, int] | None = None  # the position that was loaded, until `run.steps` uses it
+        self._in_steps = False
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,25 +88,38 @@ class MapLoader:
         """The global batch size; None if a batch sampler decides it."""
         return self.plan.batch_size
 
+    @property
+    def saves_positions(self) -> bool:
+        """Whether the state holds more than the epoch and the step, and so differs between ranks."""
+        return False
+
+    def first_step(self, epoch: int) -> int:
+        """Return how many steps of this epoch are done."""
+        return self._resumed[1] if self._resumed and self._resumed[0] == epoch else 0
+
     def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
         """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch.
 
         A step counts as taken once its last micro-batch has been yielded: save between steps.
         """
+        check_not_in_steps(self._in_steps)
+        self._in_steps = in_steps = first_step is None
         if first_step is None:
-            first_step = self._resumed[1] if self._resumed and self._resumed[0] == epoch else 0
-        self._resumed = None
-        order = self._draw_order(epoch, first_step)
-        self.epoch, self.step = epoch, first_step
-        world_size = self.plan.identity.world_size
-        slices = self.plan.slices(first_step)
-        if first_step >= self.steps_per_epoch:
-            return
-        batches = self.source.batches(order, self.plan.slices(first_step), epoch)
-        for part, data in zip(slices, batches, strict=True):
-            if part.last:
-                self.step = part.step + 1
-            yield MicroBatch(data, part.count, part.global_count, part.index, part.last, part.step, world_size)
+            first_step, self._resumed = self.first_step(epoch), None
+        try:
+            order = self._draw_order(epoch, first_step)
+            self.epoch, self.step = epoch, first_step
+            if first_step >= self.steps_per_epoch:
+                return
+            world_size = self.plan.identity.world_size
+            batches = self.source.batches(order, self.plan.slices(first_step), epoch)
+            for part, data in zip(self.plan.slices(first_step), batches, strict=True):
+                if part.last:
+                    self.step = part.step + 1
+                yield MicroBatch(data, part.count, part.global_count, part.index, part.last, part.step, world_size)
+        finally:
+            if in_steps:
+                self._in_steps = False
 
     def _draw_order(self, epoch: int, first_step: int) -> EpochOrder:
         order = self.order.draw(self.seed, epoch)
@@ -125,7 +139,7 @@ class MapLoader:
         return order
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, for a plain loop."""
+        """Yield the batches from the current position on, for a plain loop. It has no effect on `run.steps`."""
         epoch, first = self.epoch, self.step if self.step < self.steps_per_epoch else 0
         if self.step >= self.steps_per_epoch:
             epoch += 1

@@ -66,7 +66,7 @@ class Boundary:
         self.epoch = 0
         self.epoch_step = 0  # steps done in this epoch
         self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
-        self.plain_batches = 0  # batches per step of an iterable that does not save its position
+        self.loop_position: Callable[[], dict[str, Any]] = dict  # which loop of the epoch it is; set by the loop
         self.saved_after_loop = False  # `run.save` has saved what the epoch's body did after its loop
         self.before_save: Callable[[], None] = lambda: None
         self._sync_buffers = sync_buffers
@@ -86,9 +86,9 @@ class Boundary:
             or self.progress.is_shown
         )
 
-    def begin_loop(self, *, epoch: int, done: int, total: int | None, plain_batches: int) -> None:
+    def begin_loop(self, *, epoch: int, done: int, total: int | None) -> None:
         """Begin a loop of `total` steps, of which `done` are already done."""
-        self.epoch, self.epoch_step, self.plain_batches = epoch, done, plain_batches
+        self.epoch, self.epoch_step = epoch, done
         self.checkpoint_schedule.drop_snapshot()
         self.saved_after_loop = self._evaluated = False
         self.progress.begin(epoch=epoch, done=done, total=total)
@@ -285,7 +285,7 @@ class Boundary:
         epoch, epoch_step = (self.epoch, self.epoch_step) if next_epoch is None else (next_epoch, 0)
         meta = {
             "epoch_step": epoch_step,
-            "plain_batches": self.plain_batches * epoch_step,
+            "position": self.loop_position() if next_epoch is None else {},
             "trackers": self.tracker_ids,
         }
         self.checkpoint_schedule.save(step, epoch=epoch, meta=meta, wait=wait, replace=replace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.randomness import preserve_host_rng
-from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size
+from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size, check_not_in_steps
 from paceline.runtime.data.streams.sharded_iterable import (
     Example,
     Leftover,
@@ -101,15 +102,33 @@ class StreamLoader:
         self._positions: dict[int, StreamPosition] = {}
         self._next_slot = 0  # the worker slot that the next batch comes from
         self._leftovers_used = 0  # leftover items that were already yielded
-        self._resumed: Mapping[str, Any] | None = None
+        self._resumed: Mapping[str, Any] | None = None  # the position that was loaded, until `run.steps` uses it
+        self._has_moved = False  # since then
+        self._in_steps = False
+        self._before_pass: Any = None  # the state of the data set before a pass that has not ended
+
+    def first_step(self, epoch: int) -> int:
+        """Return how many steps of this epoch are done."""
+        return int(self._resumed["step"]) if self._resumed and self._resumed["epoch"] == epoch else 0
 
     def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
         """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch."""
+        check_not_in_steps(self._in_steps)
+        if first_step is not None:
+            yield from self._read(epoch, first_step, {})
+            return
         resumed, self._resumed = self._resumed, None
-        if first_step is not None or resumed is None or resumed["epoch"] != epoch:
+        if resumed is None or resumed["epoch"] != epoch:
             resumed = {}
-        self.epoch, self.step = epoch, first_step or resumed.get("step", 0)
-        self._restore_positions(resumed)
+        self._in_steps = True
+        try:
+            yield from self._read(epoch, resumed.get("step", 0), resumed)
+        finally:
+            self._in_steps = False
+
+    def _read(self, epoch: int, first_step: int, position: Mapping[str, Any]) -> Iterator[MicroBatch]:
+        self.epoch, self.step, self._has_moved = epoch, first_step, True
+        self._restore_positions(position)
         batches = self._append_leftovers(self._start_pass())
         step = self._fetch_step(batches)
         total = self._count_samples(step)
@@ -127,7 +146,7 @@ class StreamLoader:
         self._next_slot = self.step * self.accumulate % slots
         same = state and (state["world_size"], state["num_workers"]) == (self.identity.world_size, self.num_workers)
         # A slot too short for a full batch has no position: the items it gave are counted as leftovers.
-        if same and self._saves_positions and (state["positions"] or state.get("leftovers_used")):
+        if same and self.saves_positions and (state["positions"] or state.get("leftovers_used")):
             self._positions = {position[0]: StreamPosition(*position) for position in state["positions"]}
             self._next_slot = state.get("next_slot", self._next_slot)
             self._leftovers_used = state.get("leftovers_used", 0)
@@ -154,6 +173,11 @@ class StreamLoader:
 
     def _start_pass(self) -> Iterator[Any]:
         batches = self._batches
+        dataset = batches.source.dataset
+        if is_stateful(dataset) and not self.num_workers:  # workers have copies of it
+            if self._before_pass is not None:
+                dataset.load_state_dict(copy.deepcopy(self._before_pass))  # type: ignore[attr-defined]
+            self._before_pass = copy.deepcopy(dataset.state_dict())  # type: ignore[attr-defined]
         batches.source.set_epoch(self.epoch)
         batches.first_batch, batches.first_slot = self.step * self.accumulate, self._next_slot
         batches.positions = dict(self._positions)
@@ -171,6 +195,7 @@ class StreamLoader:
                 leftovers.append(batch)
             else:
                 yield batch
+        self._before_pass = None
         leftovers.sort(key=lambda leftover: leftover.slot)
         items = [item for leftover in leftovers for item in leftover.items][self._leftovers_used :]
         size = self._batches.size
@@ -262,13 +287,22 @@ class StreamLoader:
             yield MicroBatch(data, count, total, index, last, number, self.identity.world_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, for a plain loop."""
-        for micro in self.micro_batches(self.epoch):
-            yield micro.data
-        self.epoch, self.step = self.epoch + 1, 0
+        """Yield the batches from the current position on, for a plain loop. It has no effect on `run.steps`."""
+        check_not_in_steps(self._in_steps)
+        is_at_end = self.step > 0  # unless a batch comes
+        while True:
+            for micro in self._read(self.epoch, self.step, self.state_dict() if self.step else {}):
+                is_at_end = False
+                yield micro.data
+            self.epoch, self.step = self.epoch + 1, 0
+            if not is_at_end:
+                return
+            is_at_end = False
 
     def state_dict(self) -> dict[str, Any]:
-        positions = self._positions.values() if self._saves_positions else ()
+        if self._resumed is not None and not self._has_moved:
+            return dict(self._resumed)
+        positions = self._positions.values() if self.saves_positions else ()
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -290,10 +324,10 @@ class StreamLoader:
             )
         self.seed = self._batches.source.seed = int(state["seed"])
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
-        self._resumed = dict(state)
+        self._resumed, self._has_moved = dict(state), False
 
     @property
-    def _saves_positions(self) -> bool:
+    def saves_positions(self) -> bool:
         """Slots of a stream that splits itself differ in length, so only they know how far they are."""
         return self.sharded or is_stateful(self._batches.source.dataset)
 

@@ -1,0 +1,221 @@
+"""Batches of any iterable, such as a plain DataLoader, in a form that can be resumed.
+
+An iterable knows no position. A resume therefore iterates again, from the random state with which the iteration began,
+and skips the batches that were trained on. A DataLoader draws its permutation and the seeds of its workers from that
+state, so it gives the same batches again. The first batch shows whether it really does.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint import rng
+from paceline.runtime.console import note
+from paceline.runtime.data.sample_assignment import MicroBatch
+from paceline.runtime.data.sample_order import get_generator_state, own_generators, set_generator_state
+from paceline.runtime.data.transfer import transfer_batch
+
+_END = object()
+_COMPARED = 256  # elements of each tensor of the first batch
+
+HINT = (
+    "Use run.loader, which resumes exactly, or let the order depend only on torch's, NumPy's and Python's generators "
+    "and on the epoch. To train on whatever comes next, pass exact=False to run.steps."
+)
+
+
+class PlainLoader:
+    """The iterable of the current loop. Its state is how many batches it gave, and how the iteration began."""
+
+    def __init__(self, *, device: torch.device, rank: int, world_size: int) -> None:
+        self.epoch = self.step = 0
+        self.accumulate = 1
+        self._device, self._rank, self._world_size = device, rank, world_size
+        self._iterable: Iterable[Any] = ()
+        self._exact = True
+        self._saves_itself = False
+        self._taken = 0  # batches since the iteration began
+        self._loops = 0  # loops over the same iteration: more than one if it is an iterator
+        self._began: dict[str, Any] = {}  # the generators then
+        self._own: list[Any] = []  # those that the iterable holds itself
+        self._number = 0  # of this loop in its epoch
+        self._iterables: dict[int, Iterable[Any]] = {}  # of all loops of an epoch
+        self._generators: dict[str, list[Any]] = {}  # what was loaded for those that have not come yet
+        self._first = 0  # checksum of the first batch
+        self._resumed: Mapping[str, Any] | None = None
+        self._iterator: Iterator[Any] = iter(())
+        self._exhausted = False
+        self._assumed: Iterable[Any] | None = None  # an iterator that a resume took for one of all epochs
+
+    def attach(self, iterable: Iterable[Any], number: int, *, accumulate: int, exact: bool, saves_itself: bool) -> None:
+        """Take the iterable of the next loop. If it `saves_itself`, it continues from its own position."""
+        continues = iterable is self._iterable and isinstance(iterable, Iterator)
+        if self._assumed is not None and isinstance(iterable, Iterator) and iterable is not self._assumed:
+            raise CheckpointError(
+                "The resumed run took an iterator for one of all epochs, but run.steps got a new one for this epoch.",
+                hint="Pass the iterable itself to run.steps, not an iterator of it.",
+            )
+        self._loops = self._loops + 1 if continues else 1
+        if not continues:
+            self._taken = 0
+        self._number, self._iterables[number] = number, iterable
+        for generator, state in zip(own_generators(iterable), self._generators.pop(str(number), ()), strict=False):
+            set_generator_state(generator, state)
+        self._iterable, self.accumulate, self._exact, self._saves_itself = iterable, accumulate, exact, saves_itself
+
+    def exhaust(self) -> None:
+        """Let the iterator end if it has given all its batches: a sampler may draw once more at its end."""
+        if self.step == self.steps_per_epoch:
+            next(self._iterator, None)
+
+    def finish(self) -> None:
+        """Skip the batches of a loop that has no steps left."""
+        if self._resumed is not None:
+            self._begin(self._resumed["epoch"])
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        try:
+            return -(-len(self._iterable) // self.accumulate)  # type: ignore[arg-type]
+        except TypeError:  # a DataLoader has a length only if its data set has one
+            return None
+
+    def first_step(self, epoch: int) -> int:
+        """Return how many steps of this epoch are done."""
+        return int(self._resumed["step"]) if self._resumed and self._is_in(self._resumed, epoch) else 0
+
+    def _is_in(self, state: Mapping[str, Any], epoch: int) -> bool:
+        """Return whether a state is of this loop, in this epoch."""
+        return (state["epoch"], state["number"]) == (epoch, self._number)
+
+    def micro_batches(self, epoch: int) -> Iterator[MicroBatch]:
+        """Yield the batches with equal weights, on the device."""
+        self._iterator = iterator = self._begin(epoch)
+        if self.accumulate == 1:
+            for data in iterator:
+                self._taken += 1
+                self.step += 1
+                yield MicroBatch(transfer_batch(data, self._device), 1, 1, 0, True, 0, 1)
+            self._exhausted = True
+            return
+        # The whole step at once: its last batches may be missing, and each of the others then weighs more.
+        while batches := list(islice(iterator, self.accumulate)):
+            for index, data in enumerate(batches):
+                last = index == len(batches) - 1
+                if last:
+                    self._taken += len(batches)
+                    self.step += 1
+                yield MicroBatch(transfer_batch(data, self._device), 1, len(batches), index, last, 0, 1)
+        self._exhausted = True
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, None
+        self.epoch, self.step, self._exhausted = epoch, 0, False
+        if resumed is not None and self._saves_itself:
+            self.step = resumed["step"] if self._is_in(resumed, epoch) else 0
+        elif resumed is not None:
+            continues = isinstance(self._iterable, Iterator) and not resumed["exhausted"]
+            if self._is_in(resumed, epoch) or (continues and resumed["number"] == self._number):
+                is_unsure = resumed["epoch"] != epoch and resumed["loops"] == 1
+                self._assumed = self._iterable if is_unsure else None
+                return self._begin_again(resumed)
+        if self._taken:
+            return iter(self._iterable)
+        self._began, self._own = rng.capture(), [get_generator_state(each) for each in own_generators(self._iterable)]
+        iterator = iter(self._iterable)
+        first = next(iterator, _END)
+        self._first = 0 if first is _END else _checksum(first)
+        return iterator if first is _END else chain([first], iterator)
+
+    def _begin_again(self, state: Mapping[str, Any]) -> Iterator[Any]:
+        """Iterate as before, and skip what was taken."""
+        self.step = state["step"] if self._is_in(state, self.epoch) else 0
+        self._taken, self._loops = state["batches"], state["loops"]
+        self._began, self._own, self._first = state["began"], state["own"], state["first"]
+        same_ranks = state["world_size"] == self._world_size
+        if self._rank == 0 and self._taken:
+            note(f"skipping {self._taken} batches that the run has already trained on")
+            if not same_ranks:
+                note(
+                    f"these batches were split between {state['world_size']} ranks, and now there are "
+                    f"{self._world_size}: some samples of this epoch appear twice or not at all; run.loader avoids that"
+                )
+        # The restored generators include what the skipped batches drew, so they must not draw again.
+        now = rng.capture()
+        if same_ranks:
+            rng.restore(self._began)
+            for generator, saved in zip(own_generators(self._iterable), self._own, strict=False):
+                set_generator_state(generator, saved)
+        iterator = iter(self._iterable)
+        skipped = 0
+        for number, batch in enumerate(islice(iterator, self._taken), 1):
+            skipped = number
+            if number == 1 and same_ranks and _checksum(batch) != self._first:
+                self._complain("gives other batches than before")
+        if skipped < self._taken and same_ranks:
+            self._complain(f"ends after {skipped} batches, but {self._taken} were trained on")
+        rng.restore(now)
+        return iterator
+
+    def _complain(self, problem: str) -> None:
+        problem = f"The resumed run can't continue this epoch where it was: the iterable of run.steps {problem}"
+        if self._exact:
+            raise CheckpointError(f"{problem}.", hint=HINT)
+        if self._rank == 0:
+            note(f"{problem}; it continues with what comes next")
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._resumed is not None:
+            return dict(self._resumed)
+        if not self._taken:
+            return {}
+        held = {str(number): own_generators(each) for number, each in self._iterables.items()}
+        generators = {name: list(map(get_generator_state, each)) for name, each in held.items() if each}
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "number": self._number,
+            "batches": self._taken,
+            "loops": self._loops,
+            "exhausted": self._exhausted,
+            "world_size": self._world_size,
+            "began": self._began,
+            "own": self._own,
+            "generators": {**self._generators, **generators},
+            "first": self._first,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = dict(state) if state else None
+        self._generators = dict(state.get("generators", {}))
+
+
+def _checksum(batch: Any) -> int:
+    """Return a checksum of parts of a batch: enough to tell it from another one."""
+    checksum = visited = 0
+    waiting = [batch]
+    while waiting and visited < _COMPARED:
+        thing = waiting.pop()
+        visited += 1
+        if isinstance(thing, torch.Tensor):
+            known = thing.layout == torch.strided and not thing.is_meta
+            part = thing.detach().flatten()[:_COMPARED].contiguous().cpu() if known else None
+            data = b"" if part is None else part.view(torch.uint8).numpy().tobytes()
+            checksum = zlib.crc32(data + str(tuple(thing.shape)).encode(), checksum)
+        elif isinstance(thing, Mapping):
+            waiting += thing.values()
+        elif isinstance(thing, (list, tuple)):
+            waiting += thing[:_COMPARED]
+        elif isinstance(thing, (int, float, str, bytes)):
+            checksum = zlib.crc32(repr(thing).encode(), checksum)
+        elif hasattr(thing, "tobytes"):
+            checksum = zlib.crc32(thing.tobytes(), checksum)
+        elif hasattr(thing, "__dict__"):
+            waiting += vars(thing).values()
+    return checksum

@@ -1,0 +1,283 @@
+"""Loops resume into the batches that an uninterrupted run would get, whatever they iterate over, or refuse to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+import paceline
+from paceline.errors import CheckpointError, UsageError
+from tests.runtime.data.datasets import Noisy, Numbers, Positioned
+
+Seen = list[tuple[int, str, Any]]  # epoch, which loop, batch
+Body = Callable[[Any, Seen], None]
+
+
+def train(folder: Path, body: Body, max_steps: int | None = None) -> Seen:
+    """Run a script's body in a session that saves at its end."""
+    seen: Seen = []
+    with paceline.session(seed=1, folder=folder, cpu=True, progress=False, report=False, max_steps=max_steps) as run:
+        body(run, seen)
+    return seen
+
+
+def check_exact(folder: Path, body: Body, *stops: int) -> Seen:
+    """Check that a run that stops after these steps, and resumes, sees what an uninterrupted one does."""
+    straight = train(folder / "straight", body)
+    for stop in stops:
+        before = train(folder / str(stop), body, stop)
+        assert before == straight[:stop]
+        after = train(folder / str(stop), body)
+        assert before + after == straight, f"stopped after {stop} steps"
+    return straight
+
+
+def values(batch: Any) -> Any:
+    return batch[0].tolist() if isinstance(batch, (list, tuple)) else batch.tolist()
+
+
+def epochs_over(make: Callable[[Any], Any], *, resume_first: bool = False, peek: bool = False, **options: Any) -> Body:
+    """Three epochs over one loader, some of which end early."""
+
+    def body(run: Any, seen: Seen) -> None:
+        loader = None if resume_first else make(run)
+        run.resume()
+        loader = make(run) if loader is None else loader
+        if peek:
+            next(iter(loader))
+        for epoch in run.epochs(3):
+            for batch in run.steps(loader, **options):
+                seen.append((epoch, "", values(batch)))
+
+    return body
+
+
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "run.loader": lambda run: run.loader(Noisy(24), batch_size=2),
+    "stream": lambda run: run.loader(Positioned(24), batch_size=2),
+    "shuffled": lambda run: DataLoader(Noisy(24), batch_size=2, shuffle=True),
+    "own generator": lambda run: DataLoader(
+        Numbers(24), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)
+    ),
+    "sampler": lambda run: DataLoader(
+        Numbers(24), batch_size=2, sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(3))
+    ),
+    "data set with a generator": lambda run: DataLoader(OwnNoise(), batch_size=2),
+}
+
+
+class OwnNoise(Numbers):
+    def __init__(self) -> None:
+        super().__init__(24)
+        self.rng = numpy.random.default_rng(5)
+
+    def __getitem__(self, index: int) -> Any:
+        return index + self.rng.random()
+
+
+@pytest.mark.parametrize("max_steps", [None, 5])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_epochs_resume_into_the_same_batches_and_end_where_they_would(
+    tmp_path: Path, kind: str, max_steps: int | None
+) -> None:
+    per_epoch = 12 if max_steps is None else max_steps
+    stops = (3, per_epoch, per_epoch + 4)  # within the first epoch, at its end, within the second
+    seen = check_exact(tmp_path, epochs_over(LOADERS[kind], max_steps=max_steps), *stops)
+    assert [epoch for epoch, _, _ in seen] == [0] * per_epoch + [1] * per_epoch + [2] * per_epoch
+    assert kind == "stream" or seen[0][2] != seen[per_epoch][2]
+
+
+def test_workers_of_a_plain_dataloader_resume_exactly(tmp_path: Path) -> None:
+    def make(run: Any) -> Any:
+        return DataLoader(Noisy(16), batch_size=4, shuffle=True, num_workers=1, multiprocessing_context="fork")
+
+    check_exact(tmp_path, epochs_over(make), 6)
+
+
+@pytest.mark.parametrize("kind", ["run.loader", "late stream"])
+def test_a_loader_made_after_the_resume_continues_where_it_was(tmp_path: Path, kind: str) -> None:
+    makers = {**LOADERS, "late stream": lambda run: run.loader(Unsized(), batch_size=2)}
+    check_exact(tmp_path, epochs_over(makers[kind], resume_first=True), 3, 17)
+
+
+class Unsized(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(24))
+
+
+def test_a_stream_with_a_position_must_be_made_before_the_resume(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run.loader was called after run.resume.*\n  Create the loader before"):
+        train(tmp_path, epochs_over(LOADERS["stream"], resume_first=True))
+
+
+@pytest.mark.parametrize("kind", ["run.loader", "stream"])
+def test_a_look_at_the_first_batch_changes_nothing(tmp_path: Path, kind: str) -> None:
+    plain = train(tmp_path / "plain", epochs_over(LOADERS[kind]))
+    assert check_exact(tmp_path, epochs_over(LOADERS[kind], peek=True), 3, 12, 17) == plain
+
+
+@pytest.mark.parametrize("kind", ["run.loader", "stream"])
+def test_a_look_inside_the_loop_is_refused(tmp_path: Path, kind: str) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        loader = LOADERS[kind](run)
+        for _ in run.steps(loader):
+            next(iter(loader))
+
+    with pytest.raises(UsageError, match=r"while run\.steps is in the middle of it"):
+        train(tmp_path, body)
+
+
+def two_loops(run: Any, seen: Seen) -> None:
+    """Plain loaders in two loops per epoch, and a pass over one of Paceline's in between."""
+    first = DataLoader(Numbers(8), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
+    ours = run.loader(Numbers(8), batch_size=2)
+    second = DataLoader(Numbers(6), batch_size=2, shuffle=True)
+    run.resume()
+    for epoch in run.epochs(3):
+        for name, loader in (("first", first), ("ours", ours), ("again", ours), ("second", second)):
+            for batch in run.steps(loader, max_steps=3):
+                seen.append((epoch, name, values(batch)))
+
+
+def test_a_resumed_epoch_continues_in_the_loop_that_it_was_in(tmp_path: Path) -> None:
+    seen = check_exact(tmp_path, two_loops, 2, 3, 5, 7, 9, 10, 12, 20)
+    assert [name for _, name, _ in seen[:12]] == ["first"] * 3 + ["ours"] * 3 + ["again"] * 3 + ["second"] * 3
+
+
+def one_iterator(run: Any, seen: Seen) -> None:
+    """One iterator for all epochs."""
+    run.resume()
+    numbers = (torch.tensor([number]) for number in range(100))
+    for epoch in run.epochs(3):
+        for batch in run.steps(numbers, max_steps=4):
+            seen.append((epoch, "", values(batch)))
+
+
+def test_an_iterator_of_several_epochs_continues(tmp_path: Path) -> None:
+    seen = check_exact(tmp_path, one_iterator, 2, 4, 6, 10)
+    assert [batch for _, _, batch in seen] == [[number] for number in range(12)]
+
+
+def test_iterators_of_one_epoch_each_start_anew(tmp_path: Path) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        run.resume()
+        for epoch in run.epochs(3):
+            for batch in run.steps(islice((torch.tensor([number]) for number in range(100)), 4)):
+                seen.append((epoch, "", values(batch)))
+
+    assert [batch for _, _, batch in check_exact(tmp_path, body, 2, 4, 6)] == [[0], [1], [2], [3]] * 3
+
+
+def test_other_batches_than_before_are_refused(tmp_path: Path) -> None:
+    def body(offset: int, batches: int = 6, **options: Any) -> Body:
+        def script(run: Any, seen: Seen) -> None:
+            run.resume()
+            for batch in run.steps([torch.tensor([number + offset]) for number in range(batches)], **options):
+                seen.append((0, "", values(batch)))
+
+        return script
+
+    assert len(train(tmp_path, body(0), 4)) == 4
+    with pytest.raises(CheckpointError, match=r"gives other batches than before.\n  Use run.loader"):
+        train(tmp_path, body(1))
+    with pytest.raises(CheckpointError, match="ends after 2 batches, but 4 were trained on"):
+        train(tmp_path, body(0, batches=2))
+    assert train(tmp_path, body(1, exact=False)) == [(0, "", [5]), (0, "", [6])]
+
+
+class Stateful:
+    """An iterable that knows its position, like torchdata's StatefulDataLoader."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.position < 6:
+            self.position += 1
+            yield torch.tensor([self.position])
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_an_iterable_that_saves_its_position_is_not_skipped_as_well(tmp_path: Path) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        loader = Stateful()
+        run.resume(loader=loader)
+        for epoch in run.epochs(2):
+            for batch in run.steps(loader, max_steps=6):
+                seen.append((epoch, "", values(batch)))
+
+    check_exact(tmp_path, body, 2, 8)
+
+
+def test_the_last_group_of_batches_is_weighted_by_how_many_there_are(tmp_path: Path) -> None:
+    gradients = []
+    with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
+        model = run.wrap(nn.Linear(1, 1, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for batch in run.steps((torch.full((1, 1), float(number)) for number in range(8)), accumulate=3):
+            run.backward(model(batch).mean())
+            gradients.append(model.weight.grad.item())
+            run.update(optimizer)
+        assert run.step == 3
+    assert [gradients[step] for step in (2, 5, 7)] == pytest.approx([1.0, 4.0, 6.5])
+
+
+def test_a_dataloader_without_a_length_is_an_iterable_like_others(tmp_path: Path) -> None:
+    seen = check_exact(tmp_path, epochs_over(lambda run: DataLoader(Unsized(), batch_size=2)), 5)
+    assert len(seen) == 36
+
+
+def test_what_follows_a_finished_loop_runs_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    counts: list[int] = []
+
+    def body(run: Any, seen: Seen) -> None:
+        loader = run.loader(Numbers(4), batch_size=2, shuffle=False)
+        run.resume()
+        for _ in run.epochs(2):
+            counts.append(0)
+            for _ in run.steps(loader):
+                counts[-1] += 1
+            if len(counts) == 1:
+                run.save(wait=True)
+                raise RuntimeError("failed in the evaluation")
+
+    with pytest.raises(RuntimeError, match="failed in the evaluation"):
+        train(tmp_path, body)
+    train(tmp_path, body)
+    assert counts == [2, 0, 2]
+    assert "epoch 0 was saved after the last step of this loop: only what follows it runs again" in (
+        capfd.readouterr().err
+    )
+
+
+def test_the_sums_in_the_guide_survive_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    guide = (Path(__file__).parents[2] / "docs/runtime.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(class Totals.*?)^```", guide, re.M | re.S)
+
+    def body(run: Any, seen: Seen) -> None:
+        loader = run.loader([(1.0, 2.0)] * 8, batch_size=2)
+        model = run.wrap(nn.Linear(1, 1))
+        names = {"run": run, "loader": loader, "model": model, "loss": torch.tensor(1.0)}
+        names["opt"] = torch.optim.SGD(model.parameters(), lr=0.1)
+        exec(block.replace("loss.item()", "run.step"), names)
+
+    train(tmp_path, body, 6)
+    train(tmp_path, body)
+    means = [float(line) for line in capfd.readouterr().out.splitlines()]
+    assert means[0] == 1.5
+    assert means[-9:] == [5.5 + 4 * epoch for epoch in range(9)]
