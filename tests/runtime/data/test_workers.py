@@ -89,7 +89,8 @@ def test_exit_does_not_wait_for_a_worker_that_is_stuck(way: str, tmp_path: Path)
     # Workers ignore the SIGTERM that Python sends to its children at exit, so it would wait forever.
     stuck = f"""
 import pathlib, torch
-loader.source.batches(torch.arange(8), loader.plan.slices(), 0)
+from paceline.runtime.data.sample_order import EpochOrder
+loader.source.batches(EpochOrder(torch.arange(8)), loader.plan.slices(), 0)
 while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2:
     time.sleep(0.02)
 print("leaving", flush=True)
