@@ -34,7 +34,7 @@ def test_interfaces_of_this_machine() -> None:
 def test_the_error_about_an_unknown_host_names_host_and_node() -> None:
     with pytest.raises(LaunchError, match=r"node b cannot resolve .*'no-such-host.invalid'"):
         network.resolve("no-such-host.invalid", agent="Agent 2 of 2 on node b")
-    assert network.resolve("127.0.0.1", agent="Agent 2 of 2 on node b") == "127.0.0.1"
+    assert network.resolve("127.0.0.1", agent="Agent 2 of 2 on node b") == ["127.0.0.1"]
 
 
 def adapter(devices: Path, name: str, layer: str, entries: list[tuple[str, str]]) -> None:

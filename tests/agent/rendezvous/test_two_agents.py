@@ -48,9 +48,12 @@ class Pair:
         gpus_seen: tuple[str, str] = ("", ""),
         light: bool = False,
         clocks: tuple[int, int] = (0, 0),
+        enter: tuple[list[str], list[str]] = ([], []),
+        address: str = "127.0.0.1",
         **more: Any,
     ) -> None:
         self.gpus_seen, self.clocks = gpus_seen, clocks
+        self.enter, self.address = enter, address  # commands that enter each agent's host, and the head agent's address
         self.python_path = {"PYTHONPATH": str(write_fake_torch(folder.parent))} if light else {}
         self.run = RunFolder(folder)
         self.job_start = self.run.job_start("job_start")
@@ -74,11 +77,11 @@ class Pair:
             "PACELINE_AGENT": f"{index}/2",
             "SLURMD_NODENAME": "ab"[index],
             "CUDA_VISIBLE_DEVICES": self.gpus_seen[index],
-            "PACELINE_RENDEZVOUS": "127.0.0.1:0",  # the head agent takes a free port
+            "PACELINE_RENDEZVOUS": f"{self.address}:0",  # the head agent takes a free port
         }
         with (self.run.path / f"console-{index}").open("w") as console:
             return subprocess.Popen(
-                [sys.executable, "-c", WRONG_CLOCK.format(seconds=self.clocks[index]) + AGENT],
+                [*self.enter[index], sys.executable, "-c", WRONG_CLOCK.format(seconds=self.clocks[index]) + AGENT],
                 env=environ,
                 text=True,
                 stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,26 +111,34 @@ class RendezvousClient:
 
     def _connect(self, head: str, facts: Facts, timeout: float) -> Membership:
         host, port = split_address(head)
-        address = self._resolve(host, min(RESOLVE_TIMEOUT, timeout / 2))
-        sock = socket.create_connection((address, port), timeout=HANDSHAKE_TIMEOUT)
+        sock = self._reach(self._resolve(host, min(RESOLVE_TIMEOUT, timeout / 2)), port)
         try:
             message = self._handshake(sock, facts, timeout)
         except BaseException:
             sock.close()
             raise
         roster = decode_roster(message["roster"])
-        return Membership({0: sock}, roster, message["head_address"], sock.getpeername()[0])
+        peer = network.plain_address(sock.getpeername()[0])
+        return Membership({0: sock}, roster, message["head_address"], peer)
 
-    def _resolve(self, host: str, timeout: float) -> str:
+    @staticmethod
+    def _reach(addresses: list[str], port: int) -> socket.socket:
+        """Connect to the first of these addresses that answers."""
+        for address in addresses[:-1]:
+            with suppress(OSError):
+                return socket.create_connection((address, port), timeout=HANDSHAKE_TIMEOUT)
+        return socket.create_connection((addresses[-1], port), timeout=HANDSHAKE_TIMEOUT)
+
+    def _resolve(self, host: str, timeout: float) -> list[str]:
         try:
-            address = network.resolve(host, agent=self.name)
+            addresses = network.resolve(host, agent=self.name)
         except LaunchError as error:
             self.unresolved_since = self.unresolved_since or time.monotonic()
             if time.monotonic() - self.unresolved_since > timeout:
                 raise
             raise OSError(error.message) from None
         self.unresolved_since = None
-        return address
+        return addresses
 
     def _handshake(self, sock: socket.socket, facts: Facts, timeout: float) -> dict[str, Any]:
         index, count = self.placement.index, self.placement.count

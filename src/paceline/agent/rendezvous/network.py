@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 import struct
@@ -13,6 +14,7 @@ from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
+_LINK_SCOPE = "20"  # in /proc/net/if_inet6
 # Ranks never train over these unless the user asks for it.
 _VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali")
 
@@ -31,14 +33,80 @@ def interfaces() -> dict[str, str]:
     return found
 
 
+def ipv6_interfaces(listed: Path = Path("/proc/net/if_inet6")) -> dict[str, list[str]]:
+    """Return the IPv6 addresses of each interface, those that only its own link can reach last."""
+    import ipaddress
+
+    found: dict[str, list[str]] = {}
+    try:
+        lines = [line.split() for line in listed.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return {}
+    for digits, _, _, scope, _, name in sorted(lines, key=lambda fields: fields[3] == _LINK_SCOPE):
+        address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+        found.setdefault(name, []).append(f"{address}%{name}" if scope == _LINK_SCOPE else address)
+    return found
+
+
 def addresses() -> list[str]:
-    """Return this node's addresses, those that other nodes can reach first."""
-    ranked = sorted(interfaces().items(), key=lambda item: (item[0].startswith(_VIRTUAL), item[0]))
-    return [address for _, address in ranked]
+    """Return this node's addresses, those that other nodes can reach first. IPv6 only where there is nothing else."""
+    known: list[tuple[str, str]] = list(interfaces().items())
+    if all(name == "lo" for name, _ in known):
+        known += [(name, each) for name, all_of_it in ipv6_interfaces().items() for each in all_of_it]
+    return [address for _, address in sorted(known, key=lambda item: (item[0].startswith(_VIRTUAL), item[0]))]
 
 
-def resolve(host: str, *, agent: str) -> str:
-    """Return the address of a host. Never fall back to this machine: that would silently train a world of one."""
+def loopback() -> str:
+    """Return the address at which this machine reaches itself."""
+    try:
+        with socket.socket(socket.AF_INET) as probe:
+            probe.bind((LOOPBACK, 0))
+    except OSError:
+        return "::1"
+    return LOOPBACK
+
+
+def plain_address(address: str) -> str:
+    """Return an address as other programs know it: a dual-stack socket shows an IPv4 peer as ::ffff:10.0.0.1."""
+    mapped = address.removeprefix("::ffff:")
+    return mapped if "." in mapped else address
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_port(port: int, *, backlog: int | None = None) -> socket.socket:
+    """Return a socket on this port for IPv4 and IPv6, or what this machine has of them. With a backlog it listens."""
+    families = [socket.AF_INET6, socket.AF_INET] if socket.has_ipv6 else [socket.AF_INET]
+    for family in families:
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            if family == families[-1]:
+                raise
+            continue
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind(("", port))
+            if backlog is not None:
+                sock.listen(backlog)
+            return sock
+        except OSError as error:
+            sock.close()
+            if family == families[-1] or error.errno == errno.EADDRINUSE:
+                raise
+    raise AssertionError("the last family raises its error")
+
+
+def resolve(host: str, *, agent: str) -> list[str]:
+    """Return the addresses of a host, the best one first.
+
+    Never fall back to this machine: that would silently train a world of one.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -47,8 +115,8 @@ def resolve(host: str, *, agent: str) -> str:
             hint=f"Check `getent hosts {host}` on that node, and exclude the node (--exclude) until it works.",
         ) from None
     # IPv4 first: gloo and NCCL bootstrap over it on nearly every cluster.
-    found.sort(key=lambda item: item[0] != socket.AF_INET)
-    return str(found[0][4][0])
+    found.sort(key=lambda item: (item[0] != socket.AF_INET, str(item[4][0]).startswith("fe80:")))
+    return list(dict.fromkeys(str(item[4][0]) for item in found))
 
 
 def interface_towards(address: str) -> str | None:
@@ -60,7 +128,9 @@ def interface_towards(address: str) -> str | None:
             own = probe.getsockname()[0]
     except OSError:
         return None
-    for name, interface_address in interfaces().items():
+    known = [(name, each) for name, each in interfaces().items()]
+    known += [(name, each) for name, all_of_it in ipv6_interfaces().items() for each in all_of_it]
+    for name, interface_address in known:
         if interface_address == own and name != "lo":
             return name
     return None
@@ -110,6 +180,8 @@ def network_variables(
         if name is not None:
             variables["NCCL_SOCKET_IFNAME"] = f"={name}"  # "=" means this exact name, not a prefix
             variables["GLOO_SOCKET_IFNAME"] = name
+        if ":" in peer:
+            variables["NCCL_SOCKET_FAMILY"] = "AF_INET6"
         if not (has_infiniband() if infiniband is None else infiniband):
             variables["NCCL_IB_DISABLE"] = "1"
         elif (index := roce_gid_index()) is not None:

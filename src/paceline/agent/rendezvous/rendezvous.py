@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
-from paceline.agent.rendezvous.network import LOOPBACK
+from paceline.agent.rendezvous.network import bind_port, loopback
 from paceline.contract import env
 from paceline.errors import LaunchError
 
@@ -44,14 +44,16 @@ class Rendezvous:
         roster: list[Facts],
         *,
         transport: Transport | None = None,
-        head_address: str = LOOPBACK,
-        peer_address: str = LOOPBACK,
+        head_address: str = "",
+        peer_address: str = "",
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.placement = placement
         self.roster = roster
-        self.head_address = head_address  # as the members reach it
-        self.peer_address = peer_address  # on another node: the route there is the interface to train over
+        self.head_address = head_address or loopback()  # as the members reach it
+        self.peer_address = (
+            peer_address or self.head_address
+        )  # on another node: the route there is the interface to train over
         self._transport = transport
         self._interrupted = interrupted
         self._arrived: list[Message] = []  # for `poll`
@@ -120,9 +122,7 @@ class Rendezvous:
         """
         if self._reserved is not None:
             self._reserved.close()
-        self._reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind(("", 0))
+        self._reserved = bind_port(0)
         port: int = self._reserved.getsockname()[1]
         return port
 

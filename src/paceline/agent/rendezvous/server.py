@@ -21,7 +21,7 @@ from paceline.agent.rendezvous.client import (
 )
 from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
 from paceline.agent.rendezvous.job_start import job_start_folder
-from paceline.agent.rendezvous.network import LOOPBACK
+from paceline.agent.rendezvous.network import bind_port, join_address, loopback, plain_address
 from paceline.agent.rendezvous.transport import encode
 from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.contract import env
@@ -87,14 +87,14 @@ class RendezvousServer:
                 hint="Start agents with `paceline run` or `paceline submit`.",
             )
         try:
-            listener = socket.create_server(("", port), backlog=1024)
+            listener = bind_port(port, backlog=1024)
         except OSError as error:
             if self.job_start is None:
                 raise LaunchError(f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}.") from None
-            listener = socket.create_server(("", 0), backlog=1024)
+            listener = bind_port(0, backlog=1024)
         if self.job_start is not None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.job_start.head, f"{host}:{listener.getsockname()[1]}\n")
+            write_atomically(self.job_start.head, f"{join_address(host, listener.getsockname()[1])}\n")
         return listener
 
     def _admission(self, listener: socket.socket) -> Admission:
@@ -161,13 +161,13 @@ def _addresses(members: dict[int, socket.socket]) -> tuple[str, str]:
     remote = []
     for sock in members.values():
         try:
-            own, peer = sock.getsockname()[0], sock.getpeername()[0]
+            own, peer = (plain_address(end()[0]) for end in (sock.getsockname, sock.getpeername))
         except OSError:  # it is gone already, as the transport will find
             continue
         # A host that resolves its own name to 127.0.1.1 must not announce that address to the others.
         if own != peer and not ipaddress.ip_address(own).is_loopback:
             remote.append((own, peer))
     if not remote:
-        return LOOPBACK, LOOPBACK
+        return loopback(), loopback()
     address = Counter(own for own, _ in remote).most_common(1)[0][0]
     return address, next(peer for own, peer in remote if own == address)
