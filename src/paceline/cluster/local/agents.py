@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-from paceline.agent.rendezvous.network import bind_port, join_address, loopback
 from paceline.cluster.runs.claims import local_job_start_name, record_processes
 from paceline.contract import env
 from paceline.contract.process import die_with_parent
@@ -63,16 +63,22 @@ def shared_variables(agents: int) -> dict[str, str]:
     """Return the variables that all agents of one start have in common."""
     variables = {env.JOB_START: local_job_start_name()}
     if agents > 1:
-        variables[env.RENDEZVOUS] = join_address(loopback(), _free_port())
+        variables[env.RENDEZVOUS] = _free_address()
         variables[env.TOKEN] = secrets.token_hex(16)
     return variables
 
 
-def _free_port() -> int:
-    """Return a free port. If it is taken later, the head agent picks another and records it in the job start folder."""
-    with bind_port(0) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def _free_address() -> str:
+    """Return an address of this machine with a free port.
+
+    If the port is taken later, the head agent picks another and records it in the job start folder.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+    except OSError:  # it has IPv6 only
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+            return f"[::1]:{probe.getsockname()[1]}"
 
 
 def start_agent(
