@@ -52,7 +52,8 @@ def assert_same(ours: nn.Module, plain: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_of_every_loss(control: Any, compiled: bool) -> None:
+def test_gradients_of_every_loss(control: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # its workers would outlive the test
     torch.manual_seed(0)
     plain = Net().to(DEVICE)
     model = copy.deepcopy(plain)

@@ -217,7 +217,12 @@ class Boundary:
         return self.consensus.any_rank(self.checkpoint_schedule.has_changed())
 
     def finish(self) -> None:
-        """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks."""
+        """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks.
+
+        Losses that no consensus has checked yet are checked here: a short run must not end well with a bad one.
+        """
+        if self.loss_check.on:
+            self.loss_check.check_now()
         self._flush_metrics()
         self.replicas.finish()
 
