@@ -145,6 +145,49 @@ def test_an_optimizer_that_skips_steps_gets_the_gradients_of_all_of_them(ranks: 
                 assert_close(found, rare_by_hand(8))
 
 
+def two_losses(order: str, by_hand: bool) -> list[float]:
+    """Two networks with a loss each, in any order; the second is updated in every fourth step."""
+    (x, y), first, second = data(), net(), net()
+    with quiet() as run:
+        if not by_hand:
+            run.wrap(first)
+            run.wrap(second)
+        mine = slice(run.rank, None, run.world_size) if not by_hand else slice(None)
+        models = {"a": first, "b": second}
+        optimizers = {
+            "A": torch.optim.SGD(first.parameters(), lr=0.1),
+            "B": torch.optim.SGD(second.parameters(), lr=0.1),
+        }
+        for step in run.steps(range(8)):
+            for turn in order:
+                if turn == "B" and step % 4 != 3:
+                    continue
+                if turn in models:
+                    loss = ((models[turn](x[mine]) - y[mine]) ** 2).mean()
+                    loss.backward() if by_hand else run.backward(loss)
+                elif by_hand:
+                    optimizers[turn].step()
+                    optimizers[turn].zero_grad()
+                else:
+                    run.update(optimizers[turn])
+        return weights(first, second)
+
+
+ORDERS = ("aAbB", "abAB", "baAB", "bBaA")
+
+
+def all_two_losses() -> list[list[float]]:
+    return [two_losses(order, by_hand=False) for order in ORDERS]
+
+
+def test_an_optimizer_that_skips_steps_keeps_its_gradients_in_any_order(ranks: Ranks) -> None:
+    expected = [two_losses(order, by_hand=True) for order in ORDERS]
+    for world_size in (1, 2):
+        for results in ranks(all_two_losses, world_size):
+            for found, wanted in zip(results, expected, strict=True):
+                assert_close(found, wanted)
+
+
 def test_a_checkpoint_without_gradients_that_wait_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for every, plain in ((1, False), (4, False), (1, True)):
         with quiet(folder=tmp_path / f"{every}-{plain}", save_every_steps=every) as run:

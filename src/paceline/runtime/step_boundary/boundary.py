@@ -222,7 +222,7 @@ class Boundary:
         Losses that no consensus has checked yet are checked here: a short run must not end well with a bad one.
         """
         if self.loss_check.on:
-            self.loss_check.check_now()
+            self.loss_check.settle()
         self._flush_metrics()
         self.replicas.finish()
 

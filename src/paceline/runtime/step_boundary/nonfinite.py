@@ -62,10 +62,14 @@ class NonFiniteLossCheck:
                 if not math.isfinite(value) and self.bad is None:
                     self.bad = (step, value)
 
-    def check_now(self) -> None:
-        """Wait for all losses of this rank. Raises NonFinite if one is bad."""
+    def settle(self) -> None:
+        """Wait for all losses of this rank, so that the next consensus knows whether one is bad."""
         self.advance()
         self._check_pending()
+
+    def check_now(self) -> None:
+        """Wait for all losses of this rank. Raises NonFinite if one is bad."""
+        self.settle()
         if self.bad is not None:
             raise self._error(self.bad)
 

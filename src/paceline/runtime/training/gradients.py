@@ -20,6 +20,7 @@ from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training import fsdp
 from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel, is_sharded
+from paceline.runtime.training.leftovers import Leftovers
 from paceline.runtime.training.loss_weights import LossWeights
 from paceline.runtime.training.wrap import Wrapper
 
@@ -65,8 +66,7 @@ class Gradients:
         self._single = True  # the step has one micro-step
         self._syncing = True
         self._scaled = False  # `backward` has been called in this step
-        self._left_over = False  # an update has left gradients of other parameters
-        self._updated: list[_OptimizerInfo] = []  # in this step
+        self._leftovers = Leftovers(wrapper.parameters)
         self._stepped: list[torch.optim.Optimizer] = []  # with the scaler, in this step
         self._updating: torch.optim.Optimizer | None = None
         self._did_step = False
@@ -104,20 +104,11 @@ class Gradients:
         self.begin(1.0)
 
     def end_step(self) -> None:
-        """End a step, at the boundary: update the gradient scaler, and clear gradients that belong to no update.
-
-        What has accumulated in an optimizer's parameters after its update comes from a loss for other parameters: in a
-        GAN, the generator's loss leaves gradients in the discriminator. Optimizers that skip steps keep theirs.
-        """
+        """End a step, at the boundary: update the gradient scaler, and clear gradients that belong to no update."""
         if self.scaler is not None and self._stepped:
             self.scaler.update()
             self._stepped.clear()
-        if self._left_over:
-            self._left_over = False
-            for info in self._updated:
-                for parameter in info.parameters:
-                    parameter.grad = None
-        self._updated.clear()
+        self._leftovers.end_step()
         if self._weights and self._has_updated:
             self._weights.clear()
             self._check_none_weighted()
@@ -182,8 +173,11 @@ class Gradients:
             self.stragglers.mark_backward()
         if self.loss_check is not None:
             self.loss_check.record(loss)
-        if self._left_over and self._single:
-            self._clear_left_over()
+        leftovers = self._leftovers
+        before = None
+        if leftovers.on or len(self.wrapper.models) > 1:
+            leftovers.on = self.ends_steps = True
+            before = leftovers.begin_loss() if self._single else leftovers.state()
         self._scaled = True
         self._weights.begin_loss(weighted=weight is not None, single=self._single)
         scale = self._mean_scale if weight is None else self._weigh(weight)
@@ -192,12 +186,8 @@ class Gradients:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-
-    def _clear_left_over(self) -> None:
-        """Clear gradients that the loss of another update has left, before the next loss of the step adds to them."""
-        self._left_over = False
-        for parameter in self.wrapper.parameters():
-            parameter.grad = None
+        if before is not None:
+            leftovers.record_loss(before)
 
     def _weigh(self, weight: Any) -> float:
         """Note the weight of a loss, and return the factor that the loss gets at once."""
@@ -244,7 +234,7 @@ class Gradients:
         if not self._last:
             self._weights.end_turn()
             return False
-        info = entry[1]
+        info, leftovers = entry[1], self._leftovers
         if closure is None and not self._scaled and (self.scaler is not None or not self._single):
             raise self._unscaled_error()
         self._updating = optimizer
@@ -259,10 +249,9 @@ class Gradients:
         optimizer.zero_grad(set_to_none=True)
         self._weights.end_turn()
         self._has_updated = True
-        if not info.covers_all:
-            self._left_over = self.ends_steps = True
-            if info not in self._updated:
-                self._updated.append(info)
+        if leftovers.on or not info.covers_all:
+            leftovers.on = self.ends_steps = True
+            leftovers.record_update(info.parameters)
         return stepped
 
     def _reduce(self, info: _OptimizerInfo) -> None:
