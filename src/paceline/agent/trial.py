@@ -19,6 +19,7 @@ from typing import Any
 from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.agent.work_folder import WorkFolder
+from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -112,7 +113,10 @@ def _redact_record(record: dict[str, Any]) -> dict[str, Any]:
 def _point(sweep: SweepFolder, number: int) -> Point:
     for line in read_lines(sweep.points):
         if line.get("number") == number:
-            return Point(**line)
+            try:
+                return make(Point, line)
+            except ValueError as problem:
+                raise LaunchError(f"Trial {number} in {sweep.points} is invalid: {problem}.") from None
     raise LaunchError(f"{sweep.points} has no trial {number}.", hint="Check whether the file was edited.")
 
 
@@ -134,7 +138,8 @@ def _choose_point(
             known = _read(trial.trial).get("optuna")
             if known is None or optuna_study.is_finished(sweep, search, known):
                 known = optuna_study.start_trial(sweep, search, point.number)
-    assert values is not None
+    if values is None:
+        raise LaunchError(f"Trial {point.number} in {sweep.points} has no point.", hint="Was the file edited?")
     return {
         "number": point.number,
         "group": point.group,
@@ -158,7 +163,9 @@ def _trial_launch_spec(
     program, args = launch_spec.program, arguments(search, record["point"], point.seed)
     if point.args is not None:
         args = point.args
-        program = shared["programs"][point.program]  # its path in the snapshot of the code
+        program = shared["programs"].get(point.program)  # its path in the snapshot of the code
+        if not isinstance(program, str):
+            raise LaunchError(f"Trial {point.number} names the script {point.program!r}, which is not in its sweep.")
     trial = {"sweep": str(sweep.path), "prune": search.prune, "metric": search.metric, "optuna": record["optuna"]}
     return replace(
         launch_spec, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
@@ -324,7 +331,6 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

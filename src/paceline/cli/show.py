@@ -107,8 +107,8 @@ def _files(record: Record) -> str:
     path = record.folder.work / Path(str((record.details.get("code") or {}).get("folder", ""))).name
     if not path.is_dir():
         return ""
-    names = [event["names"] for event in read_events(record.folder.events) if event.get("event") == "files"]
-    return f"{path}{': ' + ', '.join(names[-1]) if names else ''}"
+    names = [event.get("names", []) for event in read_events(record.folder.events) if event["event"] == "files"]
+    return f"{path}{': ' + ', '.join(map(str, names[-1])) if names else ''}"
 
 
 def _attempt(attempt: AttemptFolder) -> str:

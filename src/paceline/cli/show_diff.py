@@ -22,7 +22,7 @@ MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~"
 def show_differences(folder: RunFolder, *, names_only: bool) -> int:
     """Print the differences, if any; return 0."""
     record = read_json(folder.run_json)
-    code: Mapping[str, Any] = record.get("code") or {}
+    code = _table(record, "code")
     project = Path(str(code.get("folder", "")))
     if not folder.code.is_dir():
         commit = code.get("commit")
@@ -37,15 +37,15 @@ def show_differences(folder: RunFolder, *, names_only: bool) -> int:
             f"The project of {folder.path.name} is gone: there is no folder {project}.",
             hint=f"Its code is in {folder.code}.",
         )
-    spec = record.get("spec") or {}
-    named = (spec.get("environment") or {}).get("secret_files") or ()
+    environment, settings = _table(record, "spec", "environment"), _table(record, "spec", "project")
+    named = _texts(environment.get("secret_files"))
     found = compare_code(
         folder.code.resolve(),
         project,
-        exclude=tuple((spec.get("project") or {}).get("exclude") or ()),
+        exclude=_texts(settings.get("exclude")),
         exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *(project / name for name in named)],
     )
-    workdir = (spec.get("project") or {}).get("workdir")
+    workdir = settings.get("workdir")
     if record.get("backend") == "slurm" and workdir != "snapshot":
         console.say_note("this run imports its code from the copy, but reads other files from the project as it is now")
     for name in code.get("in_place") or ():
@@ -77,3 +77,15 @@ def _print_lines(each: Difference) -> None:
 def _colour(line: str) -> str:
     starts = {"+": console.GREEN, "-": console.RED, "@": CYAN}
     return starts.get(line[:1], "")
+
+
+def _table(record: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return a table inside a record; empty if there is none. The record may be anybody's."""
+    for key in keys:
+        value = record.get(key)
+        record = value if isinstance(value, dict) else {}
+    return record
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()

@@ -115,8 +115,8 @@ def _head(sweep: Sweep) -> Any:
     from rich.text import Text
 
     aim = "larger" if sweep.maximizes else "smaller"
-    text = Text(sweep.name, "bold")
-    return text.append(f"  {sweep.metric}, {aim} is better  {sweep.folder.path}", "dim not bold")
+    text = Text(console.printable(sweep.name), "bold")
+    return text.append(f"  {console.printable(sweep.metric)}, {aim} is better  {sweep.folder.path}", "dim not bold")
 
 
 def _bar(sweep: Sweep) -> Any:
@@ -181,7 +181,7 @@ def _failures(sweep: Sweep) -> list[Any]:
         for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:MAX_FAILURES]:
             more = f", … ({len(numbers):,})" if len(numbers) > 6 else ""
             listed = ", ".join(map(str, numbers[:6])) + more
-            lines.append(Text.assemble((f"trial {listed}: ", colour), error))
+            lines.append(Text.assemble((f"trial {listed}: ", colour), console.printable(error)))
         if len(reasons) > MAX_FAILURES:
             lines.append(Text(f"… and {len(reasons) - MAX_FAILURES} other reasons", "dim"))
         if state == DONE:

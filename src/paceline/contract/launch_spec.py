@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from paceline.contract.files.foreign_records import make, parse_object
 
 
 @dataclass(frozen=True)
@@ -73,5 +75,4 @@ class LaunchSpec:
 
     @classmethod
     def from_json(cls, text: str) -> LaunchSpec:
-        known = {each.name for each in fields(cls)}
-        return cls(**{key: value for key, value in json.loads(text).items() if key in known})
+        return make(cls, parse_object(text))

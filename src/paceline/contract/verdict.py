@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.contract.files.foreign_records import read_bounded
+
 STOPPED_EXIT = 75  # EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
 USAGE_EXIT = 2  # the command line or a configuration file is wrong
 INTERRUPTED_EXIT = 130  # Ctrl-C
@@ -15,7 +17,7 @@ VERDICTS = (DONE, STOPPED, FAILED)
 def read_verdict(path: Path) -> str | None:
     """Return the verdict in a file; None if there is none, because the run still runs or ended without one."""
     try:
-        word = path.read_text(encoding="utf-8").strip()
-    except OSError:
+        word = read_bounded(path, 100).decode().strip()
+    except (OSError, ValueError):
         return None
     return word if word in VERDICTS else None

@@ -6,7 +6,6 @@ A sweep may have ten thousand trials: reading takes one listing, one small file 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any
 
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.errors import ClusterError, UsageError
@@ -28,6 +28,11 @@ from paceline.watch.records import QueryStates, read_json, read_records
 RUNNING, PENDING = "running", "pending"
 MISSING = "missing"  # it has no result and no job: stopped, cancelled or lost
 STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order of the progress bar
+SPEC_FIELDS: Fields = {"metric": str, "direction": str, "space": dict}
+TRIAL_FIELDS: Fields = {
+    "number": int, "group": int, "point": dict, "seed": int, "state": str, "seconds": NUMBER, "started": NUMBER,
+    "ended": NUMBER, "error": str,
+}  # fmt: skip
 TAIL = 16384  # bytes at the end of a metrics file to search for its newest value
 
 
@@ -117,8 +122,9 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
 
 def read_sweep(folder: SweepFolder, query: QueryStates = slurm.states) -> Sweep:
     """Read all trials of a sweep: those that have ended, those under way, and those not started."""
-    spec = read_json(folder.spec)
-    planned = {int(line["number"]): line for line in read_lines(folder.points) if "number" in line}
+    spec = keep_valid(read_json(folder.spec), SPEC_FIELDS)
+    lines = (keep_valid(line, TRIAL_FIELDS) for line in read_lines(folder.points))
+    planned = {line["number"]: line for line in lines if "number" in line}
     jobs, again = _jobs(folder)
     found: dict[int, Trial] = {}
     under_way = []
@@ -155,7 +161,7 @@ def _jobs(folder: SweepFolder) -> tuple[dict[int, str], set[int]]:
     jobs: dict[int, str] = {}
     again = set()
     for line in folder.read_jobs():
-        for index, numbers in (line.get("tasks") or {}).items():
+        for index, numbers in line["tasks"].items():
             for number in numbers:
                 again |= {number} & jobs.keys()
                 jobs[number] = f"{line.get('job')}_{index}"
@@ -179,13 +185,13 @@ def _numbers(trials: Path) -> list[int]:
 
 def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
     """Return a trial that has a result; None if it has none."""
-    result = read_json(folder.result)
+    result = keep_valid(read_json(folder.result), TRIAL_FIELDS)
     state = result.get("state")
     if state not in (DONE, FAILED, PRUNED, NO_POINT):
         return None
     record = result if result.get("point") is not None else planned
     if record.get("point") is None:
-        record = read_json(folder.trial)
+        record = keep_valid(read_json(folder.trial), TRIAL_FIELDS)
     seconds, began, ended = result.get("seconds"), result.get("started"), result.get("ended")
     if seconds is None and began is not None and ended is not None:
         seconds = ended - began
@@ -213,8 +219,9 @@ def _read_started(
             state = DONE if record.status == DONE else MISSING  # one that failed for good has a result
             error = "" if state == DONE else _find_error(folder) or f"it is {record.status}"
         value = newest_value(folder.reports, "value")
+        own = keep_valid(read_json(folder.trial), TRIAL_FIELDS)
         yield _trial(
-            folder, {**planned.get(folder.number, {}), **read_json(folder.trial)}, state=state,
+            folder, {**planned.get(folder.number, {}), **own}, state=state,
             value=newest_value(folder.metrics, metric) if value is None else value, error=error,
         )  # fmt: skip
 
@@ -259,16 +266,13 @@ def first_line(text: str) -> str:
 def newest_value(metrics: Path, name: str) -> float | None:
     """Return the last value of a metric, reading only the end of the file."""
     try:
-        with open(metrics, "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL))
-            lines = file.read().splitlines()
+        lines = read_tail(metrics, TAIL).splitlines()
     except OSError:
         return None
     for line in reversed(lines):
         try:
-            value = json.loads(line).get(name)
-        except (ValueError, AttributeError):
+            value = parse_object(line).get(name)
+        except ValueError:
             continue
         if (number := as_number(value)) is not None:
             return number

@@ -17,13 +17,18 @@ boundary of an attempt, with its first step), `saving` (with `step` and `blocked
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_objects
+
 SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
+EVENT_FIELDS: Fields = {
+    "time": NUMBER, "event": str, "step": int, "blocked": NUMBER, "job_start": str, "attempt": int, "processes": int,
+    "names": list,
+}  # fmt: skip
 ENDS = frozenset({"failed", "stopped", "done"})
 
 
@@ -57,12 +62,9 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     """Return all writers' events in order of time, skipping lines truncated by a crash."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and isinstance(event.get("time"), (int, float)) and "event" in event:
+        for line in read_objects(file):
+            event = keep_valid(line, EVENT_FIELDS)
+            if "time" in event and "event" in event:
                 found.append(event)
     return sorted(found, key=lambda event: event["time"])
 

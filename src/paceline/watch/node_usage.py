@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from paceline.contract.files.foreign_records import NUMBER, parse_object
+from paceline.contract.files.shared_places import open_without_waiting
 from paceline.contract.run_folder import RunFolder
 
 TAIL_BYTES = 2**20  # read from the end of each file: some hours of a run that may last weeks
@@ -42,11 +43,11 @@ class NodeUsage:
         return max(self._numbers(self._gpus(), key), default=None)
 
     def _gpus(self) -> list[dict[str, Any]]:
-        return [gpu for sample in self.samples for gpu in sample.get("gpus", ()) if isinstance(gpu, dict)]
+        return [gpu for sample in self.samples for gpu in _objects(sample.get("gpus"))]
 
     @staticmethod
     def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
-        return [line[key] for line in lines if isinstance(line.get(key), (int, float))]
+        return [line[key] for line in lines if _is_number(line.get(key))]
 
     def summary(self) -> str:
         """Return one line for display."""
@@ -59,7 +60,7 @@ class NodeUsage:
             own = self.peak("own_memory") or 0.0
             used = _size(memory, self.details.get("memory_total"))
             parts.append(f"peak memory {used} (this run: {_gb(own)})")
-        gpus = self.details.get("gpus") or []
+        gpus = _objects(self.details.get("gpus"))
         if gpus:
             parts.append(self._gpu_summary(gpus))
         return " · ".join(parts)
@@ -90,10 +91,8 @@ def _read(node: int, path: Path) -> NodeUsage:
     samples = []
     for line in _lines(path):
         try:
-            value = json.loads(line)
+            value = parse_object(line)
         except ValueError:  # truncated by a crash, or by where we start reading
-            continue
-        if not isinstance(value, dict):
             continue
         if "host" in value:
             details = value
@@ -105,18 +104,26 @@ def _read(node: int, path: Path) -> NodeUsage:
 def _lines(path: Path) -> list[bytes]:
     """Return the header line, which describes the node, and the end of the file."""
     try:
-        with open(path, "rb") as file:
-            first = file.readline()
+        with open(open_without_waiting(path, follow=True), "rb") as file:
+            first = file.readline(TAIL_BYTES)
             size = file.seek(0, 2)
             file.seek(max(len(first), size - TAIL_BYTES))
-            return [first, *file.read().splitlines()]
+            return [first, *file.read(TAIL_BYTES).splitlines()]
     except OSError:
         return []
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, NUMBER) and abs(value) < 1e18  # not NaN either
 
 
 def _gb(size: float) -> str:
     return f"{size / 2**30:.1f} GB"
 
 
-def _size(used: float, total: object) -> str:
-    return f"{used / 2**30:.1f} of {total / 2**30:.0f} GB" if isinstance(total, (int, float)) else _gb(used)
+def _size(used: float, total: Any) -> str:
+    return f"{used / 2**30:.1f} of {total / 2**30:.0f} GB" if _is_number(total) else _gb(used)

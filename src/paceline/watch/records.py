@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,27 @@ from paceline.cluster.runs import claims
 from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
+from paceline.contract.files.foreign_records import (
+    NUMBER,
+    Fields,
+    keep_valid,
+    parse_object,
+    read_bounded,
+    read_object,
+    read_tail,
+)
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
 from paceline.plan.run_path import STORE
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
+
+# What we read of run.json, which may be another user's or another version's.
+RUN_FIELDS: Fields = {
+    "run_id": str, "project": str, "experiment": str, "name": str, "created": NUMBER, "program": str, "command": list,
+    "nodes": int, "nproc": int, "style": str, "host": str, "code": dict, "spec": dict, "args": list,
+}  # fmt: skip
 
 # Statuses of runs that are over.
 _LOCAL_STATUS = {claims.HERE: "running", claims.ELSEWHERE: "unknown", claims.OVER: "lost"}
@@ -87,7 +102,7 @@ def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState] |
     state = states.get(job) if states is not None and job is not None else None
     return Record(
         folder=folder,
-        details=read_json(folder.run_json),
+        details=keep_valid(read_json(folder.run_json), RUN_FIELDS),
         status=_status(folder, job, state, reachable=states is not None),
         job=job,
         state=state,
@@ -128,34 +143,28 @@ def requeue_problem(folder: RunFolder) -> str:
     """Return why the run did not go back into the queue; empty if it did, or was not meant to."""
     holder = find_holder(folder)
     try:
-        return holder.job_start.requeue_failed.read_text(encoding="utf-8").strip() if holder else ""
-    except OSError:
+        return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip() if holder else ""
+    except (OSError, ValueError):
         return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; return an empty one if the file is missing or invalid."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def last_step(metrics: Path) -> int | None:
     """Return the step of the last complete line, reading only the end of the file."""
     try:
-        with open(metrics, "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 8192))
-            lines = file.read().splitlines()
+        lines = read_tail(metrics, 8192).splitlines()
     except OSError:
         return None
     for line in reversed(lines):
-        try:
-            step = json.loads(line).get("step")
-        except (ValueError, AttributeError):
-            continue
-        if isinstance(step, int):
-            return step
+        with suppress(ValueError):
+            step = parse_object(line).get("step")
+            if isinstance(step, int):
+                return step
     return None

@@ -21,6 +21,7 @@ from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import module_lines, probe
 from paceline.cluster.environment.requirements import Requirements, read_requirements
 from paceline.cluster.runs.folder import resolve_scratch
+from paceline.contract.files.foreign_records import read_object
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.environment.build_script import IMAGE, LOCK, MARKER
 from paceline.plan.environment.container_image import is_remote
@@ -108,10 +109,9 @@ class StoredEnvironment:
     def record(self) -> dict[str, Any]:
         """Read the marker; empty if the environment is not complete."""
         try:
-            value = json.loads((self.path / MARKER).read_text(encoding="utf-8"))
+            return read_object(self.path / MARKER)
         except (OSError, ValueError):
             return {}
-        return value if isinstance(value, dict) else {}
 
 
 def store_path(job: Job, environ: Mapping[str, str]) -> Path:

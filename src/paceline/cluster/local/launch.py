@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.claims import claim_run, require_not_running
 from paceline.cluster.runs.prepare import prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
+from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -78,11 +78,10 @@ class ResumedRun:
     def _missing_secrets(self) -> list[str]:
         """Return the secrets that `--env` gave the run when it was started, and that it lacks now."""
         try:
-            record = json.loads(self.folder.run_json.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            variables = read_object(self.folder.run_json)["spec"]["environment"]["variables"].items()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
-        variables = record.get("spec", {}).get("environment", {}).get("variables", {})
-        hidden = [name for name, text in variables.items() if text == REDACTED]
+        hidden = [name for name, text in variables if text == REDACTED]
         return [name for name in hidden if name not in self.plan.secrets and name not in os.environ]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from paceline.agent.staging.folders import pid_namespace, process_start
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
+from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, UsageError
@@ -76,10 +77,9 @@ class Holder:
 
     def _process(self) -> dict[str, Any]:
         try:
-            known = json.loads(self.job_start.process.read_text(encoding="utf-8"))
+            return read_object(self.job_start.process)
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) else {}
 
 
 def find_holder(run: RunFolder) -> Holder | None:
@@ -87,7 +87,11 @@ def find_holder(run: RunFolder) -> Holder | None:
     number = 0
     while os.path.lexists(run.claims / str(number + 1)):
         number += 1
-    return Holder(run, os.readlink(run.claims / str(number)), number) if number else None
+    try:
+        name = os.readlink(run.claims / str(number)) if number else ""
+    except OSError:  # not a link: nobody's claim
+        name = ""
+    return Holder(run, name, number) if re.fullmatch(r"[\w-]+", name) else None
 
 
 def claim_run(run: RunFolder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import STORE, RunPath, new_run_id
@@ -97,9 +97,8 @@ def _other_names(folder: RunFolder) -> list[str]:
     from paceline.cluster.slurm.commands import read_job_id
 
     try:
-        details = json.loads(folder.run_json.read_text(encoding="utf-8"))
-        name = details.get("name") if isinstance(details, dict) else None
-    except (OSError, ValueError, RecursionError):
+        name = read_object(folder.run_json).get("name")
+    except (OSError, ValueError):
         name = None
     return [str(each) for each in (name, read_job_id(folder)) if each]
 

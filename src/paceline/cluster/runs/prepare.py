@@ -15,6 +15,7 @@ from paceline.cluster.runs.links import Links, check_args, find_links
 from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.secrets import secret_files
+from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
@@ -86,8 +87,8 @@ def prepare(
 def read_launch_spec(folder: RunFolder) -> LaunchSpec:
     """Return the launch spec of an existing run."""
     try:
-        return LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError) as problem:
+        return LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
+    except (OSError, ValueError) as problem:
         raise EnvironmentProblem(
             f"Cannot read {folder.launch_spec}: {problem}.", hint="Start a new run instead of resuming this one."
         ) from None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.cluster.slurm.states import JobState, normalize_state
+from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, NoAnswer
 
@@ -68,9 +69,10 @@ def version() -> tuple[int, int] | None:
 def read_job_id(folder: RunFolder) -> str | None:
     """Return the id of the run's newest job, or None if the run was never submitted."""
     try:
-        return folder.job.read_text(encoding="utf-8").strip() or None
-    except OSError:
+        text = read_bounded(folder.job, 100).decode().strip()
+    except (OSError, ValueError):
         return None
+    return text if re.fullmatch(r"\d+(_\d+)?", text) else None
 
 
 # -- states --------------------------------------------------------------------------------------------

@@ -80,10 +80,14 @@ def open_own_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of any user's, without following a link or waiting. Raises OSError for everything else."""
+def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+    """Open a regular file of any user's, without waiting. Raises OSError for everything else.
+
+    `follow` allows a link to such a file.
+    """
+    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader, or a socket
             raise _not_a_file(path) from None

@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.folder_entry import Entry
+from paceline.contract.files.foreign_records import make, read_object, read_objects
 from paceline.contract.run_folder import RunFolder
+from paceline.errors import EnvironmentProblem
 
 # How a trial ended. Whether it is queued, running or lost depends on its job.
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
 LATE_SAMPLERS = ("tpe", "wandb")  # choose a point when its trial starts
+read_lines = read_objects  # of points, reports and metrics
 NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
@@ -62,15 +65,24 @@ class SweepFolder:
         return self.path / "submissions" / str(number)
 
     def read_search(self) -> Search:
-        return Search.from_json(self.spec.read_text(encoding="utf-8"))
+        try:
+            return make(Search, read_object(self.spec))
+        except (OSError, ValueError) as problem:
+            raise EnvironmentProblem(
+                f"Cannot read {self.spec}: {problem}.", hint="Start a sweep of another name with --name."
+            ) from None
 
     def read_points(self) -> list[Point]:
         """Return all trials, by number."""
-        return sorted((Point(**line) for line in read_lines(self.points)), key=lambda point: point.number)
+        found = []
+        for line in read_lines(self.points):
+            with suppress(ValueError):
+                found.append(make(Point, line))
+        return sorted(found, key=lambda point: point.number)
 
     def read_jobs(self) -> list[dict[str, Any]]:
         """Return the calls of sbatch, oldest first: {"time", "job", "submission", "tasks": {INDEX: [NUMBER]}}."""
-        return list(read_lines(self.jobs))
+        return [line for line in read_lines(self.jobs) if _is_job(line)]
 
 
 @dataclass(frozen=True)
@@ -140,30 +152,17 @@ class Search:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str) -> Search:
-        known = {each.name for each in fields(cls)}
-        return cls(**{key: value for key, value in json.loads(text).items() if key in known})
+
+def _is_job(line: dict[str, Any]) -> bool:
+    tasks = line.get("tasks")
+    return isinstance(tasks, dict) and all(
+        isinstance(trials, list) and all(isinstance(number, int) for number in trials) for trials in tasks.values()
+    )
 
 
 def is_active(when: dict[str, list[Any]], point: dict[str, Any]) -> bool:
     """Return whether a conditional key applies to a point, given the values of earlier keys."""
     return all(key in point and point[key] in values for key, values in when.items())
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file. A missing file is empty; an incomplete line is skipped."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
 
 
 def last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:
