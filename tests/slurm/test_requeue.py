@@ -25,6 +25,7 @@ from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 
 TIMEOUT = 240
+PREEMPTED = "node3,node4"  # scenarios of preemption end all other jobs there
 
 AGENT = """
 import os, signal, sys, time
@@ -178,7 +179,7 @@ def requeued_by_hand(trial: Trial) -> None:
 
 
 def no_requeue_allowed(trial: Trial) -> None:
-    trial.submit("--no-requeue")
+    trial.submit("--no-requeue", job__exclude=PREEMPTED)
     trial.started(0)
     trial.interrupt()
     trial.ends("FAILED", restarts=0)
@@ -195,7 +196,10 @@ def no_scontrol_on_the_nodes(trial: Trial) -> None:
     for path in Path("/usr/bin").iterdir():
         if path.name != "scontrol":
             (commands / path.name).symlink_to(path)
-    trial.submit(edit=lambda script: script.replace("paceline_start_job", f"PATH={commands}\npaceline_start_job", 1))
+    trial.submit(
+        edit=lambda script: script.replace("paceline_start_job", f"PATH={commands}\npaceline_start_job", 1),
+        job__exclude=PREEMPTED,
+    )
     trial.started(0)
     trial.interrupt()
     trial.ends("FAILED", restarts=0)
@@ -292,7 +296,7 @@ def an_unreachable_controller_is_retried(trial: Trial) -> None:
 
 def eight_at_once_give_one_trainer(trial: Trial) -> None:
     """From one prepared script, as `--script-only` writes it; then the job that trained continues alone."""
-    trial.submit("--hold")
+    trial.submit("--hold", job__exclude=PREEMPTED)
     args = ["sbatch", "--parsable", "--hold", str(trial.run_path.folder.script)]
     jobs = [trial.job, *(trial.cluster.run(args).stdout.strip() for _ in range(7))]
     trial.cluster.run(["scontrol", "release", *jobs])
