@@ -77,7 +77,7 @@ def make_steps(device: torch.device, control: object) -> dict[str, Callable[[], 
     plain = Transformer(width, words, 64).to(device)
     index = [device] if device.type == "cuda" else None
     ours = Transformer(width, words, 64).to(device)
-    wrapped = DDPModel(ours, device=device, control=control, compile_options=False, options={})
+    wrapped = DDPModel(ours, device=device, control=control, compile_options=False, comm_hook=None, options={})
     seen = [0]
 
     def reduce() -> None:

@@ -56,7 +56,11 @@ class Ranks:
         timeout: float = 90,
         env: dict[str, str] | None = None,
     ) -> list[Any]:
-        port = free_port()
+        # Bound but not listening, it stays ours until the ranks are done: their store may listen on it all the same.
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
         processes, pipes = [], []
         for rank in range(world_size):
             mine, theirs = self.context.Pipe(duplex=False)
@@ -80,6 +84,7 @@ class Ranks:
                 if process.is_alive():
                     process.kill()
                     process.join()
+            reserved.close()
 
     def _gather(self, pipes: list[Connection], timeout: float) -> list[Any]:
         results: dict[int, Any] = {}
