@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
+from paceline.contract.files.foreign_records import make, read_object
 from paceline.errors import CheckpointError
 
 FORMAT = 1
@@ -58,12 +59,12 @@ def read_marker(folder: Path) -> Marker:
     """Return a checkpoint's marker, or raise an error that says why it can't be read."""
     path = folder / CHECKPOINT_MARKER
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_object(path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder.name} has no {path.name}: it was never completed.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path.name} of {folder.name} can't be read: {error}.") from None
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
+    if table.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder.name} has another format than this version of Paceline reads ({FORMAT}).",
             hint="Resume with the version that wrote it.",
@@ -72,10 +73,17 @@ def read_marker(folder: Path) -> Marker:
         raise CheckpointError(f"{path.name} of {folder.name} is damaged: its checksum doesn't match.")
     del table["crc32"]
     try:
-        files = {name: FileChecksum(**entry) for name, entry in table.pop("files").items()}
-        return Marker(files=files, **table)
-    except (AttributeError, KeyError, TypeError) as error:
+        files = {name: make(FileChecksum, entry) for name, entry in table.pop("files").items()}
+        if outside := [name for name in files if not _is_inside(name)]:
+            raise ValueError(f"it names {outside[0]!r}, which is not in the checkpoint")
+        return make(Marker, {**table, "files": files})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path.name} of {folder.name} has unexpected content: {error}.") from None
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a file's name leads to a place in the checkpoint's folder."""
+    return bool(name) and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import CheckpointError
 
 BLOCK = 4096  # direct writes need memory, offsets and lengths in whole blocks
 LENGTH = struct.Struct("<Q")
 MAX_HEADER = 1 << 28
+MAX_SIZE = 1 << 62  # of anything in a header
 
 # torch's name of a dtype -> the layout's name
 DTYPES = {
@@ -76,26 +78,32 @@ def read_header(file: IO[bytes], *, name: str) -> tuple[list[Piece], int]:
     if length > MAX_HEADER:
         raise CheckpointError(f"{name} claims a header of {length} bytes.")
     try:
-        table = json.loads(file.read(length))
-        cut = json.loads(table.pop("__metadata__", {}).get("cut", "{}"))
-    except (ValueError, AttributeError, TypeError) as error:
+        table = parse_object(file.read(length))
+        cut = parse_object(table.pop("__metadata__", {}).get("cut", "{}"))
+        pieces = [_piece(key, entry, cut.get(key)) for key, entry in table.items()]
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise CheckpointError(f"The header of {name} can't be read: {error}.") from None
-    pieces = []
-    for key, entry in table.items():
-        begin, end = entry["data_offsets"]
-        part = cut.get(key)
-        shape = tuple(part["shape"] if part else entry["shape"])
-        start = part["start"] if part else 0
-        count = 1
-        for extent in entry["shape"]:
-            count *= extent
-        pieces.append(
-            Piece(
-                name=part["name"] if part else key, dtype=entry["dtype"], shape=shape, start=start,
-                stop=start + count, offset=begin, nbytes=end - begin, is_whole=part is None,
-            )
-        )  # fmt: skip
     return pieces, LENGTH.size + length
+
+
+def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piece:
+    """Return a piece of the header. Raises ValueError, KeyError or TypeError if the header makes no sense."""
+    begin, end = entry["data_offsets"]
+    shape = tuple(part["shape"] if part else entry["shape"])
+    start = part["start"] if part else 0
+    count = 1
+    for extent in entry["shape"]:
+        count *= extent
+    numbers = (begin, end, start, *shape, *entry["shape"])
+    name, dtype = part["name"] if part else key, entry["dtype"]
+    if not all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers) or end < begin:
+        raise ValueError(f"{key!r} has an impossible size or place")
+    if dtype not in DTYPES.values() or not isinstance(name, str):
+        raise ValueError(f"{key!r} has the unknown type {dtype!r}")
+    return Piece(
+        name=name, dtype=dtype, shape=shape, start=start, stop=start + count, offset=begin, nbytes=end - begin,
+        is_whole=part is None,
+    )  # fmt: skip
 
 
 def write_file(path: Path, header: bytes, chunks: Iterable[bytes]) -> None:
