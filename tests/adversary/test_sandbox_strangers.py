@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +38,10 @@ def box() -> Iterator[Path]:
             call_as(OWNER, lambda: Sandbox(folder).down())
 
 
-def up(folder: Path) -> None:
+def up(folder: Path, *, accounting: bool = False) -> None:
     os.environ["HOME"] = "/"
-    Sandbox.up(folder, nodes=1, gpus=0, network=PLAIN)
+    tempfile.tempdir = str(folder.parent)  # for locks, which would stay in /tmp
+    Sandbox.up(folder, nodes=1, gpus=0, network=PLAIN, accounting=accounting)
 
 
 def srun(user: int, box: Path) -> subprocess.CompletedProcess[str]:
@@ -100,12 +102,7 @@ def test_the_accounting_database_is_neither_open_nor_run_by_root(owner: int) -> 
     need(Settings(network=PLAIN, accounting=True))
     with shared_folder() as shared:
         folder = shared / "box"
-
-        def start() -> None:
-            os.environ["HOME"] = "/"
-            Sandbox.up(folder, nodes=1, gpus=0, network=PLAIN, accounting=True)
-
-        call_as(owner, start)
+        call_as(owner, lambda: up(folder, accounting=True))
         try:
             sandbox = Sandbox(folder)
             server = psutil.Process(sandbox.record.processes["mariadbd"].pid)

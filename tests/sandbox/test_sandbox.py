@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -187,6 +188,7 @@ def test_ordinary_user(tmp_path: Path) -> None:
             os.setgid(nobody)
             os.setuid(nobody)
             os.chdir(box)
+            tempfile.tempdir = str(box)  # for locks, which would stay in /tmp
             with pytest.raises(UsageError, match="root"):
                 Sandbox.up(box, network=NAMESPACES)
             sandbox = Sandbox.up(box, nodes=2, network=PLAIN)
