@@ -124,6 +124,28 @@ def test_jobs_keep_others_out(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -
     claims.claim_run(run)
 
 
+def test_a_rival_that_comes_between_is_noticed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim_for(run, "pid-1-a", 1, boot="before")
+    with process() as rival, monkeypatch.context() as patch:
+        real = claims._require_over
+
+        def overtaken(run: RunFolder, holder: claims.Holder | None) -> None:
+            real(run, holder)  # the first one is over
+            patch.setattr(claims, "_require_over", real)
+            claim_for(run, "pid-2-b", rival)
+
+        patch.setattr(claims, "_require_over", overtaken)
+        with pytest.raises(UsageError, match=f"still running as process {rival}"):
+            claims.claim_run(run)
+
+
+def test_what_is_not_a_claim_is_an_error(run: RunFolder) -> None:
+    run.claims.mkdir()
+    (run.claims / "1").touch()
+    with pytest.raises(UsageError, match="not a claim"):
+        claims.claim_run(run)
+
+
 def _claim(path: Path, barrier: Any, results: Any) -> None:
     barrier.wait()
     try:

@@ -100,13 +100,16 @@ def claim_run(run: RunFolder) -> None:
     record_processes(run, [os.getpid()])
     run.claims.mkdir(parents=True, exist_ok=True)
     while True:
-        require_not_running(run)
         holder = find_holder(run)
+        _require_over(run, holder)  # the one whose successor this is: by now there may be another
         try:
             os.symlink(name, run.claims / str(holder.number + 1 if holder else 1))
             return
         except FileExistsError:  # somebody was faster: look again
-            continue
+            if find_holder(run) is None:
+                raise UsageError(
+                    f"{run.claims} has an entry that is not a claim.", hint="Remove it, if nothing runs there."
+                ) from None
 
 
 def record_processes(run: RunFolder, pids: Sequence[int]) -> None:
@@ -133,7 +136,10 @@ def live_pids(known: dict[str, Any]) -> list[int]:
 
 def require_not_running(run: RunFolder) -> None:
     """Raise an error if the run is queued or running, as a job or on some machine."""
-    holder = find_holder(run)
+    _require_over(run, find_holder(run))
+
+
+def _require_over(run: RunFolder, holder: Holder | None) -> None:
     _require_no_job(run, holder)
     if holder is None or holder.job is not None or holder.name == local_job_start_name():
         return
