@@ -407,6 +407,26 @@ def test_weights_that_cannot_be_right_are_errors() -> None:
             run.backward(model(x).sum(), weight=64)
 
 
+@pytest.mark.parametrize("weighted_first", [False, True])
+def test_all_micro_steps_of_an_update_have_weights_or_none(weighted_first: bool) -> None:
+    x, _ = data()
+    with quiet() as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in run.steps(range(7), accumulate=2):
+            if i < 4:  # a whole step without weights, and one with them
+                run.backward(model(x).mean() if i < 2 else model(x).sum(), weight=None if i < 2 else 64)
+            elif i % 2 == 0:
+                run.backward(model(x).sum(), weight=64 if weighted_first else None)
+            else:
+                with pytest.raises(UsageError, match="others do not"):
+                    run.backward(model(x).sum(), weight=None if weighted_first else 64)
+                break
+            run.update(optimizer)
+        else:
+            pytest.fail("the loop ended early")
+
+
 # -- closures --------------------------------------------------------------------------------------------
 
 

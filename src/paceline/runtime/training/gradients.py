@@ -92,7 +92,7 @@ class Gradients:
         if first:
             self._scaled = False
         if not self._single:
-            self._weights.begin_micro_step()
+            self._weights.begin_micro_step(first=first)
         if last is not self._syncing:
             self._syncing = last
             for model in self.wrapper.models:

@@ -25,17 +25,20 @@ class LossWeights:
         self._device = device
         self._own: dict[int, Any] = {}  # by turn: the total of this rank
         self._factors: dict[int, torch.Tensor] = {}
-        self._last_mean = -1  # the turn of the last loss without a weight
+        self._means: set[int] = set()  # the turns that have losses without a weight
         self.scale = 1.0
 
     def __bool__(self) -> bool:
         return bool(self._own)
 
-    def begin_micro_step(self) -> None:
+    def begin_micro_step(self, *, first: bool) -> None:
         """Begin the turns of a micro-step. The same turn of all micro-steps is one sum."""
-        self.turn, self._turn_has_ended, self._last_mean = 0, False, -1
+        if first and (self.turn or self._turn_has_ended):  # an update has used the losses of earlier steps
+            self._means.clear()
+        self.turn, self._turn_has_ended = 0, False
 
     def clear(self) -> None:
+        self._means.clear()
         self._own.clear()
         self._factors.clear()
 
@@ -50,13 +53,13 @@ class LossWeights:
             self.turn += 1
             if single:
                 self.clear()
-        if self._last_mean == self.turn if weighted else self.turn in self._own:
+        if self.turn in (self._means if weighted else self._own):
             raise UsageError(
                 "Some losses of this update have a weight and others do not.",
                 hint="Pass weight= with each of them: the number of samples or tokens that the loss sums over.",
             )
         if not weighted:
-            self._last_mean = self.turn
+            self._means.add(self.turn)
 
     def add(self, weight: Any, *, samples: int | None) -> float:
         """Add the weight of a loss, and return the factor that the loss gets at once, the same on all ranks.
