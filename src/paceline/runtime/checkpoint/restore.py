@@ -20,6 +20,14 @@ from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 
 MAX_KEYS_SHOWN = 3  # in an error
 LAZY = (UninitializedParameter, UninitializedBuffer)
+CHANGED = (
+    "Resume with the objects that were saved, or let those that do not fit start as they are: "
+    "run.resume(..., strict=False)."
+)
+ADDED_GROUPS = (
+    "A group was added during training (add_param_group). Give the optimizer all parameters from the start: it skips "
+    "those that are frozen. To resume from this checkpoint, add the group before run.resume."
+)
 
 
 @dataclass(frozen=True)
@@ -217,8 +225,14 @@ def _load_object(
         return
     if not options.strict and hasattr(thing, "param_groups") and isinstance(state, dict):
         _drop_misshapen(name, thing, state, options)
-    with _explain_errors(name):
+    with _explain_errors(name, hint=ADDED_GROUPS if _has_more_groups(state, thing) else CHANGED):
         thing.load_state_dict(state)
+
+
+def _has_more_groups(state: Any, thing: Any) -> bool:
+    """Return whether a saved optimizer had more parameter groups than this one has now."""
+    saved = state.get("param_groups") if isinstance(state, dict) else None
+    return isinstance(saved, list) and len(saved) > len(getattr(thing, "param_groups", saved))
 
 
 def _load_module(
@@ -317,15 +331,13 @@ def _does_not_fit(name: str, problems: list[str]) -> CheckpointError:
 
 
 @contextmanager
-def _explain_errors(name: str) -> Iterator[None]:
+def _explain_errors(name: str, *, hint: str = CHANGED) -> Iterator[None]:
     """Add the object's name to errors of its load_state_dict."""
     try:
         yield
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(
-            f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: {str(error).rstrip('.')}.",
-            hint="Resume with the objects that were saved, or let those that do not fit start as they are: "
-            "run.resume(..., strict=False).",
+            f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: {str(error).rstrip('.')}.", hint=hint
         ) from error
 
 
