@@ -279,6 +279,28 @@ def test_the_best_checkpoint_of_two_ranks_and_a_resumed_run(ranks: Ranks, tmp_pa
     assert marker["meta"]["values"] == {"acc": 0.9}
 
 
+@pytest.mark.parametrize(
+    ("best", "names", "said"),
+    [
+        (
+            "val_loss",
+            ["loss", "valid_loss", "acc"],
+            "logged as 'val_loss' in this session; the nearest name is 'valid_loss'",
+        ),
+        ("val_loss", [], "logged as 'val_loss' in this session; nor was any other number"),
+        ("loss:min", ["loss", "valid_loss"], None),
+    ],
+)
+def test_a_metric_that_is_never_logged_is_noted(
+    best: str, names: list[str], said: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with quiet(best=best) as run:
+        for _ in run.steps(range(2)):
+            run.log(**dict.fromkeys(names, 1.0))
+    printed = capfd.readouterr().err
+    assert ("nothing was logged" not in printed) if said is None else said in printed
+
+
 def evaluating_on_rank_0(folder: Path, epochs: int) -> None:
     """Only rank 0 logs the metric."""
     train = Trainable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from paceline.errors import UsageError
 from paceline.runtime import session_parts
 from paceline.runtime.console import note
 from paceline.runtime.launch_context import LaunchContext
+from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.run import Run
 from paceline.runtime.session_parts import SessionParts
 from paceline.runtime.settings import Settings
@@ -203,10 +205,22 @@ class session:
 
     def _print_summary(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()
+        if run.rank == 0 and not stopped and not run._pruned:
+            _note_unlogged_best(run, boundary.metrics)
         launched = self._context.launch_spec is not None  # then the agent prints it
         if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
             note(f"done in {_format_duration(time.perf_counter() - self._start)}{steps}")
+
+
+def _note_unlogged_best(run: Run, metrics: Metrics) -> None:
+    """Say so if `best` names a metric that this session has trained without."""
+    name, restored = metrics.watched, run._restored
+    if name is None or name in metrics.latest or run.step == (restored.step if restored else 0):
+        return
+    nearest = difflib.get_close_matches(name, metrics.latest, n=1, cutoff=0.0)
+    logged = f"the nearest name is {nearest[0]!r}" if nearest else "nor was any other number"
+    note(f"best={run.settings.best!r}: nothing was logged as {name!r} in this session; {logged}")
 
 
 def _is_plain_exit(error: BaseException) -> bool:
