@@ -255,6 +255,30 @@ def test_compiled_layers_may_be_frozen_too(ranks: Ranks) -> None:
         assert_close(found, expected)
 
 
+def frozen_for_the_last_backward() -> list[float]:
+    """Train a branch by another loss first, then freeze it again for the loss that DDP averages."""
+    x = data()[0]
+    with quiet() as run:
+        model = branches()
+        set_frozen(model, "right")
+        model = run.wrap(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        mine = x[run.rank :: run.world_size]
+        for _ in range(3):
+            set_frozen(model)
+            run.backward(model.part("right", mine))
+            set_frozen(model, "right")
+            run.backward((model(mine) ** 2).mean())
+            run.update(optimizer)
+        return weights(model)
+
+
+def test_gradients_from_before_a_freeze_are_averaged(ranks: Ranks) -> None:
+    expected = frozen_for_the_last_backward()
+    for found in ranks(frozen_for_the_last_backward, WORLD):
+        assert_close(found, expected)
+
+
 def rebuilds() -> tuple[list[int], bool]:
     """Return the identity of DDP after each step of a phase, and whether the first reducer is gone."""
     x = data()[0]

@@ -99,6 +99,7 @@ class DDPModel:
         self.ddp: DistributedDataParallel | None = None  # None until there is something to train
         self.reductions = 0  # how often gradients have been averaged
         self._unreduced = False  # whether gradients have accumulated since
+        self._unknown_unreduced = False  # whether any of them belong to parameters that DDP does not know
         self._expects_reduction = False  # whether DDP averages in the next backward
         self._ending = False  # whether a callback waits for the end of that backward
         self._unfinished = False  # whether that backward has ended, and DDP still waits for gradients
@@ -115,6 +116,7 @@ class DDPModel:
         self._local = self._compiled(self._module)
         self._replicated: Callable[..., Any] = self._local
         self._built_for = b""  # the trainable parameters that DDP knows
+        self._unknown = {id(parameter) for parameter in self._parameters}  # those that it does not
         self._changed_to, self._changed_for = b"", 0
         trainable = self._trainable()
         if any(trainable):
@@ -161,6 +163,7 @@ class DDPModel:
             options = {**options, "init_sync": False}
             self.ddp.reducer = self.ddp.logger = None  # type: ignore[assignment]
             self._expects_reduction = self._unfinished = False
+            self._unknown_unreduced = self._unreduced  # the new DDP may not know their parameters
         index = [self._device] if self._device.type in ("cuda", "xpu") else None
         self.ddp = DistributedDataParallel(self._module, device_ids=index, **options)
         self.ddp.require_backward_grad_sync = self._sync
@@ -169,6 +172,7 @@ class DDPModel:
         # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap the backward.
         self._replicated = self._compiled(self.ddp)
         self._built_for = trainable
+        self._unknown = {id(each) for each, known in zip(self._parameters, trainable, strict=True) if not known}
 
     def _compiled(self, module: nn.Module) -> Callable[..., Any]:
         chosen = self._compile_options
@@ -198,8 +202,10 @@ class DDPModel:
             parameter.requires_grad_(False)
         return hook
 
-    def _after_accumulation(self, _: torch.Tensor) -> None:
+    def _after_accumulation(self, parameter: torch.Tensor) -> None:
         self._unreduced = True
+        if self._unknown and id(parameter) in self._unknown:
+            self._unknown_unreduced = True
         if self._expects_reduction and not self._ending:
             self._ending = True
             # DDP queues its own callback later in this backward: the second one runs after it.
@@ -217,7 +223,8 @@ class DDPModel:
         except RuntimeError:
             self._unfinished = True  # unless the backward is part of another one, which goes on
             return
-        self._expects_reduction = self._unreduced = self._unfinished = False
+        self._expects_reduction = self._unfinished = False
+        self._unreduced = self._unknown_unreduced
         self.reductions += 1
         self._changed_for = 0
 
@@ -247,7 +254,7 @@ class DDPModel:
         chosen = [parameter for parameter, is_used in zip(self._parameters, used, strict=True) if is_used]
         group = self.ddp.process_group if self.ddp is not None else self._options.get("process_group")
         gradient_average.average(chosen, group)
-        self._unreduced = False
+        self._unreduced = self._unknown_unreduced = False
         self.reductions += 1
         self._count_change(trainable)
 
