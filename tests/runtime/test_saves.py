@@ -276,7 +276,7 @@ def test_the_best_checkpoint_of_two_ranks_and_a_resumed_run(ranks: Ranks, tmp_pa
     ranks(evaluating_on_rank_0, 2, tmp_path, 6)
     assert saved(tmp_path) == [6, 12]
     marker = json.loads((tmp_path / "checkpoints/step-00000006/complete.json").read_text())
-    assert marker["meta"]["values"] == {"acc": 0.9}
+    assert marker["meta"]["best"] == {"metric": "acc", "mode": "max", "value": 0.9}
 
 
 @pytest.mark.parametrize(

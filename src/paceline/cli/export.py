@@ -1,4 +1,4 @@
-"""`paceline export`: write a run's newest weights to one plain safetensors file, without torch."""
+"""`paceline export`: write a run's newest or best weights to one plain safetensors file, without torch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ import typer
 import paceline
 from paceline.cli import console, runs
 from paceline.cluster.runs import weights
-from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, read_marker
+from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
 from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.checkpoint.score import find_best
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
 Step = Annotated[int | None, typer.Option("--step", help="Export this step; default: the newest intact checkpoint.")]
+Best = Annotated[bool, typer.Option("--best", help="Export the best checkpoint, by the metric of session(best=...).")]
 Object = Annotated[str | None, typer.Option("--object", help="Object to export; default: `model`, or the only module.")]
 
 
 def command(
-    run: runs.Run = "last", output: Output = Path("model.safetensors"), step: Step = None, object_name: Object = None
-) -> int:
+    run: runs.Run = "last", output: Output = Path("model.safetensors"), step: Step = None, *, best: Best = False,
+    object_name: Object = None,
+) -> int:  # fmt: skip
     """Export the weights of a run's newest intact checkpoint, under the model's own parameter names."""
     source = _source(run)
-    folder, marker = _find_intact(source, step)
+    folder, marker = _find_intact(source, _best_step(source, step) if best else step)
+    if step is None and not best:
+        _name_better(source, marker.step)
     name = weights.choose_object(marker, object_name)
     references = weights.tensor_references(folder, name)
     names = weights.plain_names(list(references))
@@ -50,6 +55,28 @@ def command(
 def _source(run: str) -> Path:
     """Return the path itself if it holds checkpoints, otherwise the folder of the run with that name."""
     return Path(run) if find_checkpoints(Path(run)) else runs.named(run).path
+
+
+def _best_step(source: Path, step: int | None) -> int:
+    """Return the step of the checkpoint that `session(best=...)` kept."""
+    if step is not None:
+        raise UsageError("--best and --step both choose a checkpoint.", hint="Use one of them.")
+    if is_complete(source):
+        raise UsageError(f"{source} is a single checkpoint.", hint="Leave out --best, or name the run.")
+    found = find_best(find_checkpoints(source))
+    if found is None:
+        raise CheckpointError(
+            f"No checkpoint in {source} has a value to choose the best one by.",
+            hint='Pass best="val_loss:min" to paceline.session and log val_loss, or choose a checkpoint with --step.',
+        )
+    return found[0]
+
+
+def _name_better(source: Path, step: int) -> None:
+    """Say which checkpoint is the best one, if it is another than this."""
+    found = None if is_complete(source) else find_best(find_checkpoints(source))
+    if found is not None and found[0] != step:
+        console.say_note(f"the best by {found[1].metric} is step {found[0]}: --best")
 
 
 def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.score import find_best
 from paceline.contract.run_folder import AttemptFolder
 from paceline.contract.verdict import FAILED, read_verdict
 from paceline.plan.quote import command_line
@@ -80,6 +82,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("folder", str(record.folder.path)),
         ("files", _files(record)),
         ("step", "" if record.step is None else str(record.step)),
+        ("best", _best(record)),
     ]
     return [(name, text) for name, text in facts if text]
 
@@ -109,6 +112,12 @@ def _files(record: Record) -> str:
         return ""
     names = [event.get("names", []) for event in read_events(record.folder.events) if event["event"] == "files"]
     return f"{path}{': ' + ', '.join(map(str, names[-1])) if names else ''}"
+
+
+def _best(record: Record) -> str:
+    """Return the checkpoint that `session(best=...)` keeps, and its value."""
+    found = find_best(find_checkpoints(record.folder.path))
+    return f"step {found[0]} ({found[1].metric} {found[1].value:.5g})" if found is not None else ""
 
 
 def _attempt(attempt: AttemptFolder) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,11 @@ import torch
 from torch import nn
 
 from paceline.cluster.runs.weights import plain_names
+from paceline.contract.checkpoint.marker import Marker, list_checkpoints
+from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_name
+from paceline.contract.checkpoint.score import Score, find_best
 from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
 from tests.forked_ranks import Ranks
 from tests.runtime.checkpoint import test_sharded
@@ -85,10 +91,53 @@ def test_the_newest_intact_checkpoint_or_an_error(paceline: Callable[..., Any], 
     assert "no complete checkpoint of step 7" in absent.stderr
 
 
+def test_the_best_checkpoint(paceline: Callable[..., Any], scratch: Path, tmp_path: Path) -> None:
+    run = scratch / "demo/default/20260101-000000-abcd"
+    model = nn.Linear(1, 1, bias=False)
+    checkpoints = CheckpointManager(run / "checkpoints", policy=RetentionPolicy(keep_last=1, best="val_loss"))
+    checkpoints.register(model=model)
+    for step, loss in enumerate([9.0, 8.0, 7.0, 3.01372, 5.0, float("nan")], 1):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        checkpoints.attach(step, loss)
+        checkpoints.save(step, wait=True)
+    checkpoints.close()
+    newest = paceline("export", str(run), check=True)
+    assert "the best by val_loss is step 4: --best" in newest.stderr
+    assert newest.stderr.endswith("step 6\n")
+    assert read_plain(tmp_path / "model.safetensors")["weight"].item() == 6
+    best = paceline("export", str(run), "--best", check=True)
+    assert "--best" not in best.stderr
+    assert best.stderr.endswith("step 4\n")
+    assert read_plain(tmp_path / "model.safetensors")["weight"].item() == 4
+    (run / "run.json").write_text("{}")
+    assert re.search(r"^best +step 4 \(val_loss 3\.0137\)$", paceline("show", str(run), check=True).stdout, re.M)
+    shutil.rmtree(run / "checkpoints/step-00000004")
+    absent = paceline("export", str(run), "--best")
+    assert absent.returncode == 1
+    assert "has a value to choose the best one by" in absent.stderr
+
+
+def test_the_best_by_the_metric_and_direction_of_the_newest_score(tmp_path: Path) -> None:
+    scores = {1: Score("loss", "min", 0.1), 2: Score("acc", "max", 0.7), 3: Score("acc", "max", 0.9), 4: None}
+    scores[5] = Score("acc", "max", 0.9)  # as good, and trained longer
+    scores[6] = Score("acc", "max", 0.2)
+    for step, score in scores.items():
+        folder = tmp_path / checkpoint_name(step)
+        folder.mkdir()
+        marker = Marker(step, 0, 1, "1-1", 0.0, meta=score.to_meta() if score else {"best": "?"})
+        (folder / CHECKPOINT_MARKER).write_text(marker.to_json())
+    assert find_best(list_checkpoints(tmp_path)) == (5, scores[5])
+    assert find_best([tmp_path / checkpoint_name(4)]) is None
+
+
 def test_sharded_weights_are_assembled(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
     left = ranks(test_sharded.train, 2, tmp_path / "checkpoints", 2, True, 1)[0]["left"]
     done = paceline("export", str(tmp_path), "-o", str(tmp_path / "whole.safetensors"))
     assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()  # and no warning of torch's
+    assert "whole.safetensors: " in line
+    assert line.endswith("step 2")
     found = read_plain(tmp_path / "whole.safetensors")
     assert {key: value.double().flatten().tolist() for key, value in found.items()} == {
         key: value for key, value in left.items() if "/" not in key

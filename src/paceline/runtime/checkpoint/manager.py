@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from paceline.contract.checkpoint.names import checkpoint_name, checkpoint_step
+from paceline.contract.checkpoint.score import Score
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import restore, retention, rng, shares, state_tree, writer
 from paceline.runtime.checkpoint.folder_lock import FolderLock
@@ -249,7 +250,7 @@ class CheckpointManager:
     def is_new_best(self, step: int) -> bool:
         """Return whether the value of this step is better than those of all checkpoints."""
         value = self._values.get(step)
-        return value is not None and retention.is_better(value, self.folder, self.policy)
+        return value is not None and retention.is_new_best(value, self.folder, self.policy)
 
     def _attach_values(self) -> None:
         """Write values into the markers of their checkpoints. Runs while no save does, or in its thread."""
@@ -257,7 +258,8 @@ class CheckpointManager:
             return
         for step, value in list(self._values.items()):
             known = step in self._committed and self._attached.get(step) != value
-            if known and retention.attach(self.folder / checkpoint_name(step), self.policy.best, value):
+            score = Score(self.policy.best, self.policy.best_mode, value)
+            if known and retention.attach(self.folder / checkpoint_name(step), score):
                 self._attached[step] = value
 
     def _get_writer_group(self) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.contract.checkpoint.marker import Marker, is_complete, list_checkpoints, read_marker
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, REMOVED, checkpoint_name
+from paceline.contract.checkpoint.score import Score, choose_best, is_better
 from paceline.errors import CheckpointError, UsageError
 
 
@@ -23,7 +24,7 @@ class RetentionPolicy:
     keep_last: int = 2
     keep_every: int | None = None
     best: str | None = None
-    """The metric whose values are attached to checkpoints."""
+    """The metric by which checkpoints are scored."""
     best_mode: str = "min"
 
     def __post_init__(self) -> None:
@@ -47,25 +48,15 @@ def steps_to_keep(markers: list[Marker], policy: RetentionPolicy) -> set[int]:
     keep = set(steps[: policy.keep_last])
     if policy.keep_every:
         keep |= {step for step in steps if step % policy.keep_every == 0}
-    values = {marker.step: value for marker in markers if (value := _value(marker, policy.best)) is not None}
-    if values:
-        best = (min if policy.best_mode == "min" else max)(values.values())
-        keep.add(max(step for step, value in values.items() if value == best))  # the newest, which has trained longer
-    return keep
+    best = choose_best(markers, policy.best, policy.best_mode) if policy.best else None
+    return keep if best is None else keep | {best[0]}
 
 
-def _value(marker: Marker, metric: str | None) -> float | None:
-    values = marker.meta.get("values") if isinstance(marker.meta, dict) else None
-    value = values.get(metric) if isinstance(values, dict) else None
-    return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
-
-
-def attach(checkpoint: Path, metric: str, value: float) -> bool:
-    """Write the value of a metric into a committed checkpoint. Return whether there is one."""
+def attach(checkpoint: Path, score: Score) -> bool:
+    """Write a score into a committed checkpoint. Return whether there is one."""
     try:
         marker = read_marker(checkpoint)
-        meta = marker.meta if isinstance(marker.meta, dict) else {}
-        meta = {**meta, "values": {**meta.get("values", {}), metric: value}}
+        meta = {**(marker.meta if isinstance(marker.meta, dict) else {}), **score.to_meta()}
         partial = checkpoint / f".{CHECKPOINT_MARKER}.partial"
         with open(partial, "w", encoding="utf-8") as file:
             file.write(replace(marker, meta=meta).to_json())
@@ -77,13 +68,12 @@ def attach(checkpoint: Path, metric: str, value: float) -> bool:
     return True
 
 
-def is_better(value: float, folder: Path, policy: RetentionPolicy) -> bool:
+def is_new_best(value: float, folder: Path, policy: RetentionPolicy) -> bool:
     """Return whether a value of the policy's metric is better than those of all checkpoints."""
-    if math.isnan(value):
+    if math.isnan(value) or policy.best is None:
         return False
-    values = [_value(marker, policy.best) for marker in _read_markers(folder)]
-    known = [each for each in values if each is not None]
-    return all(value < each if policy.best_mode == "min" else value > each for each in known)
+    best = choose_best(_read_markers(folder), policy.best, policy.best_mode)
+    return best is None or is_better(value, best[1].value, policy.best_mode)
 
 
 def _read_markers(folder: Path, damaged: Collection[Path] = ()) -> list[Marker]:

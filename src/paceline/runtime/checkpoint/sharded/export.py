@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.contract.checkpoint.marker import read_marker
 from paceline.contract.checkpoint.names import OBJECTS_FILE
 from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
 from paceline.errors import PacelineError
@@ -57,13 +58,14 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
 def main(argv: list[str]) -> int:
     folder, name, output, names = argv
     try:
+        step = read_marker(Path(folder)).step
         tensors = gather(Path(folder), name, json.loads(names))
     except PacelineError as error:
         print(f"paceline: error: {error}", file=sys.stderr)
         return error.exit_code
     write_tensors(Path(output), tensors)
     size = os.stat(output).st_size
-    print(f"paceline: {output}: {len(tensors)} tensors, {size / 1e6:.1f} MB", file=sys.stderr)
+    print(f"paceline: {output}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {step}", file=sys.stderr)
     return 0
 
 

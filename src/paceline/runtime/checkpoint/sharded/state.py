@@ -7,6 +7,7 @@ collectives never mix with those of the training.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -59,7 +60,8 @@ def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
     from paceline.runtime.checkpoint.sharded.storage import ShardReader
 
     reader = ShardReader(folder / SHARDED_FOLDER)
-    with _as_checkpoint_error(f"The sharded state of {folder.name} can't be loaded"):
+    with _as_checkpoint_error(f"The sharded state of {folder.name} can't be loaded"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is .*single process")  # which is as it should be
         load(targets, storage_reader=reader, process_group=group, **_single_process_options(load, group))
 
 
