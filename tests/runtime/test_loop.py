@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -281,3 +283,52 @@ def test_the_sums_in_the_guide_survive_a_resume(tmp_path: Path, capfd: pytest.Ca
     means = [float(line) for line in capfd.readouterr().out.splitlines()]
     assert means[0] == 1.5
     assert means[-9:] == [5.5 + 4 * epoch for epoch in range(9)]
+
+
+def endless(run: Any, seen: Seen) -> None:
+    """A loop by hand around the passes, which asks for more steps than `max_steps`."""
+    loader = run.loader(Numbers(8), batch_size=2)
+    run.resume()
+    for _ in range(20):
+        for batch in run.steps(loader):
+            seen.append((0, "", values(batch)))
+        if run.step >= 10:
+            return
+    raise AssertionError("the passes went on without steps")
+
+
+def test_a_script_that_goes_on_after_max_steps_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # from the start, and resumed at its end
+        with pytest.raises(SystemExit) as ended:
+            train(tmp_path, endless, 3)
+        assert ended.value.code == 0
+        assert "max_steps=3 is reached, but the script goes on calling run.steps" in capfd.readouterr().err
+    assert len(train(tmp_path, endless, 11)) == 8  # the end of the first pass, the second and the third
+
+
+def test_a_loop_after_max_steps_notices_a_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        loader = run.loader(Numbers(8), batch_size=2)
+        for name in ("first", "second"):
+            for batch in run.steps(loader, max_steps=3):
+                seen.append((0, name, values(batch)))
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the second loop went on")
+
+    with pytest.raises(SystemExit):
+        train(tmp_path, body, 3)
+    assert "max_steps=3 is reached" not in capfd.readouterr().err
+
+
+def test_two_loops_at_once_are_refused(tmp_path: Path) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        first, second = (run.loader(Numbers(8), batch_size=2) for _ in range(2))
+        for _ in zip(run.steps(first), second, strict=True):
+            pass
+        for _ in run.steps(first):
+            break  # a loop that was left is not open
+        for _ in zip(run.steps(first), run.steps(second), strict=True):
+            pass
+
+    with pytest.raises(UsageError, match=r"run.steps was called inside another loop of run.steps"):
+        train(tmp_path, body)

@@ -12,7 +12,10 @@ from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
+from paceline.runtime.step_boundary.stop import Completed, Stopped
 from paceline.runtime.training.gradients import Gradients
+
+MAX_EMPTY_LOOPS = 100  # after `max_steps`; a script that enters more of them waits for steps that never come
 
 
 class Loop:
@@ -38,6 +41,8 @@ class Loop:
         self._epoch_is_whole = True
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._loops = 0  # loops of `steps` that this epoch has begun
+        self._is_open = False  # whether the script is in one
+        self._empty: list[Any] = []  # the loaders of loops that were entered after `max_steps`
         self._loader: Any = None  # of the current loop
         self._late: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders made after the resume, which saves no others
         self._saved: frozenset[int] = frozenset()  # ids of the objects that checkpoints include
@@ -119,8 +124,14 @@ class Loop:
             self.in_epochs = False
 
     def steps(self, loader: Any, *, max_steps: int | None, accumulate: int, exact: bool) -> Iterator[Any]:
+        if self._is_open:
+            raise UsageError(
+                "run.steps was called inside another loop of run.steps.",
+                hint="Let one loop count the steps: `for a, b in zip(run.steps(loader_a), loader_b):`.",
+            )
         if self.is_complete:
             self._epoch_is_whole = False
+            self._pass_empty(loader)
             return
         number, self._loops = self._loops, self._loops + 1
         self.weighted = hasattr(loader, "micro_batches")
@@ -141,6 +152,21 @@ class Loop:
         if self.step >= self._max_steps and max_steps is None and loader is self.plain:
             self.plain.exhaust()
 
+    def _pass_empty(self, loader: Any) -> None:
+        """Run the boundary of a loop that `max_steps` leaves no steps for, and end a script that repeats it."""
+        self._boundary.consensus.begin_loop()
+        if self._boundary.poll(self.step, may_save=False):
+            raise Stopped
+        again = not self.in_epochs and any(each is loader for each in self._empty)
+        self._empty.append(loader)
+        if again or len(self._empty) > MAX_EMPTY_LOOPS:
+            if self._rank == 0:
+                note(
+                    f"max_steps={self._max_steps} is reached, but the script goes on calling run.steps: it ends here. "
+                    "Raise max_steps, or end the script's own loop at that step"
+                )
+            raise Completed
+
     def _reach(self, loader: Any, number: int) -> bool:
         """Return whether a resumed epoch is past this loop. If it is in this one, give a late loader its position."""
         resumed = self._resumed
@@ -155,11 +181,11 @@ class Loop:
 
     def _run(self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int) -> Iterator[Any]:
         boundary = self._boundary
-        self.left_inside = False
+        self._is_open, self.left_inside = True, False
         if self._resumed is None:
             self._loader = loader
-        boundary.begin_loop(epoch=self.epoch, done=done, total=total)
         try:
+            boundary.begin_loop(epoch=self.epoch, done=done, total=total)
             if self.step < limit:
                 uniform = not self.weighted and loader.accumulate == 1
                 micros = loader.micro_batches(epoch)
@@ -180,7 +206,7 @@ class Loop:
             boundary.checkpoint_schedule.take_snapshot()
             raise
         finally:
-            self.micro, self.counted = None, True
+            self.micro, self.counted, self._is_open = None, True, False
             self._gradients.reset()
             boundary.progress.end()
 

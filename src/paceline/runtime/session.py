@@ -23,7 +23,7 @@ from paceline.runtime.session_parts import SessionParts
 from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.out_of_memory import explain_out_of_memory
-from paceline.runtime.step_boundary.stop import Pruned, Stopped
+from paceline.runtime.step_boundary.stop import Completed, Pruned, Stopped
 from paceline.runtime.trackers.base import Tracker
 
 _open = False  # one session at a time: signal handlers, process group and heartbeat belong to the process
@@ -149,7 +149,8 @@ class session:
         try:
             if error is None or isinstance(error, Stopped) or _is_plain_exit(error):
                 pruned = isinstance(error, Pruned)
-                stopped = not pruned and (isinstance(error, Stopped) or parts.boundary.stopping)
+                agreed = isinstance(error, Stopped) and not isinstance(error, Completed)
+                stopped = not pruned and (agreed or parts.boundary.stopping)
                 self._leave_together(parts, stopped=stopped, pruned=pruned)
             else:
                 self._leave_alone(parts)

@@ -38,6 +38,10 @@ class Stopped(SystemExit):
     """
 
 
+class Completed(Stopped):
+    """Ends a script that goes on asking for steps after `max_steps`: the run is done."""
+
+
 class Pruned(Stopped):
     """Ends a trial that its sweep has given up: the run is done, and nothing resumes it."""
 
