@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,37 @@ def test_what_happens_after_the_loop_is_neither_lost_nor_done_twice(
     resumed = averaging(tmp_path / "run", None, order)
     assert resumed[:-1] == whole[:-1]
     assert resumed[-1] == [f"evaluate {epoch}" for epoch in evaluated]
+
+
+def changing(folder: Path, change: str, fail_in: int | None) -> list[Any]:
+    """Two epochs of two steps; the body of each then changes something whose norm tells nothing, and saves."""
+    model = nn.Linear(2, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    model.register_buffer("order", torch.arange(5000))
+    opt = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    with suppress(KeyError), quiet(folder=folder, seed=0) as run, torch.no_grad():
+        run.resume(model=model, opt=opt)
+        for epoch in run.epochs(2):
+            for number in run.steps(range(2)):
+                model.weight.grad = torch.arange(4.0).reshape(2, 2) + number
+                opt.step()
+            if change == "weight":
+                model.weight.copy_(model.weight.flip(0))
+            elif change == "buffer":
+                model.order.copy_(model.order.roll(1))
+            else:
+                opt.state[model.weight]["momentum_buffer"].mul_(0.5)
+            run.save(wait=True)
+            if epoch == fail_in:
+                raise KeyError(epoch)
+    return [model.weight.tolist(), model.order.tolist(), opt.state[model.weight]["momentum_buffer"].tolist()]
+
+
+@pytest.mark.parametrize("change", ["weight", "momentum", "buffer"])
+def test_a_save_after_the_loop_notices_every_change(tmp_path: Path, change: str) -> None:
+    whole = changing(tmp_path / "whole", change, None)
+    changing(tmp_path / "run", change, 0)
+    assert changing(tmp_path / "run", change, None) == whole
 
 
 def test_the_end_of_a_run_keeps_what_its_last_epoch_did_after_the_loop(tmp_path: Path) -> None:

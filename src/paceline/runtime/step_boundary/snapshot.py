@@ -11,36 +11,35 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.runtime.checkpoint import rng
+from paceline.runtime.training.checksum import Checksum, is_comparable
 
 MAX_COPY = 1 << 20  # bytes of tensors; larger states are not copied
-MAX_COUNTERS = 1 << 12  # elements of an integer buffer that are compared
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
-NORM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Snapshot:
     """Copies schedulers, learning rates, random generators and other small state.
 
-    Weights and large states are not copied. Their norms show whether they have changed.
+    Weights, optimizer state and large states are not copied. Their checksum shows whether they have changed.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = dict(objects)
         self._rng = rng.capture()
         self._small = _small_states(self._objects)
-        self._weights = _norms(_weights(self._objects, self._small))
-        self._buffers = _norms(_buffers(self._objects))
+        self._weights = _checksum(_weights(self._objects, self._small))
+        self._buffers = _checksum(_buffers(self._objects))
 
     def weights_changed(self) -> bool:
-        """Return whether weights or large states differ now."""
-        return _values(self._weights) != _values(_norms(_weights(self._objects, self._small)))
+        """Return whether weights, optimizer state or large states differ now."""
+        return self._weights.value() != _checksum(_weights(self._objects, self._small)).value()
 
     def has_changed(self, *, rank: int) -> bool:
         """Return whether any state but the random generators differs now. Of buffers, only rank 0's count."""
         if self.weights_changed() or not _equal(self._small, _small_states(self._objects)):
             return True
-        return rank == 0 and _values(self._buffers) != _values(_norms(_buffers(self._objects)))
+        return rank == 0 and self._buffers.value() != _checksum(_buffers(self._objects)).value()
 
     def restore(self) -> None:
         """Return to this state, except for weights and large states."""
@@ -83,6 +82,8 @@ def _weights(objects: Mapping[str, Any], small: Mapping[str, Any]) -> list[torch
             # Not the parameters themselves: after a forward, FSDP may hold them unsharded.
             state = stateful.state_dict()
             found += [state.get(key) for key, _ in stateful.named_parameters()]
+        elif isinstance(stateful, torch.optim.Optimizer):
+            found += _tensors(stateful.state)
         elif name not in small and not hasattr(stateful, "micro_batches"):
             found += _tensors(stateful.state_dict())
     return [each for each in found if isinstance(each, torch.Tensor)]
@@ -90,33 +91,14 @@ def _weights(objects: Mapping[str, Any], small: Mapping[str, Any]) -> list[torch
 
 def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
     modules = [each for each in objects.values() if isinstance(each, torch.nn.Module)]
-    buffers = [
-        buffer for module in modules for buffer in module.buffers()
-        if not isinstance(buffer, LAZY)
-    ]  # fmt: skip
-    return [
-        each if each.dtype in NORM_DTYPES else each.double()
-        for each in buffers
-        if each.dtype in NORM_DTYPES or (each.numel() <= MAX_COUNTERS and not each.is_complex())
-    ]
+    return [buffer for module in modules for buffer in module.buffers()]
 
 
-def _norms(tensors: list[Any]) -> list[torch.Tensor]:
-    """Return one norm per tensor, on its device."""
-    local = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
-    local = [each for each in local if not isinstance(each, LAZY)]
-    known = [each.detach() for each in local if each.dtype in NORM_DTYPES and each.device.type != "meta"]
-    return list(torch._foreach_norm(known)) if known else []
-
-
-def _values(norms: list[torch.Tensor]) -> list[str]:
-    """Return the norms as text, in which two NaN are equal. One transfer per device."""
-    devices = {norm.device for norm in norms}
-    together = {
-        device: iter(torch.stack([norm.double() for norm in norms if norm.device == device]).tolist())
-        for device in devices
-    }
-    return [repr(next(together[norm.device])) for norm in norms]
+def _checksum(tensors: list[Any]) -> Checksum:
+    """Return the checksum of this rank's parts of the tensors."""
+    known = [each for each in tensors if not isinstance(each, LAZY)]
+    local = [each.to_local() if hasattr(each, "to_local") else each for each in known]
+    return Checksum(each for each in local if is_comparable(each))
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
