@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -331,6 +332,32 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
     assert find_shared_gpu(devices[:3]) is None
     assert find_shared_gpu(devices) == "Ranks 2 and 3 are on the same GPU of node b (GPU-1)."
     assert find_shared_gpu([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(
+    "wants", ["resume", "save_every_steps", "save_every_seconds", "best", "", "folder", "a folder"]
+)
+def test_a_session_that_cannot_save_says_so_once(
+    wants: str, by_hand: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "save_every_steps": {"save_every_steps": 1}, "save_every_seconds": {"save_every_seconds": 60},
+        "best": {"best": "loss"}, "folder": {"folder": tmp_path, "save_every_steps": 1},
+        "a folder": {"save_every_steps": 1},
+    }  # fmt: skip
+    with quiet(progress=False, **settings.get(wants, {})) as run:
+        if wants == "resume":
+            run.resume()
+        elif wants == "a folder":
+            run.resume(folder=tmp_path)
+        for _ in range(2):
+            if by_hand:
+                assert not run.should_stop
+            else:
+                list(run.steps(range(2)))
+    said = capfd.readouterr().err.count("no run folder: nothing is saved; pass folder=...")
+    assert said == (wants not in ("", "folder", "a folder"))
 
 
 def test_the_report_lists_the_placement(capfd: pytest.CaptureFixture[str]) -> None:

@@ -83,8 +83,6 @@ class Loop:
 
     def begin(self) -> None:
         """Prepare for the first step of this process."""
-        if self.begun:
-            return
         self.begun = True
         self._boundary.epoch = self.epoch
         self._boundary.before_first(self.step)

@@ -101,6 +101,7 @@ class Run:
         self._first_calls = 0
         self._draws_own_numbers = False
         self._saved_by_hand = False
+        self._lacks_folder = folder is None and settings.asks_for_saves  # for what the script wants to save
         self._save_calls = 0
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
@@ -231,6 +232,7 @@ class Run:
         checkpoints_dir = Path(folder).absolute() if folder is not None else None
         if checkpoints_dir is None and self._run_folder is not None:
             checkpoints_dir = self._run_folder.checkpoints
+        self._lacks_folder = checkpoints_dir is None
         if checkpoints_dir is None:
             self._draw_own_numbers()
             return None
@@ -271,6 +273,10 @@ class Run:
             rng.reseed(seed=seed, step=self.step, rank=self.dp_rank)
         self._draws_own_numbers = True
 
+    def _note_lack_of_folder(self) -> None:
+        if self._lacks_folder and self.rank == 0:
+            note("no run folder: nothing is saved; pass folder=... or start the script with `paceline run`")
+
     # -- the loop --------------------------------------------------------------------------------------
 
     @property
@@ -300,7 +306,9 @@ class Run:
         False.
         """
         self._draw_own_numbers()
-        self._loop.begin()
+        if not self._loop.begun:
+            self._note_lack_of_folder()
+            self._loop.begin()
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
@@ -339,6 +347,7 @@ class Run:
             loop.counted = False
         if not loop.begun:
             loop.begun = True
+            self._note_lack_of_folder()
             self._draw_own_numbers()
             boundary.events.write("training", step=loop.step)
         if counts and not boundary.stopping:

@@ -68,6 +68,12 @@ class Settings:
             raise UsageError(f"replica_check is {self.replica_check}.", hint="Use 0 to turn it off.")
         return self
 
+    @property
+    def asks_for_saves(self) -> bool:
+        """Whether the script has set when to save, or which checkpoint to keep."""
+        by_time = self.save_every_seconds not in (None, Settings.save_every_seconds)
+        return by_time or self.save_every_steps is not None or self.best is not None
+
     def override(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with those of the launch spec. Names that are not settings are ignored."""
         known = {field.name for field in fields(self)}
