@@ -176,6 +176,40 @@ def test_a_last_micro_step_by_a_method_counts_all_of_them(ranks: Ranks, plain: b
         assert_close(found, last_micro_step_by_method(plain))
 
 
+class Phases(nn.Module):
+    """Has a real parameter and a complex one, which is used alone by one of the losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.phase = nn.Parameter(torch.ones(4, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scale * x * self.phase).sum(1).abs().mean()
+
+    def square(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.phase * 1j - 1).abs().square().mean()
+
+
+def complex_parameters() -> list[float]:
+    with quiet() as run:
+        model = run.wrap(Phases())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = data()[0][run.rank :: run.world_size]
+        for _ in range(3):
+            run.backward(model(x))
+            run.backward(model.square(x))
+            run.update(optimizer)
+        numbers: list[float] = torch.view_as_real(model.phase.detach()).reshape(-1).tolist()
+        return numbers
+
+
+def test_gradients_of_complex_parameters_are_averaged(ranks: Ranks) -> None:
+    expected = complex_parameters()
+    for found in ranks(complex_parameters, WORLD):
+        assert_close(found, expected)
+
+
 def joined() -> str:
     with quiet() as run:
         model = run.wrap(branches())

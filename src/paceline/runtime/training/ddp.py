@@ -123,7 +123,7 @@ class DDPModel:
             self._build(trainable)
         else:
             self._broadcast_state()
-        self._hooks = [self._watch(parameter) for parameter in self._parameters if parameter.is_floating_point()]
+        self._hooks = [self._watch(each) for each in self._parameters if each.is_floating_point() or each.is_complex()]
         _route_forward(model, self._forward)
 
     # -- forward ---------------------------------------------------------------------------------------
