@@ -176,6 +176,37 @@ def test_a_last_micro_step_by_a_method_counts_all_of_them(ranks: Ranks, plain: b
         assert_close(found, last_micro_step_by_method(plain))
 
 
+def set_by_script(plain: bool) -> list[float]:
+    """Two optimizers share a model. The script computes and sets the gradients of each itself."""
+    x = data()[0]
+    with quiet() as run:
+        model = run.wrap(branches())
+        parts = [[*model.trunk.parameters(), *model.left.parameters()], [*model.right.parameters()]]
+        optimizers = [torch.optim.Adam(part, lr=0.05) for part in parts]
+        for _ in range(3):
+            for part, optimizer in zip(parts, optimizers, strict=True):
+                loss = (model(x[run.rank :: run.world_size]) ** 2).mean()
+                for parameter, grad in zip(part, torch.autograd.grad(loss, part), strict=True):
+                    parameter.grad = grad
+                if plain:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                else:
+                    run.update(optimizer)
+        return weights(model)
+
+
+def set_by_script_in_both_ways() -> list[list[float]]:
+    return [set_by_script(plain) for plain in (False, True)]
+
+
+def test_gradients_that_the_script_sets_are_averaged_for_each_optimizer(ranks: Ranks) -> None:
+    expected = set_by_script(True)
+    for in_both_ways in ranks(set_by_script_in_both_ways, WORLD):
+        for found in in_both_ways:
+            assert_close(found, expected)
+
+
 class Phases(nn.Module):
     """Has a real parameter and a complex one, which is used alone by one of the losses."""
 

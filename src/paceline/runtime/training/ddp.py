@@ -100,6 +100,7 @@ class DDPModel:
         self.reductions = 0  # how often gradients have been averaged
         self._unreduced = False  # whether gradients have accumulated since
         self._unknown_unreduced = False  # whether any of them belong to parameters that DDP does not know
+        self._reduced: list[tuple[int, int] | None] | None = None  # the gradients after `_reduce_now`
         self._expects_reduction = False  # whether DDP averages in the next backward
         self._ending = False  # whether a callback waits for the end of that backward
         self._unfinished = False  # whether that backward has ended, and DDP still waits for gradients
@@ -225,6 +226,7 @@ class DDPModel:
             return
         self._expects_reduction = self._unfinished = False
         self._unreduced = self._unknown_unreduced
+        self._reduced = None
         self.reductions += 1
         self._changed_for = 0
 
@@ -234,9 +236,18 @@ class DDPModel:
         Called before an optimizer steps, on all ranks. Averaging gradients that are already averaged changes nothing.
         Returns the number of reductions.
         """
-        if self._unreduced or self.reductions == seen:
+        if self._unreduced or self.reductions == seen or (self._reduced is not None and self._has_new_gradients()):
             self._reduce_now()
         return self.reductions
+
+    def _has_new_gradients(self) -> bool:
+        """Return whether the script has set gradients itself since `_reduce_now`, which no hook can see."""
+        assert self._reduced is not None
+        now = self._gradient_versions()
+        return any(new is not None and new != old for new, old in zip(now, self._reduced, strict=True))
+
+    def _gradient_versions(self) -> list[tuple[int, int] | None]:
+        return [None if (grad := each.grad) is None else (id(grad), grad._version) for each in self._parameters]
 
     def _reduce_now(self) -> None:
         name = type(self.model).__name__
@@ -255,6 +266,7 @@ class DDPModel:
         group = self.ddp.process_group if self.ddp is not None else self._options.get("process_group")
         gradient_average.average(chosen, group)
         self._unreduced = self._unknown_unreduced = False
+        self._reduced = self._gradient_versions()
         self.reductions += 1
         self._count_change(trainable)
 
