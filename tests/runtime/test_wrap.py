@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
+import types
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.errors import UsageError
@@ -153,6 +156,33 @@ def test_copies_of_a_wrapped_model_compute_by_themselves(ranks: Ranks) -> None:
         assert all(found.values()), found
 
 
+def patched_copies() -> list[bool]:
+    """Patch a forward in the ways that libraries do, and compare copies with the model after it has changed."""
+
+    def doubled(self: Net, x: torch.Tensor) -> torch.Tensor:
+        return 2 * Net.forward(self, x)
+
+    x, _ = data()
+    found = []
+    with quiet() as run:
+        for patch in (types.MethodType, functools.partial):
+            model: Any = net()
+            model.forward = patch(doubled, model)  # type: ignore[operator]
+            expected = model(x).detach()
+            model = run.wrap(model)
+            twin = copy.deepcopy(model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+            found += [torch.equal(each(x).detach(), expected) for each in (twin, twin, copy.deepcopy(twin))]
+            found.append(not torch.equal(model(x).detach(), expected))
+    return found
+
+
+def test_copies_keep_a_forward_that_was_patched(ranks: Ranks) -> None:
+    assert ranks(patched_copies, 2) == [[True] * 8] * 2
+
+
 def early_optimizer(mode: str) -> str:
     with quiet() as run:
         model = net()
@@ -278,6 +308,56 @@ def kept_buffers() -> tuple[float, float]:
 def test_buffers_that_shall_not_be_broadcast_stay_as_they_are(ranks: Ranks) -> None:
     assert ranks(kept_buffers, 2) == [(0.0, 0.0), (1.0, 1.0)]
     assert ranks(rank_buffers, 2) == [(0.0, 0.0), (0.0, 0.0)]
+
+
+def buffers_alone() -> list[float]:
+    """Return the buffers of a model without parameters, after the wrap and before an evaluation."""
+    with quiet() as run:
+        model = torch.nn.BatchNorm1d(4, affine=False).double()
+        model.running_mean.fill_(run.rank)  # type: ignore[union-attr, operator]
+        model = run.wrap(model)
+        found = [model.running_mean[0].item()]  # type: ignore[index]
+        model(data()[0] + run.rank)
+        for _ in run.evaluate(list(data()[0]), batch_size=64):
+            found.append(model.running_mean[0].item())  # type: ignore[index]
+        return found
+
+
+def test_a_model_may_have_buffers_alone(ranks: Ranks) -> None:
+    first, second = ranks(buffers_alone, 2)
+    assert first == second
+    assert first[0] == 0
+
+
+def left_alone(frozen: bool) -> tuple[float, float, list[float]]:
+    """Tell DDP to ignore a layer and a buffer that differ between ranks."""
+    x, y = data()
+    with quiet(replica_check=0) as run:
+        model = net()
+        names = ["layers.1.weight", "layers.1.bias", "seen"]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        model.seen.fill_(run.rank)
+        with torch.no_grad():
+            model.layers[1].bias.fill_(run.rank)
+        model.layers[0].requires_grad_(not frozen)
+        model = run.wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.backward(((model(x) - y) ** 2).mean())
+        run.update(optimizer)
+        for _ in run.evaluate(list(x), batch_size=64):
+            pass
+        return model.seen.item(), model.layers[1].bias.item(), weights(model.layers[0])
+
+
+def left_alone_in_both_ways() -> list[tuple[float, float, list[float]]]:
+    return [left_alone(frozen) for frozen in (False, True)]
+
+
+def test_what_ddp_shall_ignore_is_left_alone(ranks: Ranks) -> None:
+    for first, second in zip(*ranks(left_alone_in_both_ways, 2), strict=True):
+        assert (first[0], second[0]) == (0.0, 1.0)
+        assert abs(second[1] - first[1]) > 0.5
+        assert first[2] == second[2]
 
 
 # -- communication hooks ---------------------------------------------------------------------------------

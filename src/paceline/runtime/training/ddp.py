@@ -8,6 +8,7 @@ script has frozen or unfrozen since DDP was built.
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from collections.abc import Callable
@@ -56,6 +57,11 @@ def find_comm_hook(chosen: Any) -> CommHook:
     )
 
 
+def _ignored(model: nn.Module) -> set[str]:
+    """Return the names of parameters and buffers that the script has told DDP to leave alone."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
 class _DDPModule(nn.Module):
     """The module that DDP wraps. It owns the model's parameters and calls the model's original forward."""
 
@@ -63,6 +69,7 @@ class _DDPModule(nn.Module):
         super().__init__()
         self.model = model
         self._forward = forward
+        self._ddp_params_and_buffers_to_ignore = [f"model.{name}" for name in _ignored(model)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
@@ -71,13 +78,21 @@ class _DDPModule(nn.Module):
 def _route_forward(model: nn.Module, target: Callable[..., Any]) -> None:
     """Replace `model.forward` by a method with the same signature that calls `target`.
 
-    A copy of the model (an EMA, a snapshot, a pickle) has its own plain forward.
+    A copy of the model (an EMA, a snapshot) takes this method with it, and replaces it by a forward of its own when it
+    is first called.
     """
-    plain = type(model).forward
+    original, was_patched = model.forward, "forward" in vars(model)
 
-    @functools.wraps(getattr(model.forward, "__func__", plain))
+    @functools.wraps(getattr(original, "__func__", type(model).forward))
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return target(*args, **kwargs) if self is model else plain(self, *args, **kwargs)
+        if self is model:
+            return target(*args, **kwargs)
+        if was_patched:  # what deepcopy makes of a forward that is an attribute: the copy's modules take their places
+            replaced = {id(old): new for old, new in zip(model.modules(), self.modules(), strict=False)}
+            object.__setattr__(self, "forward", copy.deepcopy(original, replaced))
+        else:
+            del self.forward
+        return self.forward(*args, **kwargs)
 
     object.__setattr__(model, "forward", types.MethodType(forward, model))
 
@@ -110,7 +125,8 @@ class DDPModel:
         self._compile_options = compile_options
         self._comm_hook = comm_hook
         self._options = options
-        self._parameters = list(model.parameters())
+        ignored = _ignored(model)
+        self._parameters = [each for name, each in model.named_parameters() if name not in ignored]
         self._original = model.forward
         self._was_patched = "forward" in vars(model)  # by the script, or a library
         self._module = _DDPModule(model, model.forward)
@@ -291,8 +307,10 @@ class DDPModel:
         """Copy rank 0's buffers to all ranks, unless the script has asked not to."""
         wishes = (self._options.get("broadcast_buffers"), self._options.get("forward_sync_buffers"))
         if False not in wishes:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
+            ignored = _ignored(self.model)
+            for name, buffer in self.model.named_buffers():
+                if name not in ignored:
+                    dist.broadcast(buffer, src=0)
 
     def close(self) -> None:
         """Give the script its model back: a plain forward, and no hooks."""

@@ -28,7 +28,7 @@ MODES = ("auto", "none", "ddp", "fsdp")
 
 
 class LocalModel:
-    """A model that is not shared: there is one rank, or mode is "none"."""
+    """A model that is not shared: there is one rank, mode is "none", or there is nothing to share."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -107,7 +107,7 @@ class Wrapper:
                 self._initialize(model, layers, init)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
-        elif mode == "none" or self.world_size == 1 or not before:
+        elif mode == "none" or self.world_size == 1 or not (before or any(True for _ in model.buffers())):
             wrapped = LocalModel(model)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
