@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import NonFinite, UsageError
+from paceline.runtime.training import loss_weights
 from tests.forked_ranks import Ranks
 from tests.runtime.models import assert_close, data, net, weights
 from tests.runtime.test_wrap import quiet
@@ -46,6 +48,38 @@ def test_micro_steps_and_ranks_and_tails_add_up_to_the_same_step(ranks: Ranks, b
             assert steps == 8
             assert moved == [step % accumulate == accumulate - 1 for step in range(8 * accumulate)]
             assert_close(found, expected)
+
+
+def plain_tail(samples: int, plain_step: bool) -> tuple[int, str]:
+    """Return the number of steps before an error, and the error."""
+    steps, x = 0, data()[0][:samples]
+    with quiet() as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = run.loader(TensorDataset(x), batch_size=4, shuffle=False, drop_last=False, num_workers=0)
+        for (part,) in run.steps(loader):
+            model(part).mean().backward()
+            try:
+                if plain_step:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                else:
+                    run.update(optimizer)
+            except UsageError as error:
+                return steps, error.message
+            steps += 1
+    return steps, "fine"
+
+
+def all_plain_tails() -> list[tuple[int, str]]:
+    return [plain_tail(11, False), plain_tail(11, True), plain_tail(10, True), plain_tail(9, False)]
+
+
+def test_plain_calls_with_slices_of_different_sizes_are_errors(ranks: Ranks) -> None:
+    message = "The gradients come from loss.backward(), but ranks have different numbers of samples in this step."
+    expected = [(2, message), (2, message), (3, "fine"), (2, message)]
+    assert ranks(all_plain_tails, 2) == [expected] * 2
+    assert plain_tail(11, True) == (3, "fine")
 
 
 def gan_by_hand(first: str) -> list[float]:
@@ -427,6 +461,110 @@ def test_all_micro_steps_of_an_update_have_weights_or_none(weighted_first: bool)
             pytest.fail("the loop ended early")
 
 
+def without_a_loss(weight: int | None) -> list[float]:
+    """Rank 1 has no loss in each second step, or one that weighs nothing."""
+    x, y = data()
+    with quiet() as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in run.steps(range(4)):
+            part = slice(run.rank, None, 2) if i % 2 == 0 else slice(None)
+            if run.rank == 0 or i % 2 == 0:
+                count = len(x[part])
+                run.backward(model.loss_by_method(x[part], y[part]) * count, weight=count)
+            elif weight is not None:
+                run.backward(0.0 * model.loss_by_method(x, y), weight=weight)
+            run.update(optimizer)
+        return weights(model)
+
+
+def all_without_a_loss() -> list[list[float]]:
+    return [without_a_loss(None), without_a_loss(0)]
+
+
+def test_a_rank_without_a_loss_adds_nothing_to_the_weights(ranks: Ranks) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model.loss_by_method(*data()).backward()
+        optimizer.step()
+    for found in ranks(all_without_a_loss, 2):
+        for each in found:
+            assert_close(each, weights(model))
+
+
+def test_a_rank_that_waits_for_weights_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = SimpleNamespace(is_completed=lambda: False, wait=lambda: None)
+    fake = SimpleNamespace(all_reduce=lambda tensor, async_op: work, get_rank=lambda: 3)
+    monkeypatch.setattr(loss_weights, "dist", fake)
+    monkeypatch.setattr(loss_weights, "PATIENCE", 0.0)
+    found = loss_weights.LossWeights(torch.device("cpu"), world_size=2)
+    found.add(2, samples=None)
+    assert found.factor == 1.0
+    assert "rank 3 is waiting for other ranks to add up the weights" in capfd.readouterr().err
+
+
+def joined_later(by_hand: bool) -> list[float]:
+    """The discriminator is wrapped after the first update of the generator."""
+    x, _ = data()
+    torch.manual_seed(0)
+    generator, discriminator = nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
+    with quiet() as run:
+        run.wrap(generator)
+        first = torch.optim.SGD(generator.parameters(), lr=0.1)
+        run.backward(generator(x).square().mean())
+        run.update(first)
+        run.wrap(discriminator)
+        second = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+        for _ in run.steps(range(3)):
+            run.backward(-discriminator(generator(x)).mean())
+            run.update(first)
+            if by_hand:
+                second.zero_grad()
+            run.backward(discriminator(x).square().mean())
+            run.update(second)
+            if by_hand:
+                first.zero_grad()
+        return weights(generator, discriminator)
+
+
+def test_a_model_that_is_wrapped_later() -> None:
+    assert joined_later(by_hand=False) == joined_later(by_hand=True)
+
+
+# -- optimizers that wrap another one ----------------------------------------------------------------------
+
+
+class Outer(torch.optim.Optimizer):
+    """As Lookahead does, it leaves the step to another optimizer."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_optimizers_may_wrap_another_one(precision: str) -> None:
+    x = data()[0].float()
+    found = []
+    for is_wrapped in (True, False):
+        with quiet(precision=precision) as run:
+            model = run.wrap(net().float())
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = Outer(inner) if is_wrapped else inner
+            for _ in run.steps(range(2)):
+                run.backward(model(x).sum(), weight=64)
+                assert run.update(optimizer)
+            found.append(weights(model))
+    assert found[0] == found[1]
+
+
 # -- closures --------------------------------------------------------------------------------------------
 
 
@@ -521,6 +659,25 @@ def skipped_by_the_scaler() -> list[bool]:
 def test_an_update_that_the_scaler_skips_says_so(ranks: Ranks) -> None:
     assert skipped_by_the_scaler() == [True, False, True]
     assert ranks(skipped_by_the_scaler, 2) == [[True, False, True]] * 2
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_gradients_that_wait_follow_the_scale(loop: bool) -> None:
+    x = data()[0].float()
+    with quiet(precision="fp16", on_nonfinite="ignore") as run:
+        models = [run.wrap(net().float()) for _ in range(2)]
+        often, seldom = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+        expected = net().float()
+        for i in run.steps(range(4)) if loop else range(4):
+            run.backward(models[1](x).square().mean())
+            expected(x).square().mean().backward()
+            loss = models[0](x).mean()
+            run.backward(loss * torch.inf if i == 1 else loss)
+            assert run.update(often) is (i != 1)
+            if i == 3:
+                assert run.update(seldom)
+    torch.optim.SGD(expected.parameters(), lr=0.1).step()
+    assert_close(weights(models[1]), weights(expected), atol=1e-6)
 
 
 def test_plain_calls_that_fp16_would_falsify_are_errors() -> None:

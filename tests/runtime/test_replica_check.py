@@ -201,6 +201,41 @@ def test_hand_written_loops_are_checked(ranks: Ranks, tmp_path: Path) -> None:
         )
 
 
+def short_session(harmful: bool) -> str:
+    """Too short for a consensus between two steps, and without a save."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    try:
+        with quiet() as run:
+            model = run.wrap(nn.Linear(4, 1, bias=False))
+            # Within it, only rank 0 has an optimizer that steps.
+            opt = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+            for i in run.steps(range(4)):
+                loss = model(torch.ones(2, 4)).sum()
+                if i < 2:
+                    run.backward(loss)
+                    run.update(opt)
+                else:
+                    loss.backward()
+                    opt.step()
+            if harmful and run.rank == 1:
+                model.weight.data *= 2
+    except ReplicasDiffer as error:
+        return error.message
+    return "fine"
+
+
+def test_the_end_of_a_session_is_checked(ranks: Ranks) -> None:
+    message = (
+        "After step 4, rank 1 no longer has the same replica as rank 0. The first parameter that differs is 'weight'."
+    )
+    assert ranks(short_session, 2, True) == [message] * 2
+
+
+def test_an_optimizer_inside_of_another_one_may_be_on_some_ranks_only(ranks: Ranks) -> None:
+    assert ranks(short_session, 2, False) == ["fine"] * 2
+
+
 class Odd(nn.Module):
     """Parameters of many kinds; buffers of ranks differ."""
 
@@ -251,18 +286,18 @@ def on_a_mesh(change: int | None) -> str:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    with quiet(replica_check=1) as run:
-        mesh = init_device_mesh("cpu", (2, 2))
-        model = nn.Linear(4, 4, bias=False)
-        whole = torch.arange(16.0).reshape(4, 4)
-        model.weight = nn.Parameter(distribute_tensor(whole, mesh, [Replicate(), Shard(0)]))
-        run._wrapper.models.append(FSDPModel(model, run._wrapper.mesh))
-        if run.rank == change:
-            model.weight.detach().to_local()[0, 0] += 1
-        try:
+    try:
+        with quiet(replica_check=1) as run:
+            mesh = init_device_mesh("cpu", (2, 2))
+            model = nn.Linear(4, 4, bias=False)
+            whole = torch.arange(16.0).reshape(4, 4)
+            model.weight = nn.Parameter(distribute_tensor(whole, mesh, [Replicate(), Shard(0)]))
+            run._wrapper.models.append(FSDPModel(model, run._wrapper.mesh))
+            if run.rank == change:
+                model.weight.detach().to_local()[0, 0] += 1
             run._boundary.replicas.check_now(1)
-        except ReplicasDiffer as error:
-            return error.message
+    except ReplicasDiffer as error:
+        return error.message
     return "fine"
 
 

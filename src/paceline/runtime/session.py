@@ -173,7 +173,7 @@ class session:
         """Leave with all ranks: collectives work, and nothing stays in flight."""
         run, boundary = parts.run, parts.boundary
         try:
-            boundary.finish()
+            boundary.finish(run.step)
             if not pruned:  # nothing resumes a pruned trial
                 run._save_at_end()
             boundary.checkpoint_schedule.close(wait=True)

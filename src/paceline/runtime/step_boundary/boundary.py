@@ -216,7 +216,7 @@ class Boundary:
         """Return whether the objects have changed since the snapshot. Blocks; all ranks call it."""
         return self.consensus.any_rank(self.checkpoint_schedule.has_changed())
 
-    def finish(self) -> None:
+    def finish(self, step: int) -> None:
         """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks.
 
         Losses that no consensus has checked yet are checked here: a short run must not end well with a bad one.
@@ -224,7 +224,7 @@ class Boundary:
         if self.loss_check.on:
             self.loss_check.settle()
         self._flush_metrics()
-        self.replicas.finish()
+        self.replicas.finish(step)
 
     def _flush_metrics(self) -> None:
         if self.consensus.in_flight:

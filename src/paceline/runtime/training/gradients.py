@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,17 +32,25 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class _OptimizerInfo:
     """What is known about an optimizer."""
 
-    __slots__ = ("covers_all", "num_groups", "parameters", "replicas", "seen", "sharded")
+    __slots__ = ("covers_all", "num_groups", "num_models", "parameters", "replicas", "seen", "sharded", "updated")
 
     def __init__(
-        self, parameters: list[nn.Parameter], replicas: list[DDPModel], *, num_groups: int, covers_all: bool
+        self,
+        parameters: list[nn.Parameter],
+        replicas: list[DDPModel],
+        *,
+        num_groups: int,
+        num_models: int,
+        covers_all: bool,
     ) -> None:
         self.num_groups = num_groups  # `add_param_group` may add more later
+        self.num_models = num_models  # and so may `run.wrap`
         self.parameters = parameters
         self.replicas = replicas  # the models with DDP that it trains
         self.seen = [0] * len(replicas)  # their reductions that went into its last step
         self.sharded = any(is_sharded(parameter) for parameter in parameters)
         self.covers_all = covers_all  # it holds all parameters: its zero_grad clears everything
+        self.updated = False  # by `update`, on all ranks
 
 
 class Gradients:
@@ -105,14 +114,25 @@ class Gradients:
 
     def end_step(self) -> None:
         """End a step, at the boundary: update the gradient scaler, and clear gradients that belong to no update."""
-        if self.scaler is not None and self._stepped:
-            self.scaler.update()
-            self._stepped.clear()
         self._leftovers.end_step()
+        if self._stepped:
+            self._update_scale(waiting=self._leftovers.on)
         if self._weights and self._has_updated:
             self._weights.clear()
             self._check_none_weighted()
         self._has_updated = False
+
+    def _update_scale(self, *, waiting: bool) -> None:
+        """Update the gradient scaler. Gradients that wait for their update get the new scale."""
+        before = self.scaler._scale.clone()
+        self.scaler.update()
+        self._stepped.clear()
+        if waiting:
+            known = (info.parameters for _, info in self._optimizers.values())
+            parameters = {id(p): p for p in itertools.chain(self.wrapper.parameters(), *known)}
+            grads = [p.grad for p in parameters.values() if p.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, self.scaler._scale / before)
 
     def _check_none_weighted(self) -> None:
         """Raise UsageError if an optimizer has skipped the step: its gradients would lose what they are divided by."""
@@ -126,8 +146,8 @@ class Gradients:
                     )
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that `update` has seen."""
-        return [optimizer for optimizer, _ in self._optimizers.values()]
+        """Return the optimizers that `update` has stepped. Others may be on some ranks only, inside of another one."""
+        return [optimizer for optimizer, info in self._optimizers.values() if info.updated]
 
     def warn_of_pending(self) -> None:
         """Say once that a checkpoint lacks gradients, which wait for an optimizer that skips steps."""
@@ -196,6 +216,12 @@ class Gradients:
         scale = self._weights.add(0 if is_filler else weight, samples=self._samples)
         return 0.0 if is_filler else scale
 
+    def _weigh_nothing(self, info: _OptimizerInfo) -> None:
+        """Take part in the sum of all weights if this rank has no loss for an update, and others may have one."""
+        if (info.replicas or info.sharded) and all(parameter.grad is None for parameter in info.parameters):
+            self._weights.begin_loss(weighted=True, single=self._single)
+            self._weigh(0)
+
     def update(
         self,
         optimizer: torch.optim.Optimizer,
@@ -223,9 +249,9 @@ class Gradients:
                 with FSDP, the gradients do not come from `run.backward` where they must be scaled, or a closure is
                 used with accumulation, fp16 or `on_nonfinite="skip"`.
         """
-        entry = self._optimizers.get(id(optimizer))
-        if entry is None or entry[0] is not optimizer or entry[1].num_groups != len(optimizer.param_groups):
-            entry = self._inspect(optimizer)
+        info = self._find(optimizer)
+        if info is None:
+            info = self._inspect(optimizer)
         if closure is not None and (not self._single or self.scaler is not None or self._skip_nonfinite):
             raise UsageError(
                 "A closure works neither with accumulate nor with fp16 or on_nonfinite='skip'.",
@@ -234,10 +260,10 @@ class Gradients:
         if not self._last:
             self._weights.end_turn()
             return False
-        info, leftovers = entry[1], self._leftovers
-        if closure is None and not self._scaled and (self.scaler is not None or not self._single):
+        leftovers = self._leftovers
+        if closure is None and not self._scaled and (self.scaler is not None or self._needs_scale(info)):
             raise self._unscaled_error()
-        self._updating = optimizer
+        self._updating, info.updated = optimizer, True
         try:
             if closure is None:
                 stepped = self._step(optimizer, info, clip)
@@ -291,13 +317,14 @@ class Gradients:
         return nn.utils.clip_grad_norm_(info.parameters, clip)
 
     def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
+        if self._weights.used and not self._weights:
+            self._weigh_nothing(info)
         if info.replicas:
             self._reduce(info)
         scaler = self.scaler
         if scaler is not None:
             if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step
-                scaler.update()
-                self._stepped.clear()
+                self._update_scale(waiting=True)
             scaler.unscale_(optimizer)
         if self._weights:
             self._normalize(info)
@@ -317,18 +344,20 @@ class Gradients:
         if optimizer is self._updating:
             self._did_step = True
             return
-        entry = self._optimizers.get(id(optimizer))
-        if entry is None or entry[0] is not optimizer or entry[1].num_groups != len(optimizer.param_groups):
+        if self._updating is not None and _is_inside(optimizer, self._updating):
+            return  # an optimizer that wraps another one
+        info = self._find(optimizer)
+        if info is None:
             if not any(self.wrapper.owns(p) for group in optimizer.param_groups for p in group["params"]):
                 return  # it trains something else
-            entry = self._inspect(optimizer)
+            info = self._inspect(optimizer)
         if not self._last:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called in a micro-step that only accumulates gradients.",
                 hint="Use run.backward(loss) and run.update(opt), which wait for the last micro-step. Or leave out "
                 "accumulate.",
             )
-        if not self._single and not self._scaled:
+        if not self._scaled and self._needs_scale(info):
             raise self._unscaled_error()
         if self.scaler is not None and self._scaled:
             raise UsageError(
@@ -345,12 +374,18 @@ class Gradients:
                 f"{type(optimizer).__name__}.step(closure) would compute another loss on each rank.",
                 hint="Use run.update(opt, closure=closure), which averages losses and gradients.",
             )
-        if entry[1] not in self._plain:
-            self._plain.append(entry[1])
-        self._reduce(entry[1])
+        if info not in self._plain:
+            self._plain.append(info)
+        self._reduce(info)
+
+    def _needs_scale(self, info: _OptimizerInfo) -> bool:
+        """Return whether losses of this step need a factor. Ranks agree: with equal slices, it is 1 on all of them."""
+        return not self._single or (self._mean_scale != 1.0 and bool(info.replicas or info.sharded))
 
     def _unscaled_error(self) -> UsageError:
-        reason = "precision='fp16' scales losses" if self.scaler is not None else "steps with accumulate scale losses"
+        reason = "ranks have different numbers of samples in this step"
+        if self.scaler is not None or not self._single:
+            reason = "steps with accumulate scale losses" if self.scaler is None else "precision='fp16' scales losses"
         return UsageError(
             f"The gradients come from loss.backward(), but {reason}.",
             hint="Use run.backward(loss), which scales the loss.",
@@ -367,7 +402,14 @@ class Gradients:
             norm = nn.utils.get_total_norm([p.grad for p in info.parameters if p.grad is not None])
         return math.isfinite(norm.item())
 
-    def _inspect(self, optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, _OptimizerInfo]:
+    def _find(self, optimizer: torch.optim.Optimizer) -> _OptimizerInfo | None:
+        """Return what is known about an optimizer, if it still holds."""
+        known, info = self._optimizers.get(id(optimizer), (None, None))
+        if info is None or known is not optimizer or info.num_groups != len(optimizer.param_groups):
+            return None
+        return info if info.num_models == len(self.wrapper.models) else None
+
+    def _inspect(self, optimizer: torch.optim.Optimizer) -> _OptimizerInfo:
         parameters = self.wrapper.check_optimizer(optimizer)
         if self.scaler is not None and any(isinstance(model, FSDPModel) for model in self.wrapper.models):
             raise UsageError(
@@ -381,7 +423,25 @@ class Gradients:
             for each in self.wrapper.models
             if isinstance(each, DDPModel) and any(id(p) in own for p in each.model.parameters())
         ]
-        num_groups = len(optimizer.param_groups)
-        entry = (optimizer, _OptimizerInfo(parameters, replicas, num_groups=num_groups, covers_all=not others))
-        self._optimizers[id(optimizer)] = entry
-        return entry
+        info = _OptimizerInfo(
+            parameters,
+            replicas,
+            num_groups=len(optimizer.param_groups),
+            num_models=len(self.wrapper.models),
+            covers_all=not others,
+        )
+        known, old = self._optimizers.get(id(optimizer), (None, None))
+        if old is not None and known is optimizer:
+            seen = dict(zip(map(id, old.replicas), old.seen, strict=True))
+            info.seen = [seen.get(id(each), 0) for each in replicas]
+            info.updated = old.updated
+        self._optimizers[id(optimizer)] = (optimizer, info)
+        return info
+
+
+def _is_inside(optimizer: torch.optim.Optimizer, outer: torch.optim.Optimizer) -> bool:
+    """Return whether all parameters of an optimizer are also those of another one."""
+    own, others = (
+        {id(parameter) for group in each.param_groups for parameter in group["params"]} for each in (optimizer, outer)
+    )
+    return own <= others

@@ -51,7 +51,7 @@ class ReplicaCheck:
 
     def __init__(self, wrapper: Wrapper, *, group: Any, every: int) -> None:
         self.on = group is not None and every > 0
-        self.optimizers: Callable[[], Iterable[Any]] = tuple  # those that `run.update` has seen
+        self.optimizers: Callable[[], Iterable[Any]] = tuple  # those that `run.update` has stepped
         self._wrapper = wrapper
         self._group = group
         self._every = every
@@ -77,7 +77,7 @@ class ReplicaCheck:
         self._gather()
 
     def check_now(self, step: int) -> None:
-        """Check the current state before a save. Waits for all ranks."""
+        """Check the current state before a save, or at the end. Waits for all ranks."""
         if not self.on:
             return
         self._compare()
@@ -85,10 +85,10 @@ class ReplicaCheck:
         self._gather()
         self._compare()
 
-    def finish(self) -> None:
-        """End a check that has begun, and leave nothing in flight."""
+    def finish(self, step: int) -> None:
+        """Check the state at the end, and leave nothing in flight."""
         self.advance()
-        self._compare()
+        self.check_now(step)
 
     def _compute(self, step: int) -> None:
         self._due = step + self._every
