@@ -69,6 +69,28 @@ with paceline.session(seed=0, cpu=True) as run:
     logits = model(x)
 """
 
+RECIPES = """
+import torch
+import torch.nn.functional as F
+import paceline
+
+run = paceline.start(seed=0, cpu=True, folder="run")
+"""
+
+GAN = """
+generator, critic = run.wrap(torch.nn.Linear(2, 4)), run.wrap(torch.nn.Linear(4, 1))
+generator_opt, critic_opt = (torch.optim.SGD(each.parameters(), 0.1) for each in (generator, critic))
+for noise, real in run.steps([(torch.randn(3, 2), torch.randn(3, 4)) for _ in range(2)]):
+"""
+
+TRAINING = """
+Net = lambda: torch.nn.ModuleDict({"body": torch.nn.Linear(4, 4), "head": torch.nn.Linear(4, 2)})
+model = run.wrap(Net())
+opt = torch.optim.SGD(model.parameters(), 0.1)
+loader = [(0, 0)]
+evaluate = lambda model: 1.0
+"""
+
 META = """
 with paceline.session(seed=0, cpu=True) as run:
 """
@@ -85,7 +107,13 @@ def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
     meta = next(block for block in BLOCKS if 'torch.device("meta")' in block)
     losses = "".join(block for block in BLOCKS if "weight=(targets" in block or "def closure" in block)
     losses = losses.replace("run.update(opt, clip=", "run.update(torch.optim.SGD(model.parameters(), 0.1), clip=")
+    gan, patience, frozen = (
+        next(block for block in BLOCKS if text in block) for text in ("critic_opt", "Patience", "model.body")
+    )
     scripts = [
+        ["gan", 2, RECIPES + GAN + textwrap.indent(gan, "    ")],
+        ["patience", 1, RECIPES + TRAINING + patience + "run.print('left in epoch', epoch)"],
+        ["frozen", 1, RECIPES + TRAINING + frozen],
         ["losses", 1, LOSSES + textwrap.indent(losses, "    ")],
         ["example", 2, EXAMPLE + BLOCKS[0].replace("seed=0", "seed=0, cpu=True")],
         ["mesh", 4, mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',") + META + textwrap.indent(meta, "    ")],
@@ -101,6 +129,7 @@ def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
     logs = {name: (tmp_path / name / "rank-0.log").read_text() for name, _, _ in scripts}
     assert json.loads(done.stdout) == {name: [0] * count for name, count, _ in scripts}, logs
     assert "2 x 2 ranks, last loss" in logs["mesh"]
+    assert "left in epoch 3" in logs["patience"]
     ends = {name: re.findall(r"ended at .*", log) for name, log in logs.items()}
     assert "resumed at step" in logs["second"]
     assert "ended at 400" not in logs["first"]
