@@ -189,7 +189,10 @@ def test_other_batches_than_before_are_refused(tmp_path: Path) -> None:
         return script
 
     assert len(train(tmp_path, body(0), 4)) == 4
-    with pytest.raises(CheckpointError, match=r"gives other batches than before.\n  Use run.loader"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"gives other batches than before.\n  If these are batches of run.loader, pass the loader itself",
+    ):
         train(tmp_path, body(1))
     with pytest.raises(CheckpointError, match="ends after 2 batches, but 4 were trained on"):
         train(tmp_path, body(0, batches=2))
@@ -332,3 +335,63 @@ def test_two_loops_at_once_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"run.steps was called inside another loop of run.steps"):
         train(tmp_path, body)
+
+
+def test_a_loader_of_two_loops_begins_the_second_one_anew(tmp_path: Path) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        both, between = run.loader(Numbers(8), batch_size=2), run.loader(Numbers(6), batch_size=2)
+        stream = run.loader(Positioned(8), batch_size=2)
+        run.resume()
+        for epoch in run.epochs(2):
+            for name, loader in (("a", both), ("b", stream), ("c", between), ("d", both), ("e", stream)):
+                for batch in run.steps(loader):
+                    seen.append((epoch, name, values(batch)))
+
+    seen = check_exact(tmp_path, body, 2, 10, 13, 17)
+    assert [name for _, name, _ in seen[:19]] == [*"aaaabbbbcccddddeeee"]
+
+
+@pytest.mark.parametrize("kind", ["run.loader", "shuffled"])
+def test_a_loop_that_was_left_by_break_is_finished(tmp_path: Path, kind: str) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        loader = LOADERS[kind](run)
+        run.resume()
+        for epoch in run.epochs(3):
+            for name in ("first", "second"):
+                for batch in run.steps(loader):
+                    seen.append((epoch, name, values(batch)))
+                    if run.step % 4 == 3:
+                        break
+                run.save(wait=True)
+                if run.step == fail_at:
+                    raise RuntimeError("failed after the loop")
+
+    fail_at = 0  # read by the body
+    straight = train(tmp_path / "straight", body)
+    assert len(straight) == 24
+    for step in (4, 8, 12):
+        fail_at = step
+        with pytest.raises(RuntimeError, match="failed after the loop"):
+            train(tmp_path / str(step), body)
+        fail_at = 0
+        assert straight[:step] + train(tmp_path / str(step), body) == straight
+
+
+ITERATORS: dict[str, Callable[[Any], Any]] = {
+    "enumerate": lambda loader: ((batch,) for _, batch in enumerate(loader)),
+    "zip": lambda loader: zip(loader, loader, strict=True),
+    "iter": iter,
+    "expression": lambda loader: (batch for batch in loader),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_an_iterator_of_a_dataloader_resumes_with_the_same_random_state(tmp_path: Path, kind: str) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        loader = DataLoader(Numbers(8), batch_size=2, shuffle=True)
+        run.resume()
+        for epoch in run.epochs(3):
+            for batch in run.steps(ITERATORS[kind](loader)):
+                seen.append((epoch, values(batch), torch.rand(()).item()))
+
+    check_exact(tmp_path, body, 2, 5)

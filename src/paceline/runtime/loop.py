@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.runtime.checkpoint import rng
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.plain_loader import PlainLoader
@@ -47,6 +48,9 @@ class Loop:
         self._late: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders made after the resume, which saves no others
         self._saved: frozenset[int] = frozenset()  # ids of the objects that checkpoints include
         self._resumed: Mapping[str, Any] | None = None  # where to continue, until the loop is there
+        self._reached = False  # whether the loop has been there
+        self._generators: dict[str, Any] | None = None  # as the checkpoint had them, until the loop is there
+        self._is_left = False  # whether the script has left the last loop by `break`
         boundary.loop_position = self.position
 
     # -- the position ----------------------------------------------------------------------------------
@@ -70,14 +74,17 @@ class Loop:
     def resume(self, *, step: int, epoch: int, position: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.step, self.epoch = step, epoch
-        self._resumed = {"loop": 0, "loader": None, **position}
+        self._resumed = {"loop": 0, "loader": None, "left": False, **position}
+        self._generators = rng.capture()
 
     def position(self) -> dict[str, Any]:
         """Return which loop of the epoch this is, and where it is if its loader has no state of its own."""
         if self._resumed is not None:  # not there yet
-            return {"loop": self._resumed["loop"], "loader": self._resumed["loader"]}
+            return dict(self._resumed)
+        if self._is_left and self.in_epochs:  # a loop that was left is finished: continue with the next one
+            return {"loop": self._loops, "loader": None, "left": True}
         state = self._loader.state_dict() if self._loader in self._late else None
-        return {"loop": max(0, self._loops - 1), "loader": state}
+        return {"loop": max(0, self._loops - 1), "loader": state, "left": False}
 
     # -- the first step --------------------------------------------------------------------------------
 
@@ -117,7 +124,7 @@ class Loop:
                     return  # max_steps ended it early: a longer run would continue in this epoch
                 self._boundary.end_epoch(self.step, epoch=self.epoch + 1)
                 self.epoch += 1
-                self._loops, self._loader, self._resumed = 0, None, None
+                self._loops, self._loader, self._resumed, self._is_left = 0, None, None, False
         finally:
             self.in_epochs = False
 
@@ -141,6 +148,8 @@ class Loop:
         epoch = self._epoch_of(loader)
         is_past = self._reach(loader, number)
         total, done = loader.steps_per_epoch, 0 if is_past else loader.first_step(epoch)
+        if not is_past:
+            self._restore_generators(done)
         if max_steps is not None:
             total = max_steps if total is None else min(total, max_steps)
         if self._rank == 0 and (is_past or (done and total is not None and done >= total)):
@@ -166,20 +175,36 @@ class Loop:
             raise Completed
 
     def _reach(self, loader: Any, number: int) -> bool:
-        """Return whether a resumed epoch is past this loop. If it is in this one, give a late loader its position."""
+        """Return whether a resumed epoch is past this loop. If it is in this one, give a late loader its position.
+
+        Loops after that one begin anew: a position that their loader still has is that of an earlier loop.
+        """
         resumed = self._resumed
         if resumed is None:
+            if self._reached and self.in_epochs and self.weighted:
+                loader.forget_position()
             return False
         if self.in_epochs and number < resumed["loop"]:
             return True
-        self._resumed = None
-        if resumed["loader"] is not None and loader in self._late:
+        self._resumed, self._reached = None, True
+        if resumed["left"] and self.weighted:
+            loader.forget_position()
+        elif resumed["loader"] is not None and loader in self._late:
             loader.load_state_dict(resumed["loader"])
         return False
 
+    def _restore_generators(self, done: int) -> None:
+        """Continue in the middle of a loop with the random state that was saved there.
+
+        The script has drawn from it again since the resume, if only by `iter(DataLoader)`.
+        """
+        generators, self._generators = self._generators, None
+        if done and generators is not None:
+            rng.restore(generators)
+
     def _run(self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int) -> Iterator[Any]:
         boundary = self._boundary
-        self._is_open, self.left_inside = True, False
+        self._is_open, self._is_left, self.left_inside = True, False, False
         if self._resumed is None:
             self._loader = loader
         try:
@@ -197,6 +222,7 @@ class Loop:
             boundary.checkpoint_schedule.take_snapshot()
         except GeneratorExit:
             # The script left the loop by `break`: the step that it was in counts as done.
+            self._is_left = True
             if self.micro is not None and self.micro.last:
                 self.step += 1
                 boundary.epoch_step += 1

@@ -28,6 +28,9 @@ HINT = (
     "Use run.loader, which resumes exactly, or let the order depend only on torch's, NumPy's and Python's generators "
     "and on the epoch. To train on whatever comes next, pass exact=False to run.steps."
 )
+ITERATOR_HINT = (
+    "If these are batches of run.loader, pass the loader itself to run.steps, with max_steps=n for n steps. "
+)
 
 
 class PlainLoader:
@@ -166,7 +169,8 @@ class PlainLoader:
     def _complain(self, problem: str) -> None:
         problem = f"The resumed run can't continue this epoch where it was: the iterable of run.steps {problem}"
         if self._exact:
-            raise CheckpointError(f"{problem}.", hint=HINT)
+            derived = isinstance(self._iterable, (Iterator, list, tuple))
+            raise CheckpointError(f"{problem}.", hint=ITERATOR_HINT + HINT if derived else HINT)
         if self._rank == 0:
             note(f"{problem}; it continues with what comes next")
 

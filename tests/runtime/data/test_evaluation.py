@@ -308,3 +308,11 @@ def sampled_differently() -> str:
 
 def test_a_sampler_that_differs_between_ranks_is_refused(ranks: Ranks) -> None:
     assert all("different order on each rank" in each for each in ranks(sampled_differently, 2))
+
+
+def test_every_pass_sees_the_data_set_as_it_is() -> None:
+    dataset = [1.0] * 4
+    loader = make_evaluation_loader(dataset, batch_size=2)
+    assert sum(map(len, loader)) == 4
+    dataset += [1.0] * 3
+    assert sum(map(len, loader)) == 7

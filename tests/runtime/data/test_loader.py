@@ -233,3 +233,17 @@ def test_neighbouring_keys_give_unrelated_seeds() -> None:
     seeds = {derive_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)}
     assert len(seeds) == 10_000
     assert 0.49 < sum(seed.bit_count() for seed in seeds) / 64 / 10_000 < 0.51
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"The data set of run.loader is empty"):
+        make_loader([], batch_size=2)
+
+
+def test_a_data_set_that_changes_its_length_is_refused() -> None:
+    dataset = [1.0] * 4
+    loader = make_loader(dataset, batch_size=2)
+    assert len(list(loader)) == 2
+    dataset.append(1.0)
+    with pytest.raises(UsageError, match=r"had 4 samples when run.loader got it, and now it has 5"):
+        list(loader)

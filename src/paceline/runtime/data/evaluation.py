@@ -84,15 +84,25 @@ class MapEvaluationLoader:
                 data.dataset, seed=seed, device=device, num_workers=data.num_workers, collate_fn=data.collate,
                 **data.options,
             )  # fmt: skip
-        samples = 0 if data.order else len(data.dataset) if tensors is None else count_samples(tensors)
-        self.order = data.order or Permutation(samples, shuffle=False)
+        self._tensors = tensors
+        self._samples = -1  # in the last pass
 
     def __len__(self) -> int:
         """Return the number of forward passes of each rank."""
-        return len(self._slices(self.order.draw(self.seed, 0)))
+        return len(self._slices(self._draw_order()))
+
+    def _draw_order(self) -> EpochOrder:
+        """Return the samples of the next pass: a data set may have grown since the last one."""
+        if self.data.order:
+            return self.data.order.draw(self.seed, 0)
+        samples = len(self.data.dataset) if self._tensors is None else count_samples(self._tensors)
+        if samples != self._samples and isinstance(self.source, ItemSource):
+            self.source.close()  # running workers hold the old samples
+        self._samples = samples
+        return Permutation(samples, shuffle=False).draw(self.seed, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        order = self.order.draw(self.seed, 0)
+        order = self._draw_order()
         check_same_order(order, self.identity, self.group)
         slices = self._slices(order)
         if not slices:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
 from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors, materialize
 from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, check_not_in_steps
@@ -56,6 +56,8 @@ class MapLoader:
         else:
             samples = len(dataset)
             self.source = ItemSource(dataset, seed=seed, device=self.device, num_workers=num_workers, **items)
+        if not samples and sampler is None and batch_sampler is None:
+            raise UsageError("The data set of run.loader is empty.", hint="Check where its samples come from.")
         identity = identity if identity is not None else read_identity()
         chosen = sampler if batch_sampler is None else batch_sampler
         self.shuffle = shuffle if chosen is None else None
@@ -97,6 +99,10 @@ class MapLoader:
         """Return how many steps of this epoch are done."""
         return self._resumed[1] if self._resumed and self._resumed[0] == epoch else 0
 
+    def forget_position(self) -> None:
+        """Begin the next loop of `run.steps` at its first step: the position that was loaded is another loop's."""
+        self._resumed = None
+
     def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
         """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch.
 
@@ -122,6 +128,8 @@ class MapLoader:
                 self._in_steps = False
 
     def _draw_order(self, epoch: int, first_step: int) -> EpochOrder:
+        if isinstance(self.source, ItemSource) and self.shuffle is not None:
+            self._check_length(len(self.dataset))
         order = self.order.draw(self.seed, epoch)
         if not order.is_sampled:
             return order
@@ -137,6 +145,13 @@ class MapLoader:
         self._digest = order.digest
         self.plan = replace(self.plan, samples=len(order.keys), sizes=order.sizes)
         return order
+
+    def _check_length(self, samples: int) -> None:
+        if samples != self.plan.samples:
+            raise UsageError(
+                f"The data set had {self.plan.samples} samples when run.loader got it, and now it has {samples}.",
+                hint="Create a loader for it as it is now: run.loader(dataset, ...).",
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches from the current position on, for a plain loop. It has no effect on `run.steps`."""

@@ -111,6 +111,10 @@ class StreamLoader:
         """Return how many steps of this epoch are done."""
         return int(self._resumed["step"]) if self._resumed and self._resumed["epoch"] == epoch else 0
 
+    def forget_position(self) -> None:
+        """Begin the next loop of `run.steps` at its first step: the position that was loaded is another loop's."""
+        self._resumed = None
+
     def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
         """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch."""
         check_not_in_steps(self._in_steps)
