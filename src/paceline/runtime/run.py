@@ -255,7 +255,7 @@ class Run:
         checkpoints.declare(per_rank=own, in_sync=in_sync)
         self._restored = restored = schedule.resume(checkpoints, objects, strict=strict)
         if restored is not None:
-            position = restored.meta.get("position", {})
+            position = (restored.meta or {}).get("position", {})
             self._loop.resume(step=restored.step, epoch=restored.epoch, position=position)
             if self.rank == 0:
                 what = f"resumed at step {restored.step}" if restored.own else _position(restored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,9 @@ def tensor_references(folder: Path, name: str) -> dict[str, dict[str, Any]]:
     """Return an object's state keys that are tensors, with the references to them."""
     try:
         tree = json.loads((folder / OBJECTS_FILE).read_bytes())[name]
-    except (OSError, ValueError) as error:
+        if not isinstance(tree, dict):
+            raise ValueError("the state is not a dict")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{OBJECTS_FILE} of {folder.name} can't be read: {error}.") from None
     return {
         key: value for key, value in tree.items()
@@ -89,7 +92,7 @@ def read_index(folder: Path, marker: Marker) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(filter(is_share, marker.files)):
         with open(folder / name, "rb") as file:
-            pieces, begin = safetensors.read_header(file, name=name)
+            pieces, begin = safetensors.read_header(file, name=name, size=os.fstat(file.fileno()).st_size)
         for piece in pieces:
             tensor = tensors.setdefault(piece.name, StoredTensor(piece.dtype, list(piece.shape), []))
             tensor.ranges.append(ByteRange(folder / name, begin + piece.offset, piece.nbytes, piece.start))

@@ -13,9 +13,11 @@ from typing import Any
 
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
 from paceline.contract.files.foreign_records import make, read_object
+from paceline.contract.files.shared_places import open_without_waiting
 from paceline.errors import CheckpointError
 
 FORMAT = 1
+KINDS = ("module", "optimizer", "state", "rank")
 CHUNK = 8 << 20
 
 # crc32 finds every flipped byte and every lost block, releases the interpreter while it runs (2 GB/s measured,
@@ -76,9 +78,32 @@ def read_marker(folder: Path) -> Marker:
         files = {name: make(FileChecksum, entry) for name, entry in table.pop("files").items()}
         if outside := [name for name in files if not _is_inside(name)]:
             raise ValueError(f"it names {outside[0]!r}, which is not in the checkpoint")
-        return make(Marker, {**table, "files": files})
+        marker = make(Marker, {**table, "files": files})
+        _check_ranges(marker, step=checkpoint_step(folder.name))
+        return marker
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path.name} of {folder.name} has unexpected content: {error}.") from None
+
+
+def _check_ranges(marker: Marker, *, step: int | None) -> None:
+    """Raise ValueError if a value is impossible. `step` is that of the folder's name."""
+    if marker.step < 0 or (step is not None and marker.step != step):
+        raise ValueError(f"step is {marker.step}")
+    # Every rank has written at least one file.
+    if not 1 <= marker.tensor <= marker.world_size <= max(1, len(marker.files)) or marker.world_size % marker.tensor:
+        raise ValueError(f"world_size is {marker.world_size}, and tensor {marker.tensor}")
+    if marker.epoch < 0 or any(each.size < 0 for each in marker.files.values()):
+        raise ValueError("a number is negative")
+    if unknown := set(marker.objects.values()) - set(KINDS):
+        raise ValueError(f"an object is a {min(unknown)!r}")
+    position = marker.meta.get("position", {}) if isinstance(marker.meta, dict) else marker.meta
+    if not isinstance(position, dict | None) or (position and not _is_position(position)):
+        raise ValueError("meta holds no position")
+
+
+def _is_position(position: dict[str, Any]) -> bool:
+    loop, loader = position.get("loop", 0), position.get("loader")
+    return type(loop) is int and loop >= 0 and isinstance(loader, dict | None)
 
 
 def _is_inside(name: str) -> bool:
@@ -112,7 +137,7 @@ def compute_checksum(path: Path) -> FileChecksum:
     """Return the size and checksum of a file as it is now."""
     crc = size = 0
     buffer = memoryview(bytearray(CHUNK))
-    with open(path, "rb", buffering=0) as file:
+    with open(open_without_waiting(path, follow=True), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
             size += count

@@ -7,7 +7,9 @@ header's metadata holds the tensor's name and shape and the piece's first elemen
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ DTYPES = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+
+ITEM_SIZES = {name: int(re.findall(r"\d+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ def make_header(pieces: list[Piece]) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def read_header(file: IO[bytes], *, name: str) -> tuple[list[Piece], int]:
-    """Return the pieces of a file and the offset of its data. `name` is the file's name in errors."""
+def read_header(file: IO[bytes], *, name: str, size: int | None = None) -> tuple[list[Piece], int]:
+    """Return the pieces of a file and the offset of its data. `name` is the file's name in errors, `size` its size."""
     start_bytes = file.read(LENGTH.size)
     if len(start_bytes) < LENGTH.size:
         raise CheckpointError(f"{name} is too short to hold tensors.")
@@ -81,6 +85,9 @@ def read_header(file: IO[bytes], *, name: str) -> tuple[list[Piece], int]:
         table = parse_object(file.read(length))
         cut = parse_object(table.pop("__metadata__", {}).get("cut", "{}"))
         pieces = [_piece(key, entry, cut.get(key)) for key, entry in table.items()]
+        end = LENGTH.size + length + max((piece.offset + piece.nbytes for piece in pieces), default=0)
+        if size is not None and end > size:
+            raise ValueError(f"its tensors end at byte {end}, but the file at {size}")
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise CheckpointError(f"The header of {name} can't be read: {error}.") from None
     return pieces, LENGTH.size + length
@@ -91,15 +98,15 @@ def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piec
     begin, end = entry["data_offsets"]
     shape = tuple(part["shape"] if part else entry["shape"])
     start = part["start"] if part else 0
-    count = 1
-    for extent in entry["shape"]:
-        count *= extent
     numbers = (begin, end, start, *shape, *entry["shape"])
     name, dtype = part["name"] if part else key, entry["dtype"]
     if not all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers) or end < begin:
         raise ValueError(f"{key!r} has an impossible size or place")
     if dtype not in DTYPES.values() or not isinstance(name, str):
         raise ValueError(f"{key!r} has the unknown type {dtype!r}")
+    count = math.prod(entry["shape"])
+    if count * ITEM_SIZES[dtype] != end - begin or start + count > math.prod(shape):
+        raise ValueError(f"{key!r} has {end - begin} bytes, which don't fit its shape")
     return Piece(
         name=name, dtype=dtype, shape=shape, start=start, stop=start + count, offset=begin, nbytes=end - begin,
         is_whole=part is None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.contract.checkpoint.marker import find_checkpoints, find_damage, list_checkpoints, read_marker
 from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint.reader import read_file
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,14 @@ def find_start(path: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> 
 
 
 def verify(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> str | None:
-    """Check sizes and checksums, each rank a part of the files. Every rank gets the first problem found."""
+    """Check sizes, checksums and contents, each rank a part of the files. Every rank gets the first problem found."""
     try:
-        files = sorted(read_marker(folder).files.items(), key=lambda item: (-item[1].size, item[0]))
-        problem = find_damage(folder, files[ranks.rank :: ranks.world_size])
+        marker = read_marker(folder)
+        files = sorted(marker.files.items(), key=lambda item: (-item[1].size, item[0]))
+        part = files[ranks.rank :: ranks.world_size]
+        problem = find_damage(folder, part)
+        for name, _ in part if problem is None else ():
+            read_file(folder, marker, name)
     except CheckpointError as error:
         problem = error.message.rstrip(".")
     problems = [problem for problem in ranks.all_gather(problem) if problem]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.contract.checkpoint.names import OBJECTS_FILE, state_file
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import rng, state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
@@ -50,7 +49,7 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
     rank, world_size, tensor = options.rank, options.world_size, options.tensor
     kinds = reader.marker.objects
     objects = _choose_objects(reader, objects, options)
-    trees = reader.json(OBJECTS_FILE)
+    trees = reader.objects()
     states = _read_rank_states(reader, rank=rank, world_size=world_size, tensor=tensor)
     rescaled = world_size != reader.marker.world_size
     # The saved rank that worked on the samples that this one continues with.
@@ -77,7 +76,8 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
     if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
         rng.reseed(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
-        rng.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
+        with _explain_errors("the random generators"):
+            rng.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
 
 
 def _choose_objects(reader: CheckpointReader, objects: Mapping[str, Any], options: Options) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int, t
     """Return the saved states by rank: this rank's own if the ranks divide the data as before, otherwise all."""
     saved = reader.marker.world_size
     ranks = [rank] if (saved, reader.marker.tensor) == (world_size, tensor) else range(saved)
-    return {number: reader.json(state_file(number, saved)) for number in ranks}
+    return {number: reader.rank_state(number) for number in ranks}
 
 
 def _check_resumable(
@@ -335,7 +335,7 @@ def _explain_errors(name: str, *, hint: str = CHANGED) -> Iterator[None]:
     """Add the object's name to errors of its load_state_dict."""
     try:
         yield
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
         raise CheckpointError(
             f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: {str(error).rstrip('.')}.", hint=hint
         ) from error

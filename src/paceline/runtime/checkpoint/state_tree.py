@@ -9,6 +9,8 @@ import base64
 import collections
 import ctypes
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.contract.checkpoint.safetensors import DTYPES
+from paceline.contract.checkpoint.safetensors import DTYPES, ITEM_SIZES, MAX_SIZE
 from paceline.errors import CheckpointError
 
 PLAIN = (type(None), bool, int, float, str)
@@ -272,18 +274,29 @@ def _encode_numpy(value: Any, path: str, store: Store) -> Any:
 
 
 def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return the tree that was encoded; `fetch` returns the tensor for a reference."""
+    """Return the tree that was encoded; `fetch` returns the tensor for a reference.
+
+    Raises CheckpointError if it is no such tree.
+    """
+    try:
+        return _decode(value, fetch)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise CheckpointError(f"The checkpoint holds a state that can't be decoded: {problem}.") from error
+
+
+def _decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
     if type(value) is list:
-        return [decode(item, fetch) for item in value]
+        return [_decode(item, fetch) for item in value]
     if type(value) is not dict:
         return value
     tag = next(iter(value), "")
     if not tag.startswith("$"):
-        return {key: decode(item, fetch) for key, item in value.items()}
+        return {key: _decode(item, fetch) for key, item in value.items()}
     if tag in ("$tensor", "$sharded", "$inline"):
         return fetch(value)
     body = value[tag]
-    return DECODERS[tag](body, lambda item: decode(item, fetch))
+    return DECODERS[tag](body, lambda item: _decode(item, fetch))
 
 
 def canonical_json(tree: Any) -> str:
@@ -329,6 +342,38 @@ def _decode_dtype(body: Any, _: Callable[[Any], Any]) -> torch.dtype:
     return dtype
 
 
+def _decode_device(body: Any, _: Callable[[Any], Any]) -> torch.device:
+    try:
+        return torch.device(str(body))
+    except RuntimeError:
+        raise CheckpointError(f"The checkpoint holds the unknown device {body!r}.") from None
+
+
+def check_reference(reference: dict[str, Any], *, max_bytes: int) -> torch.Tensor:
+    """Return an empty tensor for a reference that makes sense; otherwise raise ValueError or KeyError.
+
+    No tensor is larger than all files of the checkpoint together, `max_bytes`.
+    """
+    if "$inline" in reference:
+        return fetch_inline(reference)
+    if not isinstance(reference.get("$tensor", reference.get("$sharded")), str):
+        raise ValueError(f"unknown reference {reference}")
+    if "$sharded" in reference:
+        count = count_elements(reference["shape"])
+        if count * ITEM_SIZES[reference["dtype"]] > max_bytes:
+            raise ValueError(f"{reference['$sharded']} has the impossible shape {reference['shape']}")
+        if not all(re.fullmatch(r"R|S\d{1,2}", code) for code in reference["placements"]):
+            raise ValueError(f"unknown placements {reference['placements']}")
+    return torch.empty(0)
+
+
+def count_elements(shape: Any) -> int:
+    """Return the number of elements of a shape. Raises ValueError if it is none."""
+    if type(shape) is not list or not all(type(extent) is int and 0 <= extent < MAX_SIZE for extent in shape):
+        raise ValueError(f"{shape} is not a shape")
+    return math.prod(shape)
+
+
 DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$dict": lambda body, inner: {inner(key): inner(item) for key, item in body},
     "$tuple": lambda body, inner: tuple(inner(item) for item in body),
@@ -339,7 +384,7 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$bytes": lambda body, _: base64.b64decode(body),
     "$complex": lambda body, _: complex(*body),
     "$dtype": _decode_dtype,
-    "$device": lambda body, _: torch.device(body),
+    "$device": _decode_device,
     "$ndarray": lambda body, inner: inner(body).numpy(),
     "$number": _decode_number,
 }
@@ -359,6 +404,8 @@ def fetch_inline(entry: dict[str, Any]) -> torch.Tensor:
     """Return a tensor that `store_inline` encoded."""
     raw = bytearray(base64.b64decode(entry["$inline"]))
     dtype = TORCH_DTYPES[entry["dtype"]]
+    if count_elements(entry["shape"]) * ITEM_SIZES[entry["dtype"]] != len(raw):
+        raise ValueError(f"a tensor of {len(raw)} bytes has the shape {entry['shape']}")
     if not raw:
         return torch.empty(entry["shape"], dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).reshape(entry["shape"])

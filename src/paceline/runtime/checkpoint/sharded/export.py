@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from paceline.contract.checkpoint.marker import read_marker
-from paceline.contract.checkpoint.names import OBJECTS_FILE
 from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
@@ -27,7 +26,7 @@ from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Tensor]:
     """Return an object's full tensors under their plain names."""
     with CheckpointReader(folder) as reader:
-        objects = reader.json(OBJECTS_FILE)
+        objects = reader.objects()
         references = {key: reference for key, reference in objects[name].items() if key in names}
         full = {
             reference["$sharded"]: sharded.make_target(reference, None)

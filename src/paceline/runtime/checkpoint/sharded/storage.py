@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import re
 import zlib
@@ -30,10 +29,11 @@ from torch.futures import Future
 
 from paceline.contract.checkpoint.marker import FileChecksum
 from paceline.contract.checkpoint.names import SHARD_INDEX, shard_file
-from paceline.contract.checkpoint.safetensors import Piece, make_header
+from paceline.contract.checkpoint.safetensors import ITEM_SIZES, Piece, make_header
+from paceline.contract.files.shared_places import open_without_waiting
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.reader import read_into
-from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES
+from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, count_elements
 
 WRITE_BYTES = 16 << 20
 
@@ -155,7 +155,7 @@ class ShardReader(StorageReader):
                 place = self.metadata.storage_data[item.storage_index]
                 name = place["file"]
                 if name not in files:
-                    files[name] = open(self.folder / name, "rb", buffering=0)  # noqa: SIM115 - closed below
+                    files[name] = FileIO(open_without_waiting(self.folder / name, follow=True))
                 part = torch.empty(place["sizes"], dtype=place["dtype"])
                 read_into(files[name], place["begin"], part)
                 for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
@@ -175,6 +175,18 @@ class ShardReader(StorageReader):
         return False
 
 
+def _check_chunk(folder: Path, name: str, chunk: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Raise ValueError if a part of a tensor is not inside the tensor and inside its file."""
+    offsets, sizes, shape, begin = chunk["offsets"], chunk["sizes"], entry["shape"], chunk["begin"]
+    nbytes = count_elements(sizes) * ITEM_SIZES[entry["dtype"]]
+    inside = len(offsets) == len(sizes) == len(shape) and count_elements(offsets) >= 0 and count_elements(shape) >= 0
+    inside = inside and all(first + size <= extent for first, size, extent in zip(offsets, sizes, shape, strict=True))
+    if not inside or not re.fullmatch(r"[\w.-]+", chunk["file"]) or type(begin) is not int or begin < 0:
+        raise ValueError(f"unexpected part of {name}")
+    if begin + nbytes > os.stat(folder / chunk["file"]).st_size:
+        raise ValueError(f"{chunk['file']} ends before {name} does")
+
+
 def _read_index(folder: Path) -> Metadata:
     """Return the index as torch's planners want it."""
     tensors: dict[str, Any] = {}
@@ -184,13 +196,12 @@ def _read_index(folder: Path) -> Metadata:
             dtype = TORCH_DTYPES[entry["dtype"]]
             chunks = []
             for chunk in entry["chunks"]:
-                if not re.fullmatch(r"[\w.-]+", chunk["file"]) or math.prod(chunk["sizes"]) < 0:
-                    raise ValueError(f"unexpected part of {name}")
+                _check_chunk(folder, name, chunk, entry)
                 chunks.append(ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"])))
                 places[MetadataIndex(name, chunk["offsets"])] = {**chunk, "dtype": dtype}
             shape = torch.Size(entry["shape"])
             tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), shape, chunks)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"The index of the sharded state of {folder.parent.name} can't be read: {error}.",
             hint="Remove that checkpoint, or resume with the version of Paceline that wrote it.",
