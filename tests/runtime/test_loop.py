@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
@@ -14,10 +16,11 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 import paceline
 from paceline.errors import CheckpointError, UsageError
+from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Noisy, Numbers, Positioned
 
 Seen = list[tuple[int, str, Any]]  # epoch, which loop, batch
@@ -72,6 +75,10 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     ),
     "sampler": lambda run: DataLoader(
         Numbers(24), batch_size=2, sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(3))
+    ),
+    "set_epoch": lambda run: DataLoader(Numbers(24), batch_size=2, sampler=DistributedSampler(range(24), 1, 0)),
+    "set_epoch in batches": lambda run: DataLoader(
+        Numbers(24), batch_sampler=BatchSampler(DistributedSampler(range(24), 1, 0), 2, drop_last=False)
     ),
     "data set with a generator": lambda run: DataLoader(OwnNoise(), batch_size=2),
 }
@@ -395,3 +402,43 @@ def test_an_iterator_of_a_dataloader_resumes_with_the_same_random_state(tmp_path
                 seen.append((epoch, values(batch), torch.rand(()).item()))
 
     check_exact(tmp_path, body, 2, 5)
+
+
+def warned_of_same_batches() -> list[int]:
+    """How often this rank says that all ranks got the same first batch, for each kind of loader."""
+    said = []
+    numbers = torch.arange(8.0)
+    for make in (
+        lambda run: DataLoader(numbers, batch_size=2),
+        lambda run: DataLoader(numbers, batch_size=2, sampler=DistributedSampler(numbers, run.world_size, run.rank)),
+        lambda run: [numbers] * (1 + run.rank),  # ranks that do not have equally many
+        lambda run: [torch.cat([torch.zeros(1000), torch.ones(10) * run.rank])],  # the same at its beginning
+        lambda run: range(3),  # numbers of steps, not samples
+        lambda run: [],
+        lambda run: run.loader(numbers, batch_size=4),
+    ):
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err), paceline.session(cpu=True, progress=False, report=False) as run:
+            loader = make(run)
+            for _ in run.epochs(2):
+                for _ in run.steps(loader, max_steps=1):
+                    pass
+        said.append(err.getvalue().count("all ranks got the same first batch"))
+    return said
+
+
+def test_ranks_that_get_the_same_batches_are_warned_once(ranks: Ranks) -> None:
+    assert ranks(warned_of_same_batches, 2) == [[1, 0, 1, 0, 0, 0, 0], [0] * 7]
+    assert warned_of_same_batches()[0] == 0
+
+
+def test_an_epoch_that_the_script_has_set_stays_outside_of_run_epochs(tmp_path: Path) -> None:
+    sampler = DistributedSampler(range(8), 1, 0)
+
+    def body(run: Any, seen: Seen) -> None:
+        for epoch in (3, 4):
+            sampler.set_epoch(epoch)
+            for _ in run.steps(DataLoader(Numbers(8), sampler=sampler)):
+                seen.append((sampler.epoch, "", None))
+
+    assert [epoch for epoch, _, _ in train(tmp_path, body)] == [3] * 8 + [4] * 8

@@ -143,7 +143,10 @@ class Loop:
         if not self.weighted:
             saves_itself = id(loader) in self._saved
             index = number if self.in_epochs else 0
-            self.plain.attach(loader, index, accumulate=accumulate, exact=exact, saves_itself=saves_itself)
+            self.plain.attach(
+                loader, index, epoch=self.epoch if self.in_epochs else None, accumulate=accumulate, exact=exact,
+                saves_itself=saves_itself,
+            )  # fmt: skip
             loader = self.plain
         epoch = self._epoch_of(loader)
         is_past = self._reach(loader, number)

@@ -16,10 +16,11 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import rng
+from paceline.runtime.checkpoint.shares import digest_state
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.data.sample_order import get_generator_state, own_generators, set_generator_state
-from paceline.runtime.data.transfer import transfer_batch
+from paceline.runtime.data.transfer import map_tensors, transfer_batch
 
 _END = object()
 _COMPARED = 256  # elements of each tensor of the first batch
@@ -51,13 +52,28 @@ class PlainLoader:
         self._iterables: dict[int, Iterable[Any]] = {}  # of all loops of an epoch
         self._generators: dict[str, list[Any]] = {}  # what was loaded for those that have not come yet
         self._first = 0  # checksum of the first batch
+        self.digest: int | None = None  # of the first batch in this process that has tensors; with several ranks
         self._resumed: Mapping[str, Any] | None = None
         self._iterator: Iterator[Any] = iter(())
         self._exhausted = False
         self._assumed: Iterable[Any] | None = None  # an iterator that a resume took for one of all epochs
 
-    def attach(self, iterable: Iterable[Any], number: int, *, accumulate: int, exact: bool, saves_itself: bool) -> None:
-        """Take the iterable of the next loop. If it `saves_itself`, it continues from its own position."""
+    def attach(
+        self,
+        iterable: Iterable[Any],
+        number: int,
+        *,
+        epoch: int | None,
+        accumulate: int,
+        exact: bool,
+        saves_itself: bool,
+    ) -> None:
+        """Take the iterable of the next loop. If it `saves_itself`, it continues from its own position.
+
+        The samplers of a DataLoader get the `epoch`, unless it is None.
+        """
+        for sampler in _samplers(iterable) if epoch is not None else ():
+            sampler.set_epoch(epoch)
         continues = iterable is self._iterable and isinstance(iterable, Iterator)
         if self._assumed is not None and isinstance(iterable, Iterator) and iterable is not self._assumed:
             raise CheckpointError(
@@ -134,6 +150,8 @@ class PlainLoader:
         iterator = iter(self._iterable)
         first = next(iterator, _END)
         self._first = 0 if first is _END else _checksum(first)
+        if self.digest is None and self._world_size > 1:
+            self.digest = _digest(first)
         return iterator if first is _END else chain([first], iterator)
 
     def _begin_again(self, state: Mapping[str, Any]) -> Iterator[Any]:
@@ -198,6 +216,24 @@ class PlainLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = dict(state) if state else None
         self._generators = dict(state.get("generators", {}))
+
+
+def _samplers(iterable: Any) -> list[Any]:
+    """Return the samplers of a DataLoader that can be told the epoch."""
+    in_batches = getattr(iterable, "batch_sampler", None)
+    found = (getattr(iterable, "sampler", None), in_batches, getattr(in_batches, "sampler", None))
+    return [each for each in {id(each): each for each in found}.values() if hasattr(each, "set_epoch")]
+
+
+def _digest(batch: Any) -> int | None:
+    """Return a digest of the tensors in a batch, which a float64 can hold. None if there are none.
+
+    Then it is a number or a name from which the script gets its samples, and the same on all ranks.
+    """
+    tensors: list[torch.Tensor] = []
+    map_tensors(batch, tensors.append)
+    known = [each for each in tensors if each.layout == torch.strided and not (each.is_meta or each.is_nested)]
+    return digest_state([], known) >> 8 if any(each.numel() for each in known) else None
 
 
 def _checksum(batch: Any) -> int:

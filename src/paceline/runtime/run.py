@@ -309,6 +309,8 @@ class Run:
         if not self._loop.begun:
             self._note_lack_of_folder()
             self._loop.begin()
+            if self.dp_size > 1:
+                self._boundary.first_batch = lambda: self._loop.plain.digest
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
         return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.stop import (
+    BATCH,
     MINUS_BAD_STEP,
+    MINUS_BATCH,
     MINUS_SCHEMA,
     MINUS_TEXTS,
     SAVE,
@@ -30,6 +33,11 @@ from paceline.runtime.step_boundary.stop import (
 )
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training.replica_check import ReplicaCheck
+
+SAME_BATCH = (
+    "all ranks got the same first batch: each trains on all of the data. Use run.loader(dataset, batch_size=<global>), "
+    "or a DistributedSampler."
+)
 
 
 class Boundary:
@@ -68,6 +76,7 @@ class Boundary:
         self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
         self.loop_position: Callable[[], dict[str, Any]] = dict  # which loop of the epoch it is; set by the loop
         self.saved_after_loop = False  # `run.save` has saved what the epoch's body did after its loop
+        self.first_batch: Callable[[], int | None] | None = None  # returns its digest; None if done
         self.before_save: Callable[[], None] = lambda: None
         self._sync_buffers = sync_buffers
         self._evaluated = False  # within the current step
@@ -257,6 +266,8 @@ class Boundary:
         values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema
         values[TEXTS], values[MINUS_TEXTS] = texts, -texts
         values[MINUS_BAD_STEP] = self.loss_check.advance()
+        batch = self.first_batch() if self.first_batch is not None else None
+        values[BATCH], values[MINUS_BATCH] = (math.inf, math.inf) if batch is None else (batch, -batch)
         self.heartbeat.seconds_per_step = self.consensus.launch(values)
 
     def _apply(self, reduced: list[float]) -> None:
@@ -265,6 +276,10 @@ class Boundary:
         self.metrics.advance(
             same=reduced[SCHEMA] == -reduced[MINUS_SCHEMA], same_texts=reduced[TEXTS] == -reduced[MINUS_TEXTS]
         )
+        if self.first_batch is not None and reduced[BATCH] < math.inf:  # all ranks have one
+            self.first_batch = None
+            if reduced[BATCH] == -reduced[MINUS_BATCH] and self.checkpoint_schedule.rank == 0:
+                note(SAME_BATCH)
         if reduced[SAVE]:
             self._save_requested = self._has_extra_work = True
         self.stopping |= bool(reduced[STOP])

@@ -26,8 +26,8 @@ INTERVAL = 0.4  # seconds from launch to collection; one small reduction in that
 SLOW_STEP = 2.0  # seconds; from here on a reduction is collected at once: a further step would cost more
 
 # Positions of the reduced values. MAX over ranks; a minimum is the maximum of the negative.
-STOP, SAVE, SECONDS, SCHEMA, MINUS_SCHEMA, TEXTS, MINUS_TEXTS, MINUS_BAD_STEP = range(8)
-SIZE = 8
+STOP, SAVE, SECONDS, SCHEMA, MINUS_SCHEMA, TEXTS, MINUS_TEXTS, MINUS_BAD_STEP, BATCH, MINUS_BATCH = range(10)
+SIZE = 10
 NO_BAD_STEP = -math.inf
 
 
