@@ -409,3 +409,36 @@ def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: 
     record = json.loads(attempt.error(1).read_text())
     assert (record["rank"], record["type"], record["message"]) == (1, "ValueError", "boom")
     assert "write_rank" in record["traceback"]
+
+
+def add_different_things() -> list[Any]:
+    found: list[Any] = []
+    with quiet() as run:
+        first = run.rank == 0
+        three = torch.tensor(3)
+        for value in (
+            0 if first else three,
+            2 if first else three,
+            0 if first else torch.ones(2),
+            0.5 if first else three,
+        ):
+            total = run.sum(value)
+            found.append((total.tolist(), str(total.dtype)))
+        for one, other in ((torch.ones(2), torch.ones(2).double()), (torch.ones(2), torch.ones(3)), (1, torch.ones(2))):
+            with pytest.raises(UsageError) as error:
+                run.sum(one if first else other)
+            found.append(error.value.message)
+        found.append(run.sum(2**70))
+    return found
+
+
+def test_ranks_add_up_numbers_and_tensors(ranks: Ranks) -> None:
+    got = "run.sum and run.mean got a cpu tensor of torch.float32 and shape (2,) on rank"
+    expected = [
+        (3, "torch.int64"), (5, "torch.int64"), ([1.0, 1.0], "torch.float32"), (3.5, "torch.float32"),
+        f"{got} 0, but a cpu tensor of torch.float64 and shape (2,) on rank 1.",
+        f"{got} 0, but a cpu tensor of torch.float32 and shape (3,) on rank 1.",
+        f"{got} 1, but the number 1 on rank 0.",
+        2**71,
+    ]  # fmt: skip
+    assert ranks(add_different_things, 2) == [expected, expected]

@@ -454,13 +454,13 @@ class Run:
         """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays a number.
 
         A sum of booleans counts those that are true. Like `torch.sum`, it returns int64 for all tensors of integers.
-        Raises UsageError for anything but numbers and tensors.
+        If some ranks have a number and others a tensor, all get a tensor; the number must be 0, or the tensor a scalar.
+        Raises UsageError for anything but numbers and tensors, and on all ranks if tensors differ in dtype or shape.
 
         Ranks that a mesh puts along "tensor" work on the same samples, and count once.
         """
-        if isinstance(value, torch.Tensor):
-            return collectives.sum_tensor(value, self._group.data, self.device)
-        return collectives.sum_number(value, self._group.data)
+        total: torch.Tensor | float = collectives.sum_over_ranks(value, self._group.data, self.device)
+        return total
 
     def mean(self, value: torch.Tensor | float) -> Any:
         """Return the mean over all ranks, on all ranks."""

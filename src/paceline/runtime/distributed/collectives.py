@@ -16,33 +16,64 @@ from paceline.runtime.distributed.process_group import ProcessGroups
 # What `gather` exchanges first: what the value is, its bytes, its shape, and why it cannot be sent.
 Header = tuple[str, int, tuple[int, ...], str]
 
+# What `sum_over_ranks` exchanges first: a number, or the tensor's device, dtype and shape.
+Addend = float | tuple[str, torch.dtype, tuple[int, ...]]
 
-def sum_tensor(value: torch.Tensor, group: ProcessGroups, device: torch.device) -> torch.Tensor:
-    """Return the sum of a tensor over all ranks, on the tensor's own device.
 
-    As in `torch.sum`, booleans and small integers become int64: a sum of True counts, and does not overflow.
+def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device) -> Any:
+    """Return the sum of a tensor, on its own device, or of a number over all ranks.
+
+    As in `torch.sum`, booleans and small integers become int64: a sum of True counts, and does not overflow. Ranks
+    first tell each other what they have: one may still have the number 0 where others have a tensor.
     """
-    total = value.detach().clone()
-    if not total.is_floating_point() and not total.is_complex():
-        total = total.to(torch.int64)
-    if group.main is not None:
-        dist.all_reduce(total, group=group.main if total.device.type == device.type else group.control)
-    return total
-
-
-def sum_number(value: Any, group: ProcessGroups) -> float:
-    """Return the sum of a Python number over all ranks."""
-    number = _plain_number(value)
+    total: torch.Tensor | None = None
+    own: Addend
+    if isinstance(value, torch.Tensor):
+        total = value.detach().clone()
+        if not total.is_floating_point() and not total.is_complex():
+            total = total.to(torch.int64)
+        own = total.device.type, total.dtype, tuple(total.shape)
+    else:
+        own = _plain_number(value)
     if group.main is None:
-        return number
-    # Gathered, not reduced: one rank may have an int, such as a count that is still 0, where others have a float.
-    is_float = isinstance(number, float)
-    own = torch.zeros(2, dtype=torch.int64)
-    own[0] = is_float
-    own[1:] = torch.tensor([number], dtype=torch.float64).view(torch.int64) if is_float else number
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group.control))]
-    dist.all_gather(parts, own, group=group.control)
-    return sum(part[1:].view(torch.float64).item() if part[0] else int(part[1]) for part in parts)
+        return own if total is None else total
+    addends: list[Addend] = [own] * dist.get_world_size(group.control)
+    dist.all_gather_object(addends, own, group=group.control)
+    numbers = [each for each in addends if not isinstance(each, tuple)]
+    kind = _check_addends(addends)
+    if kind is None:
+        return sum(numbers)
+    place, dtype, shape = kind
+    on_main = place == device.type
+    if total is None:
+        total = torch.zeros(shape, dtype=dtype, device=device if on_main else place)
+    dist.all_reduce(total, group=group.main if on_main else group.control)
+    return total + sum(numbers) if any(numbers) else total
+
+
+def _check_addends(addends: list[Addend]) -> tuple[str, torch.dtype, tuple[int, ...]] | None:
+    """Return what the tensors are, None if there are only numbers. Raises the same error on all ranks."""
+    first = next((rank for rank, each in enumerate(addends) if isinstance(each, tuple)), None)
+    if first is None:
+        return None
+    kind = addends[first]
+    assert isinstance(kind, tuple)
+    for rank, each in enumerate(addends):
+        # A number adds up with a scalar. With other tensors, only 0 does: a rank that has added nothing yet.
+        fits = each == kind if isinstance(each, tuple) else not kind[2] or not each
+        if not fits:
+            raise UsageError(
+                f"run.sum and run.mean got {_describe(kind)} on rank {first}, but {_describe(each)} on rank {rank}.",
+                hint="Pass tensors of the same shape and dtype on all ranks, or numbers.",
+            )
+    return kind
+
+
+def _describe(addend: Addend) -> str:
+    if not isinstance(addend, tuple):
+        return f"the number {addend}"
+    place, dtype, shape = addend
+    return f"a {place} tensor of {dtype} and shape {shape}"
 
 
 def _plain_number(value: Any) -> float:

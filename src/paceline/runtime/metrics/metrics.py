@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ class LineSink(Protocol):
     """Accepts whole lines of JSON: a file, or a tracker's thread."""
 
     def append(self, text: str) -> None: ...
+
+
+LARGEST = int(sys.float_info.max)
 
 
 class PendingScalars:
@@ -201,6 +205,8 @@ class Metrics:
             if kind is not float and kind is not int:
                 values[name] = value = given if kind is str else _scalar(name, value)
                 self._has_text |= type(value) is str
+            elif kind is int and not -LARGEST <= value <= LARGEST:
+                raise _too_large(name)
         self._entries.append((step, epoch, samples, weight, time.time(), values))
 
     # -- stages, one per consensus ---------------------------------------------------------------
@@ -337,6 +343,10 @@ def _reserved_name(values: dict[str, Any]) -> UsageError:
     )
 
 
+def _too_large(name: str) -> UsageError:
+    return UsageError(f"run.log({name}=...) got an integer that no float can hold.", hint="Log its logarithm, or text.")
+
+
 def _scalar(name: str, value: Any) -> Any:
     """Return a copy: later changes in place (a CUDA graph's output, a running sum) must not affect it."""
     what, hint = f"a {type(value).__name__}", "Log numbers, tensors of one element, or text."
@@ -362,6 +372,8 @@ def _scalar(name: str, value: Any) -> Any:
         what, hint = "None", "Leave it out until there is a value."
     for kind in (bool, int, float, str):
         if isinstance(number, kind):  # also their subclasses, such as an IntEnum
+            if isinstance(number, int) and not -LARGEST <= number <= LARGEST:
+                raise _too_large(name)
             return int(number) if kind is bool else kind(number)
     if isinstance(number, torch.Tensor):
         return number
