@@ -112,6 +112,23 @@ def test_workers_of_a_plain_dataloader_resume_exactly(tmp_path: Path) -> None:
     check_exact(tmp_path, epochs_over(make), 6)
 
 
+def test_a_dataloader_that_keeps_its_workers_resumes_in_the_same_order(tmp_path: Path) -> None:
+    """It draws their seed in the first epoch only."""
+
+    def body(run: Any, seen: Seen) -> None:
+        loader = DataLoader(
+            Numbers(8), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True,
+            multiprocessing_context="fork",
+        )  # fmt: skip
+        run.resume()
+        for epoch in run.epochs(3):
+            for batch in run.steps(loader):
+                seen.append((epoch, values(batch), torch.rand(()).item()))
+        loader._iterator._shutdown_workers()  # type: ignore[union-attr]  # before another session forks
+
+    check_exact(tmp_path, body, 2, 3)
+
+
 @pytest.mark.parametrize("kind", ["run.loader", "late stream"])
 def test_a_loader_made_after_the_resume_continues_where_it_was(tmp_path: Path, kind: str) -> None:
     makers = {**LOADERS, "late stream": lambda run: run.loader(Unsized(), batch_size=2)}

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import rng
@@ -32,6 +33,7 @@ HINT = (
 ITERATOR_HINT = (
     "If these are batches of run.loader, pass the loader itself to run.steps, with max_steps=n for n steps. "
 )
+WORKERS_HINT = "With persistent_workers=True, the random state of the workers is lost: remove it if they augment. "
 
 
 class PlainLoader:
@@ -51,6 +53,8 @@ class PlainLoader:
         self._number = 0  # of this loop in its epoch
         self._iterables: dict[int, Iterable[Any]] = {}  # of all loops of an epoch
         self._generators: dict[str, list[Any]] = {}  # what was loaded for those that have not come yet
+        self._kept: set[str] = set()  # loops whose DataLoader had begun before the resume, and kept its workers
+        self._reuses_workers = False  # whether this iteration found them there
         self._first = 0  # checksum of the first batch
         self.digest: int | None = None  # of the first batch in this process that has tensors; with several ranks
         self._resumed: Mapping[str, Any] | None = None
@@ -146,6 +150,9 @@ class PlainLoader:
                 return self._begin_again(resumed)
         if self._taken:
             return iter(self._iterable)
+        if str(self._number) in self._kept:
+            self._start_workers()
+        self._reuses_workers = getattr(self._iterable, "_iterator", None) is not None
         self._began, self._own = rng.capture(), [get_generator_state(each) for each in own_generators(self._iterable)]
         iterator = iter(self._iterable)
         first = next(iterator, _END)
@@ -167,6 +174,9 @@ class PlainLoader:
                     f"these batches were split between {state['world_size']} ranks, and now there are "
                     f"{self._world_size}: some samples of this epoch appear twice or not at all; run.loader avoids that"
                 )
+        self._reuses_workers = state["reuses_workers"]
+        if self._reuses_workers:
+            self._start_workers()
         # The restored generators include what the skipped batches drew, so they must not draw again.
         now = rng.capture()
         if same_ranks:
@@ -184,11 +194,26 @@ class PlainLoader:
         rng.restore(now)
         return iterator
 
+    def _start_workers(self) -> None:
+        """Start the workers that a DataLoader would have kept from an earlier epoch.
+
+        It draws their seed only when it starts them, so this must not draw from any generator.
+        """
+        if not _keeps_workers(self._iterable) or getattr(self._iterable, "_iterator", None) is not None:
+            return
+        own = own_generators(self._iterable)
+        now, states = rng.capture(), [get_generator_state(each) for each in own]
+        iter(self._iterable)
+        rng.restore(now)
+        for generator, state in zip(own, states, strict=True):
+            set_generator_state(generator, state)
+
     def _complain(self, problem: str) -> None:
         problem = f"The resumed run can't continue this epoch where it was: the iterable of run.steps {problem}"
         if self._exact:
             derived = isinstance(self._iterable, (Iterator, list, tuple))
-            raise CheckpointError(f"{problem}.", hint=ITERATOR_HINT + HINT if derived else HINT)
+            why = ITERATOR_HINT if derived else WORKERS_HINT if _keeps_workers(self._iterable) else ""
+            raise CheckpointError(f"{problem}.", hint=why + HINT)
         if self._rank == 0:
             note(f"{problem}; it continues with what comes next")
 
@@ -210,12 +235,19 @@ class PlainLoader:
             "began": self._began,
             "own": self._own,
             "generators": {**self._generators, **generators},
+            "kept": sorted(self._kept | {str(key) for key, each in self._iterables.items() if _keeps_workers(each)}),
+            "reuses_workers": self._reuses_workers,
             "first": self._first,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = dict(state) if state else None
         self._generators = dict(state.get("generators", {}))
+        self._kept = set(state.get("kept", ()))
+
+
+def _keeps_workers(iterable: Any) -> bool:
+    return isinstance(iterable, DataLoader) and iterable.persistent_workers
 
 
 def _samplers(iterable: Any) -> list[Any]:
