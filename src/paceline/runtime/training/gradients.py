@@ -417,7 +417,7 @@ class Gradients:
                 hint="Use precision='bf16', which needs no scaler.",
             )
         own = {id(parameter) for parameter in parameters}
-        others = any(id(p) not in own for p in self.wrapper.parameters() if p.is_floating_point())
+        others = any(id(p) not in own for p in self.wrapper.parameters() if p.is_floating_point() or p.is_complex())
         replicas = [
             each
             for each in self.wrapper.models
