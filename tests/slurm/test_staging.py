@@ -16,6 +16,7 @@ from paceline.agent.staging.folders import Owner, make_private_folder, make_run_
 from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
+from tests.small_disk import mount_small_disk
 
 pytestmark = pytest.mark.timeout(600)
 TIMEOUT = 400
@@ -215,22 +216,23 @@ def test_the_next_job_cleans_up_after_killed_jobs_and_spares_running_ones(
     living.check_results()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small_is_an_error_before_anything_is_copied(
-    home: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
+    home: Path, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
-    with open(scratch / "p" / ODD / "huge", "wb") as file:
-        file.truncate(15 << 40)  # a sparse file: it takes no space, and no disk here is this large
-    job = Job(home, cluster, slurm_paceline, "train.py", "wait")
-    assert job.ended() == "FAILED"
-    output = diagnostics(job.run)
-    node = cluster.show(job.id)["NodeList"]
-    assert f"Node {node}: the data needs 16.5 TB, but {job.disks}" in output
-    assert "Stage less, set folder in [data] to a larger disk" in output
-    assert not job.run.attempt(1).log(0).exists(), output
-    assert not list(job.disks.rglob("huge"))
-    assert not job.left()
-    shown = slurm_paceline("show", str(job.run.path), check=True)
-    assert "the data needs 16.5 TB" in shown.stdout
+    (scratch / "p" / ODD / "huge").write_bytes(bytes(range(256)) * (8 << 12))  # 8 MiB
+    with mount_small_disk(tmp_path / "disks", "2m"):
+        job = Job(home, cluster, slurm_paceline, "train.py", "wait")
+        assert job.ended() == "FAILED"
+        output = diagnostics(job.run)
+        node = cluster.show(job.id)["NodeList"]
+        assert f"Node {node}: the data needs 8.4 MB, but {job.disks}" in output
+        assert "Stage less, set folder in [data] to a larger disk" in output
+        assert not job.run.attempt(1).log(0).exists(), output
+        assert not list(job.disks.rglob("huge"))
+        assert not job.left()
+        shown = slurm_paceline("show", str(job.run.path), check=True)
+        assert "the data needs 8.4 MB" in shown.stdout
 
 
 @pytest.mark.slow

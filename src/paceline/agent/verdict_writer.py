@@ -52,7 +52,7 @@ class VerdictWriter:
         A head agent that finds the traces of another was started again because that one was killed. This costs a
         restart. Raises LaunchError if none are left.
         """
-        killed = self._read_count(self.job_start.agent)
+        killed = 0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
         self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         for path in (self.job_start.verdict, self.job_start.requeue):
             self.try_write(functools.partial(reserve, path))
