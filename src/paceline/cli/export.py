@@ -1,4 +1,4 @@
-"""`paceline export`: write a run's newest or best weights to one plain safetensors file, without torch."""
+"""`paceline export`: write a run's newest or best weights to one file, with torch only where it must be."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="File to write: .safetensors, or .pt, .pth or .bin for torch.load.")
+]
 Step = Annotated[int | None, typer.Option("--step", help="Export this step; default: the newest intact checkpoint.")]
 Best = Annotated[bool, typer.Option("--best", help="Export the best checkpoint, by the metric of session(best=...).")]
 Object = Annotated[str | None, typer.Option("--object", help="Object to export; default: `model`, or the only module.")]
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")  # of files that `torch.save` writes
+SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 
 
 def command(
@@ -32,6 +37,7 @@ def command(
     object_name: Object = None,
 ) -> int:  # fmt: skip
     """Export the weights of a run's newest intact checkpoint, under the model's own parameter names."""
+    _check_output(output)
     source = _source(run)
     folder, marker = _find_intact(source, _best_step(source, step) if best else step)
     if step is None and not best:
@@ -39,17 +45,30 @@ def command(
     name = weights.choose_object(marker, object_name)
     references = weights.tensor_references(folder, name)
     names = weights.plain_names(list(references))
-    if not output.parent.is_dir():
-        raise UsageError(
-            f"The folder {output.parent} doesn't exist.", hint="Create it, or choose another file with -o."
-        )
+    if output.suffix.lower() in TORCH_SUFFIXES:
+        _export_with_torch(source, folder, name, names, output, why=f"{output.suffix} files are written by torch")
     if any("$sharded" in reference for reference in references.values()):
-        _gather_with_torch(source, folder, name, names, output)
+        why = f"{folder.name} holds sharded state (FSDP2)"
+        _export_with_torch(source, folder, name, names, output, why=why)
     index = weights.read_index(folder, marker)
     tensors = {names[key]: index[reference["$tensor"]] for key, reference in references.items()}
     size = weights.write_weights(output, tensors, metadata={"step": str(marker.step), "object": name})
     console.say_note(f"{output}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {marker.step}")
     return 0
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"paceline export can't write {str(output)!r}: the name has to end in {', '.join(SUFFIXES[:-1])} or "
+            f"{SUFFIXES[-1]}.",
+            hint="Name a .safetensors file, or a .pt file for torch.load. For other formats, such as ONNX, load one of "
+            "these into the model and convert it.",
+        )
+    if not output.parent.is_dir():
+        raise UsageError(
+            f"The folder {output.parent} doesn't exist.", hint="Create it, or choose another file with -o."
+        )
 
 
 def _source(run: str) -> Path:
@@ -99,15 +118,17 @@ def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:
     )
 
 
-def _gather_with_torch(source: Path, folder: Path, name: str, names: dict[str, str], output: Path) -> NoReturn:
-    """Continue in a Python that has torch: it assembles sharded state."""
+def _export_with_torch(
+    source: Path, folder: Path, name: str, names: dict[str, str], output: Path, *, why: str
+) -> NoReturn:
+    """Continue in a Python that has torch: this one or the run's own."""
     python = sys.executable
     if importlib.util.find_spec("torch") is None:
         try:
             python = LaunchSpec.from_json(RunFolder(source).launch_spec.read_text(encoding="utf-8")).python
         except (OSError, ValueError):
             raise EnvironmentProblem(
-                f"{folder.name} holds sharded state (FSDP2), and this Python has no torch to assemble it.",
+                f"{why}, and this Python has no torch.",
                 hint="Run `paceline export` where torch is installed, for example in the job's environment.",
             ) from None
     package = str(Path(paceline.__file__).parent.parent)

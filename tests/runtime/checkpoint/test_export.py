@@ -1,4 +1,4 @@
-"""`paceline export`: plain weights, without torch where the state is replicated."""
+"""`paceline export`: plain weights, without torch for safetensors where the state is replicated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def save_and_return_weights(folder: Path) -> dict[str, list[float]]:
 
 
 def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
-    """They are assembled from four files, with tied weights under both names and without importing torch."""
+    """They are assembled from four files, with tied weights under both names; safetensors without importing torch."""
     expected = ranks(save_and_return_weights, 4, tmp_path / "run" / "checkpoints")[0]
     no_torch = tmp_path / "no-torch" / "torch"
     no_torch.mkdir(parents=True)
@@ -63,7 +63,21 @@ def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., 
     }
     assert found == expected
     assert {"embed.weight", "head.weight"} <= set(found)
+    done = paceline("export", "run", "-o", "model.pt", cwd=tmp_path, check=True)
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"model\.pt: \d+ tensors, .* step 1$", line)
+    loaded = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {key: value.double().flatten().tolist() for key, value in loaded.items()} == expected
+    assert loaded["embed.weight"].data_ptr() == loaded["head.weight"].data_ptr()
     assert not list(tmp_path.glob(".*partial"))
+
+
+@pytest.mark.parametrize("output", ["model.onnx", "model"])
+def test_a_file_of_another_kind(paceline: Callable[..., Any], tmp_path: Path, output: str) -> None:
+    done = paceline("export", ".", "-o", output, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"can't write '{output}': the name has to end in .safetensors, .pt, .pth or .bin" in done.stderr
+    assert not (tmp_path / output).exists()
 
 
 def test_the_newest_intact_checkpoint_or_an_error(paceline: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Export the weights of a sharded checkpoint: `paceline export` continues here if the state is sharded.
+"""Export weights with torch: `paceline export` continues here if the state is sharded, or for a file of torch.save.
 
     python -m paceline.runtime.checkpoint.sharded.export FOLDER OBJECT OUTPUT NAMES
 
@@ -8,6 +8,7 @@ NAMES is a JSON object: state key -> name in the output file.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 
 from paceline.contract.checkpoint.marker import read_marker
-from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
+from paceline.contract.checkpoint.safetensors import Piece, make_header, open_complete, write_file
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
@@ -33,14 +34,21 @@ def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Te
             for reference in references.values()
             if "$sharded" in reference
         }
-        sharded.read(folder, full, group=None)
+        if full:
+            sharded.read(folder, full, group=None)
+        read = functools.cache(reader.tensor)  # tied weights stay one tensor
         return {
-            names[key]: full[reference["$sharded"]] if "$sharded" in reference else reader.tensor(reference["$tensor"])
+            names[key]: full[reference["$sharded"]] if "$sharded" in reference else read(reference["$tensor"])
             for key, reference in references.items()
         }
 
 
 def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file or, by its name, one that `torch.load` reads."""
+    if output.suffix.lower() != ".safetensors":
+        with open_complete(output) as file:
+            torch.save(tensors, file)
+        return
     pieces, offset = [], 0
     for name, tensor in tensors.items():
         pieces.append(
