@@ -164,6 +164,22 @@ def test_rank_zero_goes_first(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(download, 3, str(tmp_path)) == ["made by 0"] * 3
 
 
+def download_to_each_node(folder: str) -> str:
+    rank = int(os.environ["RANK"])
+    os.environ |= {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": str(rank // 2)}
+    os.environ["GROUP_WORLD_SIZE"] = "2"
+    with quiet() as run, run.rank_zero_first():
+        cache = Path(folder) / f"node-{run.identity.node}"
+        if not cache.exists():
+            time.sleep(0.3 * (run.local_rank == 0))
+            cache.write_text(f"made by {run.rank}")
+        return cache.read_text()
+
+
+def test_one_rank_of_each_node_goes_before_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(download_to_each_node, 4, str(tmp_path)) == ["made by 0"] * 2 + ["made by 2"] * 2
+
+
 def failing_download() -> str:
     try:
         with quiet() as run, run.rank_zero_first():

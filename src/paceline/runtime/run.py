@@ -488,12 +488,13 @@ class Run:
     # -- ranks -----------------------------------------------------------------------------------------
 
     def rank_zero_first(self) -> contextlib.AbstractContextManager[None]:
-        """Run the body on rank 0 first (a download, a cache), then on all other ranks at once.
+        """Run the body on rank 0 first (a download, a cache), then on one rank of each other node, then on all others.
 
-        Raises RunError on the other ranks if the body failed on rank 0.
+        So what the body makes in a shared folder is made once, and in a folder of each node once per node. Raises
+        RunError on ranks that waited for one on which the body failed.
         """
         self._first_calls += 1
-        return self._group.rank_zero_first(self.rank, f"first/{self._first_calls}")
+        return self._group.rank_zero_first(self.identity, f"first/{self._first_calls}")
 
     def join(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Return torch's Join context over these models, or all, for loops with unequally many batches per rank.

@@ -106,21 +106,25 @@ class ProcessGroups:
         raise RunError(f"{what} was not called on {names}.", hint="Call it on all ranks, at the same point.")
 
     @contextlib.contextmanager
-    def rank_zero_first(self, rank: int, key: str) -> Iterator[None]:
-        """Run the body on rank 0, then on all other ranks at once."""
+    def rank_zero_first(self, identity: Identity, key: str) -> Iterator[None]:
+        """Run the body on rank 0, then on the first rank of each other node, then on all other ranks."""
         if self.store is None:
             yield
-        elif rank == 0:
-            outcome = "failed"
-            try:
-                yield
-                outcome = "done"
-            finally:
-                self.store.set(key, outcome)
-        else:
-            if wait_for_key(self.store, key) != "done":
-                raise RunError("Rank 0 failed in rank_zero_first.", hint="See the error of rank 0.")
+            return
+        is_first = identity.rank == 0
+        leads = is_first or (identity.local_rank == 0 and identity.node > 0)
+        waits_for = set() if is_first else {0} if leads else {0, identity.node}
+        for who in sorted(waits_for):
+            if wait_for_key(self.store, f"{key}/{who}") != "done":
+                name = "Rank 0" if who == 0 else f"The first rank of node {who}"
+                raise RunError(f"{name} failed in rank_zero_first.", hint="See its error.")
+        outcome = "failed"
+        try:
             yield
+            outcome = "done"
+        finally:
+            if leads:
+                self.store.set(f"{key}/{0 if is_first else identity.node}", outcome)
 
 
 def default_backend(device: torch.device) -> str:
