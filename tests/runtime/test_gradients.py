@@ -106,13 +106,19 @@ def _gan_networks() -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Ten
     return generator, critic, data()
 
 
-def gan_by_run(first: str) -> list[float]:
+def _wrapped_gan(
+    run: paceline.Run, kind: type[torch.optim.Adam] | type[torch.optim.SGD]
+) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.Optimizer, torch.Tensor]:
+    """Return both networks with an optimizer each, and the samples of this rank."""
     generator, critic, (x, _) = _gan_networks()
+    generator, critic = run.wrap(generator), run.wrap(critic)
+    opt_g, opt_c = (kind(each.parameters(), lr=0.02) for each in (generator, critic))
+    return generator, critic, opt_g, opt_c, x[run.rank :: run.world_size]
+
+
+def gan_by_run(first: str) -> list[float]:
     with quiet() as run:
-        generator, critic = run.wrap(generator), run.wrap(critic)
-        opt_g = torch.optim.Adam(generator.parameters(), lr=0.02)
-        opt_c = torch.optim.Adam(critic.parameters(), lr=0.02)
-        mine = x[run.rank :: run.world_size]
+        generator, critic, opt_g, opt_c, mine = _wrapped_gan(run, torch.optim.Adam)
         for _ in run.steps([None] * 6):
             for turn in (first, "c" if first == "g" else "g"):
                 if turn == "c":
@@ -370,12 +376,9 @@ def test_weights_give_the_mean_over_all_tokens_of_a_step(ranks: Ranks) -> None:
 
 def weighted_gan(accumulate: int) -> list[float]:
     """Two networks with a weighted loss each, and unlike weights."""
-    generator, critic, (x, _) = _gan_networks()
     with quiet() as run:
-        generator, critic = run.wrap(generator), run.wrap(critic)
-        opt_g = torch.optim.SGD(generator.parameters(), lr=0.02)
-        opt_c = torch.optim.SGD(critic.parameters(), lr=0.02)
-        mine = x[run.rank :: run.world_size].chunk(accumulate)
+        generator, critic, opt_g, opt_c, samples = _wrapped_gan(run, torch.optim.SGD)
+        mine = samples.chunk(accumulate)
         for part in run.steps([*mine, *mine], accumulate=accumulate):
             critic.requires_grad_(True)
             run.backward(critic(generator(part).detach()).sum() - critic(part).sum(), weight=2 * len(part))

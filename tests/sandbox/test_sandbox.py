@@ -6,7 +6,6 @@ import os
 import subprocess
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, is_orphaned, missing_packages, packages
+from tests.adversary.second_user import STRANGER, call_as
 from tests.slurm.harness import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -176,36 +176,24 @@ def test_orphaned_sandbox_is_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not ROOT, reason="only root can become another user")
 def test_ordinary_user(tmp_path: Path) -> None:
-    nobody = 65534
     # A temporary folder of its own: other users cannot enter those of the tests.
     box = Path(subprocess.check_output(["mktemp", "-d", "/tmp/paceline-nobody-XXXXXX"], text=True).strip())
-    os.chown(box, nobody, nobody)
-    child = os.fork()
-    if child == 0:
-        code = 1
+    os.chown(box, STRANGER, STRANGER)
+
+    def use_a_sandbox() -> None:
+        os.chdir(box)
+        tempfile.tempdir = str(box)  # for locks, which would stay in /tmp
+        with pytest.raises(UsageError, match="root"):
+            Sandbox.up(box, network=NAMESPACES)
+        sandbox = Sandbox.up(box, nodes=2, network=PLAIN)
         try:
-            os.setgroups([])
-            os.setgid(nobody)
-            os.setuid(nobody)
-            os.chdir(box)
-            tempfile.tempdir = str(box)  # for locks, which would stay in /tmp
-            with pytest.raises(UsageError, match="root"):
-                Sandbox.up(box, network=NAMESPACES)
-            sandbox = Sandbox.up(box, nodes=2, network=PLAIN)
-            try:
-                done = sandbox.run(
-                    ["srun", "-N2", "--gpus-per-task=1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"]
-                )
-                code = 0 if sorted(done.stdout.split()) == ["0", "0", "65534", "65534"] else 3
-            finally:
-                sandbox.down()
-        except BaseException:
-            traceback.print_exc()
+            done = sandbox.run(["srun", "-N2", "--gpus-per-task=1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"])
+            assert sorted(done.stdout.split()) == ["0", "0", str(STRANGER), str(STRANGER)]
         finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
+            sandbox.down()
+
     try:
-        assert os.waitstatus_to_exitcode(status) == 0
+        call_as(STRANGER, use_a_sandbox)
         assert not processes_of(box)
     finally:
         subprocess.run(["rm", "-r", str(box)], check=True)

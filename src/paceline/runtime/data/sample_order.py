@@ -166,9 +166,8 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 
 def _reseed(generator: Any, seed: int) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, random.Random):
-        generator.seed(seed)
-    else:
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    if not isinstance(generator, (torch.Generator, random.Random)):
+        set_generator_state(generator, type(generator.bit_generator)(seed).state)
+        return
+    seed_in_place = generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
+    seed_in_place(seed)

@@ -41,8 +41,10 @@ def find_comm_hook(chosen: Any) -> CommHook:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # slow to import
 
     # DDP rejects the hook on CPUs by its name, and hooks by their annotations.
-    def bf16(state, bucket):  # type: ignore[no-untyped-def]
+    def bf16(state: Any, bucket: Any) -> Any:
         return default_hooks.bf16_compress_hook(state, bucket)
+
+    bf16.__annotations__.clear()
 
     known = {"bf16": bf16, "fp16": default_hooks.fp16_compress_hook}
     if isinstance(chosen, str) and chosen in known:
