@@ -34,6 +34,8 @@ depth = { integer = [1, 100], log = true }
 optimizer = ["adam", "sgd"]
 momentum = { uniform = [0, 1], when = { optimizer = "sgd" } }
 model.heads = [1, 2]
+max_tokens = [512, 1024]
+tokenizer = ["bpe", "word"]
 epochs = 3
 [job]
 nodes = 2
@@ -48,6 +50,8 @@ nodes = 2
         "optimizer": {"grid": ["adam", "sgd"]},
         "momentum": {"uniform": [0.0, 1.0], "when": {"optimizer": ["sgd"]}},
         "model.heads": {"grid": [1, 2]},
+        "max_tokens": {"grid": [512, 1024]},
+        "tokenizer": {"grid": ["bpe", "word"]},
         "epochs": {"grid": [3]},
     }
     assert file.tables == {"job": {"nodes": 2}}
@@ -70,6 +74,11 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         (HEAD + "nodes = 2\n[space]\nx = [1]\n", r"Unknown key 'nodes' in \[sweep\]", "Move it to [job]"),
         (HEAD + "[spase]\nx = [1]\n", "unknown key 'spase'", "'space'"),
         (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "unknown key 'unifrom'", "'uniform'"),
+        (HEAD + "[space]\nx = { loguniform = [1e-4, 1] }\n", "unknown key 'loguniform'", "'log_uniform'"),
+        (HEAD + "[space]\nx = { choices = [1, 2] }\n", "unknown key 'choices'", "'grid'"),
+        (HEAD + '[space]\nhf_token = "abc"\n', r"\[space\] hf_token is a secret", "[environment] secrets"),
+        (HEAD + '[space]\ndb.password = ["a", "b"]\n', r"\[space\] db.password is a secret", ".env"),
+        (HEAD + '[space]\nx = ["http://ann:pw@host"]\n', r"\[space\] x is a secret", ".env"),
         (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "unknown key 'stap'", "'step'"),
         (HEAD + "[space]\nx = { log_uniform = [0, 1] }\n", "numbers above 0", ""),
         (HEAD + "[space]\nx = { uniform = [1, 0] }\n", "a smaller and a larger number", ""),

@@ -73,6 +73,7 @@ def test_point_count_of_a_wandb_file(tmp_path: Path, before: str, after: str, po
         ('"${args}"', '"${args_json}"', r"command has \$\{args_json\}"),
         ('"${program}", ', "", r"command lacks \$\{program\}"),
         ("{name: loss, goal: maximize}", "loss", "metric must be a table"),
+        ("parameters:", "parameters:\n  api_key: {value: abc}", "api_key is a secret"),
     ],
 )
 def test_invalid_wandb_files_are_rejected(tmp_path: Path, before: str, after: str, message: str) -> None:

@@ -51,6 +51,13 @@ def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def holds_secret(name: str, value: Any) -> bool:
+    """Return whether a parameter is a text, or a list of some, that must be hidden."""
+    if isinstance(value, list):
+        return any(holds_secret(name, each) for each in value)
+    return isinstance(value, str) and (_is_secret_option(name) or has_password(value))
+
+
 def _is_secret_option(name: str) -> bool:
     """Judge by whole words: a tokenizer or a number of tokens is no secret, and a bare key may be any (`key=len`)."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from paceline.contract.redaction import holds_secret
 from paceline.errors import SpecError
 from paceline.spec.load import read_file
 from paceline.spec.tables import Count, FolderName, Line, Strings, Table, Tables
@@ -19,6 +20,14 @@ from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
 MODIFIERS = ("step", "log", "when")  # keys that may accompany a range
+SECRET = "is a secret, but the points of a sweep are in files that others can read."
+SECRET_HINT = "Pass it as an environment variable: put it into .env, or list its name in [environment] secrets."
+# What other libraries call our ranges, without underscores.
+_OTHER_NAMES = {
+    "loguniform": "log_uniform", "loguniformvalues": "log_uniform", "float": "uniform", "int": "integer",
+    "randint": "integer", "intuniform": "integer", "choice": "grid", "choices": "grid", "categorical": "grid",
+    "values": "grid",
+}  # fmt: skip
 
 
 class SweepTable(Table):
@@ -98,6 +107,11 @@ def _suggest(close: str | None, known: Sequence[str]) -> str:
     return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
 
 
+def _nearest_range(word: str, known: Sequence[str]) -> str | None:
+    """Return the range that a word means: `loguniform` is `log_uniform`, and so is Optuna's or W&B's name for it."""
+    return _OTHER_NAMES.get(re.sub("[^a-z]", "", word.lower())) or nearest(word, known)
+
+
 def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
     """Return a table overridden by flags, except that a file's wandb_sweep wins over the flag."""
     values = table.model_dump()
@@ -118,7 +132,7 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
     for name, value in space.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and not any(word in value for word in (*RANGES, *MODIFIERS)):
-            close = next((word for each in value for word in RANGES if nearest(each, [word])), None)
+            close = next((word for each in value if (word := _nearest_range(each, RANGES))), None)
             if close is not None and not any(isinstance(each, dict) for each in value.values()):
                 raise SpecError(
                     f"{path}: [space] {key}: unknown key {next(iter(value))!r}.", hint=_suggest(close, RANGES)
@@ -148,7 +162,7 @@ class _Range:
         ranges = [word for word in RANGES if word in value]
         for word in value:
             if word not in (*RANGES, *MODIFIERS):
-                close = nearest(word, [*RANGES, *MODIFIERS])
+                close = _nearest_range(word, [*RANGES, *MODIFIERS])
                 raise SpecError(f"{self.path}: [space] {self.key}: unknown key {word!r}.", hint=_suggest(close, RANGES))
         if len(ranges) != 1:
             raise self.error(f"one of {', '.join(RANGES)}")
@@ -165,6 +179,8 @@ class _Range:
         listed = value[kind]
         if not isinstance(listed, list) or not listed or any(isinstance(each, dict) for each in listed):
             raise self.error("a list of values such as [0.1, 0.01]")
+        if holds_secret(self.key, listed):
+            raise SpecError(f"{self.path}: [space] {self.key} {SECRET}", hint=SECRET_HINT)
         return {"grid": listed}
 
     def _bounds(self, kind: str, value: Mapping[str, Any], *, whole: bool) -> list[Any]:

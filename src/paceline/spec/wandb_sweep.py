@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.redaction import holds_secret
 from paceline.errors import EnvironmentProblem, SpecError
+from paceline.spec.sweep import SECRET, SECRET_HINT
 
 SUFFIXES = (".yml", ".yaml")
 # W&B's ways to pass values to the script other than `--key value`.
@@ -49,6 +51,7 @@ def load_wandb_file(path: Path) -> WandbFile:
             raise SpecError(f"{path}: {key!r} is missing.", hint=f"Write {key}: {example}")
     if not isinstance(config["parameters"], dict):
         raise SpecError(f"{path}: parameters must be a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}")
+    _check_secrets(config["parameters"], path)
     metric = config.get("metric") or {}
     if not isinstance(metric, dict):
         raise SpecError(f"{path}: metric must be a table.", hint="Write metric: {name: loss, goal: minimize}")
@@ -76,6 +79,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SpecError(f"{path} must be a table.", hint="Write the keys program, method and parameters.")
     return config
+
+
+def _check_secrets(parameters: dict[str, Any], path: Path) -> None:
+    for name, each in parameters.items():
+        if not isinstance(each, dict):
+            continue
+        if isinstance(each.get("parameters"), dict):
+            _check_secrets(each["parameters"], path)
+        if holds_secret(str(name), each.get("values")) or holds_secret(str(name), each.get("value")):
+            raise SpecError(f"{path}: parameters: {name} {SECRET}", hint=SECRET_HINT)
 
 
 def _parse_command(command: Any, path: Path) -> tuple[tuple[str, ...], str]:
