@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ("__main__", "paceline.cli"),
     ("__main__", "paceline.agent.workers.zygote.prestart"),  # torch loads while the command line is parsed
     ("sweep", "paceline.agent.trial"),  # local trials are opened and closed exactly as jobs do it
+    ("cluster", "paceline.agent.work_folder"),  # `submit --resume` empties the folder that an agent fills
     ("cluster", "paceline.agent.staging"),  # `data stage` and `clean` do here what agents do on nodes
 }
 

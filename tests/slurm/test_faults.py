@@ -198,7 +198,8 @@ def test_a_cancelled_run_stays_cancelled_and_can_be_resumed(
     ours.open("step-23")
     assert cluster.state(ours.job) == "CANCELLED"
     assert ours.checkpoints(), ours.logs()
-    done = ours.paceline("run", "--nproc", "4", "--nodes", "1", "--resume", str(ours.folder.path), timeout=300)
+    options = ("--nproc", "4", "--nodes", "1", "--here")
+    done = ours.paceline("run", *options, "--resume", str(ours.folder.path), timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert cluster.restarts(ours.job) == 0
     assert_same(ours, four_undisturbed)

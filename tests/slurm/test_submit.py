@@ -201,6 +201,17 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert cluster.wait(job, timeout=TIMEOUT) == "CANCELLED"
     assert cluster.restarts(job) == 0
     assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
+    # It goes on only if asked to, here with other code, arguments and limits.
+    project(home, PLAIN)
+    args = ("submit", "--resume", job, "--time", "5m", "--wait", "train.py", "again")
+    done = slurm_paceline(*args, cwd=home, timeout=TIMEOUT)
+    assert done.returncode == 0, diagnostics(folder, done)
+    assert run_of(done) == folder
+    report = rank_reports(folder, attempt=2)[0]
+    assert report["args"] == ["again"]
+    assert report["environ"]["SLURM_JOB_ID"] != job
+    shown = slurm_paceline("show", folder.path.name, cwd=home, check=True).stdout
+    assert f"{report['environ']['SLURM_JOB_ID']} (before: {job})" in shown
 
 
 def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
+from paceline.cli.resume_hint import resume_command
 from paceline.cluster.runs.claims import ELSEWHERE, find_holder
 from paceline.cluster.runs.environment_file import forget_secrets
 from paceline.cluster.slurm import commands as slurm
@@ -28,8 +29,7 @@ def command(
 ) -> int:
     """Cancel runs for good: a cancelled run is not requeued.
 
-    `paceline run --resume RUN` resumes a local run. To resubmit a run of Slurm by hand, first remove the file
-    `cancelled` from its folder.
+    `paceline submit --resume RUN` goes on with a run of Slurm, and `paceline run --resume RUN` with a local one.
 
     \b
       paceline cancel 1a2b
@@ -45,6 +45,8 @@ def command(
         else:
             _cancel_job(folder, record, save=save)
             print(f"cancelled {record.run_id} (job {record.job}){', once it has saved' if save else ''}")
+        if record.status != DONE:
+            print(f"  to go on  {resume_command(folder, job=record.job)}")
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.resume_hint import submit_again
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
@@ -16,6 +19,7 @@ from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.cluster.local.launch import NewRun, ResumedRun
+    from paceline.contract.run_folder import RunFolder
     from paceline.plan.local import LocalPlan
     from paceline.spec import Job, Program
 
@@ -31,10 +35,17 @@ def command(
     resume: Annotated[
         str | None,
         typer.Option(
-            "--resume", metavar="RUN", help="Resume a run: its id, its folder, or `last`.",
+            "--resume", metavar="RUN", help="Resume a run: its id, its name, its folder, or `last`.",
             rich_help_panel=UNTIL_DONE,
         ),
     ] = None,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here", help="With --resume: train a run of Slurm on this machine, without asking.",
+            rich_help_panel=UNTIL_DONE,
+        ),
+    ] = False,
     max_restarts: Annotated[
         int | None,
         typer.Option(
@@ -62,6 +73,8 @@ def command(
         copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
         print(run.plan.show(code=copies))
         return 0
+    if resume is not None and not here:
+        _require_consent(run.plan.run_path.folder)
     for note in run.prepare(["paceline", *sys.argv[1:]]):
         console.say_note(note)
     return _launch(run.plan)
@@ -88,6 +101,21 @@ def _find_run(
         return NewRun(load(options.find_program(args, is_module=is_module, cwd=cwd)))
     program = options.find_program(args, is_module=is_module, cwd=cwd) if args else None
     return find_resumed_run(resume, program, load=load, cwd=cwd)
+
+
+def _require_consent(folder: RunFolder) -> None:
+    """On a login node, do not train a run of Slurm unless the user really wants to."""
+    from paceline.cluster.slurm import commands as slurm
+
+    job = slurm.read_job_id(folder)
+    if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
+        return
+    what = f"Run {folder.path.name} was submitted to Slurm (job {job}), and this is not a job"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        console.say_note(f"{what}; to go on in the queue: {submit_again(folder)}")
+        if typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True):
+            return
+    raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
 
 def _launch(plan: LocalPlan) -> int:

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
+from paceline.cli.resume_hint import resume_command
+from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
 from paceline.contract.run_folder import AttemptFolder
-from paceline.contract.verdict import FAILED, read_verdict
+from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
 from paceline.watch.goodput import SHARES, Goodput, compute_goodput, read_events
@@ -75,7 +77,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("run", record.run_id),
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
         ("why", _why(record)),
-        ("job", record.job or ""),
+        ("job", _jobs(record)),
         ("ranks", _ranks(record)),
         ("command", command_line(str(arg) for arg in details.get("command", []))),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
@@ -83,8 +85,24 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("files", _files(record)),
         ("step", "" if record.step is None else str(record.step)),
         ("best", _best(record)),
+        ("to go on", _resume(record)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _jobs(record: Record) -> str:
+    """Return the run's newest job, and those that it had before."""
+    if record.job is None:
+        return ""
+    before = [job for job in known_jobs(record.folder) if job != record.job]
+    return f"{record.job} (before: {', '.join(before)})" if before else record.job
+
+
+def _resume(record: Record) -> str:
+    """Return what to type to go on with a run that is over, but not done."""
+    if not record.is_over or record.status == DONE:
+        return ""
+    return resume_command(record.folder, job=record.job)
 
 
 def _ranks(record: Record) -> str:

@@ -11,11 +11,12 @@ import typer
 
 from paceline.cli import console, options
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
-from paceline.spec.option_table import OUTPUT, RESOURCES
+from paceline.errors import UsageError
+from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
 
 if TYPE_CHECKING:
     from paceline.cluster.checks.findings import Finding
-    from paceline.cluster.slurm.draft import Submitted
+    from paceline.cluster.slurm.draft import Draft, Submitted
     from paceline.contract.run_folder import RunFolder
 
 
@@ -25,6 +26,13 @@ def command(
     *,
     settings: options.Settings,
     module: options.Module = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with a run that is over: its id, its name, its job, or `last`.",
+            rich_help_panel=UNTIL_DONE,
+        ),
+    ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,23 +65,47 @@ def command(
       paceline submit --gpus 1 --follow train.py         print rank 0's output
       paceline submit --dry-run --gpus 8 train.py        print the exact script
       paceline submit --after last --gpus 8 evaluate.py  start when the newest run is done
+      paceline submit --resume last --time 8h            go on with a run, with a longer limit
+      paceline submit --resume last train.py --epochs 20 go on with other arguments and today's code
     """
-    from paceline.cluster.slurm.draft import Draft
-
-    cwd = Path.cwd()
-    job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
-    draft = Draft(job, after=after or ())
+    if resume is not None and script_only is not None:
+        raise UsageError(
+            "--script-only prepares a new run.", hint="Leave it out, or submit job.sbatch of the run folder yourself."
+        )
+    draft = _draft(args, settings, is_module=module, resume=resume, after=after or ())
     if dry_run:
-        print(draft.plan(draft.run_path).show(), end="")
-        if not draft.partitions and not job.resources.cpus_per_gpu:
-            console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
-        return 0
+        return _show(draft)
     warn(draft.check())
     submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)
     describe(submitted, script_only)
     if submitted.job_id is not None and (follow or wait):
         return wait_until_done(submitted.folder, follow=follow)
     return 0
+
+
+def _show(draft: Draft) -> int:
+    """Print what a dry run shows."""
+    print(draft.plan(draft.run_path).show(), end="")
+    if not draft.partitions and not draft.job.resources.cpus_per_gpu:
+        console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
+    return 0
+
+
+def _draft(
+    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, after: Sequence[str]
+) -> Draft:
+    """Return the new run to submit, or the one to go on with."""
+    from paceline.cluster.slurm.draft import Draft
+    from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
+
+    cwd = Path.cwd()
+    if resume is None:
+        return Draft(settings.load(options.find_program(args, is_module=is_module, cwd=cwd), cwd=cwd), after=after)
+    program = options.find_program(args, is_module=is_module, cwd=cwd) if args else None
+    typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
+    draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)
+    console.say_note(f"{draft.run_path.run_id} goes on with its code: {draft.code}")
+    return draft
 
 
 def warn(findings: Sequence[Finding]) -> None:

@@ -6,7 +6,7 @@ import datetime
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +70,29 @@ def load_job(
     if overlay is not None:
         _validate(overlay[0], where=str(overlay[1]))
         layers.append(_Layer(dict(overlay[0]), str(overlay[1])))
-    merged, sources = _merge(layers)
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
-    _fix_paths(merged, folder)
+    project = Job(program, Tables(), folder, cwd, file=file, profile=chosen if file is not None else None)
+    return _finish(project, layers, flags, params)
+
+
+def reload_job(project: Job, tables: Mapping[str, Any], *, flags: Iterable[Flag], params: Iterable[str]) -> Job:
+    """Return the job of an existing run: the `tables` that it recorded, overridden by what was typed this time.
+
+    `project` has the program and the folders; its own tables are ignored, and no file is read.
+    """
+    where = "the run's settings"
+    _validate(tables, where=where)
+    return _finish(project, [_Layer(dict(tables), where)], flags, params)
+
+
+def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], params: Iterable[str]) -> Job:
+    """Merge the layers and what was typed, and check the result."""
+    merged, sources = _merge(layers)
+    _fix_paths(merged, project.folder)
     for flag in flags:
-        _add_flag(flag, folder, merged, sources)
+        _add_flag(flag, project.folder, merged, sources)
     _add_params(params, merged, sources)
-    job = Job(
-        program=program,
-        tables=Tables.model_validate(merged),
-        folder=folder,
-        cwd=cwd,
-        file=file,
-        profile=chosen if file is not None else None,
-        sources=sources,
-    )
+    job = replace(project, tables=Tables.model_validate(merged), sources=sources)
     check_consistency(job)
     return job
 

@@ -6,10 +6,10 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
-from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit
+from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 
@@ -75,8 +75,9 @@ def _one_line(value: str) -> str:
 
 
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
-TimeLimit = Annotated[int, BeforeValidator(parse_time_limit)]
-Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes)]
+# Written to run.json with their units, as these need one when they are read again.
+TimeLimit = Annotated[int, BeforeValidator(parse_time_limit), PlainSerializer(slurm_time, when_used="json")]
+Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes), PlainSerializer(slurm_size, when_used="json")]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_strings)]
 StringOrList = Annotated[tuple[str, ...], BeforeValidator(_string_or_list)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]

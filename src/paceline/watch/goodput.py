@@ -90,11 +90,12 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
             elif phase in ("idle", "starting", "running"):
                 close(last)
                 phase, since = "queued", last
+        previous = last
         job_start, last = str(event.get("job_start", job_start)), time
         if kind in ("queued", "submitted", "started", "ranks"):
             after = {"submitted": "queued", "queued": "queued"}.get(kind, "starting")
             if current is not None:  # an attempt without an event at its end
-                current.ended = time
+                current.ended = previous if after == "queued" else time  # a cancelled run may be resumed days later
                 current = None
             close(time)
             if not event.get("uses_runtime", True):

@@ -1,4 +1,4 @@
-"""Fill a new run folder, for any backend: the code, the run half, the launch spec and run.json."""
+"""Fill a run folder, for any backend: the code, the run half, the launch spec and run.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.work_folder import WorkFolder
 from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.links import Links, check_args, find_links
@@ -17,6 +18,7 @@ from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.plan.local import launch_spec_text
@@ -35,6 +37,15 @@ class PreparedRun:
     notes: tuple[str, ...]  # to print for the user
 
 
+@dataclass(frozen=True)
+class EarlierStart:
+    """What a run that is submitted again was before."""
+
+    record: dict[str, Any]  # run.json
+    launch_spec: LaunchSpec
+    keeps_code: bool  # whether the run goes on with the copy of the code that it has
+
+
 def prepare(
     job: Job,
     *,
@@ -45,43 +56,71 @@ def prepare(
     backend: str,
     snapshot_required: bool,
     compiled: bool = False,
+    earlier: EarlierStart | None = None,
 ) -> PreparedRun:
     """Write everything a run folder needs before its agents start. Call this inside `folder.create_run_folder`.
 
     With `snapshot_required` the ranks run the snapshot, so code that is too large is an error rather than a note.
+    With `earlier`, the run exists already, and is to go on: its record keeps when and how it was started.
     """
     folder = run_path.folder
-    notes: list[str] = []
-    snapshot = None
-    if job.project.snapshot:
-        try:
-            snapshot = snapshot_code(job, run_path)
-        except EnvironmentProblem as problem:
-            if snapshot_required:
-                raise
-            notes.append(f"no snapshot of the code was taken: {problem.message}")
-    if snapshot is not None and snapshot.skipped_secrets:
-        notes.append(f"secrets left out of the code snapshot: {', '.join(snapshot.skipped_secrets)}")
-    if snapshot is not None and snapshot.outside_links:
-        named = [f"{name} -> {os.readlink(job.folder / name)}" for name in snapshot.outside_links[:SHOWN_LINKS]]
-        named += ["..."] if len(snapshot.outside_links) > SHOWN_LINKS else []
-        notes.append(f"links to targets outside the project, which are not in the code snapshot: {', '.join(named)}")
+    keeps_code = earlier is not None and earlier.keeps_code
+    if earlier is not None and not keeps_code:
+        _remove_code(folder, earlier.launch_spec)
+    snapshot, notes = (None, []) if keeps_code else _take_code(job, run_path, required=snapshot_required)
     links = None
+    if earlier is not None and keeps_code:
+        launch_spec = replace(launch_spec, work=earlier.launch_spec.work)
     if snapshot is not None and snapshot_required and job.project.workdir == "snapshot":
         links = find_links(job.folder.absolute(), snapshot.names, run_folders=run_folders_inside(job.folder, run_path))
         notes += links.notes
         launch_spec = _with_work_folder(launch_spec, job, snapshot, links, run_path)
+    folder.run_half.unlink(missing_ok=True)  # it may be a link to the store's, which must not be overwritten
     write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
+    facts = {**host_details(), "backend": backend, "style": launch_spec.style}
+    code, created = _code(job, snapshot, links), time.time()
+    if earlier is not None:
+        record = earlier.record
+        facts["resumed"] = [*record.get("resumed", ()), {"time": created, "command": redact_args(command)}]
+        created, command = record.get("created", created), record.get("command", command)
+        code = record.get("code", code) if keeps_code else code
     text = run_record(
-        job, run_path=run_path, shape=shape, command=command, created=time.time(),
-        facts={**host_details(), "backend": backend, "style": launch_spec.style}, code=_code(job, snapshot, links),
+        job, run_path=run_path, shape=shape, command=command, created=created, facts=facts, code=code
     )  # fmt: skip
     # Written last: a folder that has a run.json is a run.
     write_atomically(folder.run_json, text)
     return PreparedRun(run_path, snapshot, tuple(notes))
+
+
+def _take_code(job: Job, run_path: RunPath, *, required: bool) -> tuple[Snapshot | None, list[str]]:
+    """Take a snapshot of the code if the job wants one; return it, and notes for the user."""
+    if not job.project.snapshot:
+        return None, []
+    try:
+        snapshot = snapshot_code(job, run_path)
+    except EnvironmentProblem as problem:
+        if required:
+            raise
+        return None, [f"no snapshot of the code was taken: {problem.message}"]
+    notes = []
+    if snapshot.skipped_secrets:
+        notes.append(f"secrets left out of the code snapshot: {', '.join(snapshot.skipped_secrets)}")
+    if snapshot.outside_links:
+        named = [f"{name} -> {os.readlink(job.folder / name)}" for name in snapshot.outside_links[:SHOWN_LINKS]]
+        named += ["..."] if len(snapshot.outside_links) > SHOWN_LINKS else []
+        notes.append(f"links to targets outside the project, which are not in the code snapshot: {', '.join(named)}")
+    return snapshot, notes
+
+
+def _remove_code(folder: RunFolder, launch_spec: LaunchSpec) -> None:
+    """Make room for a new copy of the code. What the script has written to its working directory stays."""
+    work = WorkFolder.of(launch_spec)
+    if work is not None and os.path.isdir(work.code):
+        work.prune()
+    folder.code.unlink(missing_ok=True)
 
 
 def read_launch_spec(folder: RunFolder) -> LaunchSpec:

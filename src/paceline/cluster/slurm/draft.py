@@ -43,10 +43,12 @@ class Submitted:
 class Draft:
     """A job on its way to the queue. With `trials` it is the array of a sweep."""
 
-    def __init__(self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None) -> None:
+    def __init__(
+        self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None, run_path: RunPath | None = None
+    ) -> None:
         self.trials = trials
         self.job = job = resolve_environment(job, os.environ)
-        self.run_path = folders.new_run_path(job, os.environ)
+        self.run_path = run_path or folders.new_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = find_partitions()
         self.notes: list[str] = []
@@ -112,9 +114,9 @@ class Draft:
                 job_id = self._sbatch(plan)
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))
 
-    def _sbatch(self, plan: SlurmPlan) -> str:
+    def _sbatch(self, plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
         try:
-            return sbatch.submit(plan)
+            return sbatch.submit(plan, known=known)
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.cluster.slurm.commands import SEPARATOR, Completed, call, error_text
+from paceline.cluster.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
+from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
 from paceline.errors import ClusterError, JobRejected, NoAnswer
 from paceline.plan.slurm.plan import SlurmPlan
@@ -106,14 +107,14 @@ def withdrawn_on_failure(plan: SlurmPlan, cancelled: Path, *, known: Sequence[st
         raise
 
 
-def submit(plan: SlurmPlan) -> str:
-    """Submit a run's script and record the job id in the run folder."""
+def submit(plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
+    """Submit a run's script and record the job id in the run folder. `known` are the run's earlier jobs."""
     folder = plan.run_path.folder
-    with withdrawn_on_failure(plan, folder.cancelled):
-        job = run_sbatch(plan.sbatch, plan.submitter, folder=folder.path)
+    with withdrawn_on_failure(plan, folder.cancelled, known=known):
+        job = run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
     try:
         record_job(folder, job)
-    except BaseException:  # the run folder is removed on errors, and the job cannot run without it
+    except BaseException:  # the run folder is removed or restored on errors, and the job cannot run with that
         call(["scancel", job], environ=plan.submitter, check=False)
         raise
     return job
@@ -125,6 +126,14 @@ def record_job(folder: RunFolder, job: str) -> None:
     line = json.dumps({"time": time.time(), "event": "queued", "job": job})
     with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
         events.write(line + "\n")
+
+
+def known_jobs(folder: RunFolder) -> list[str]:
+    """Return all jobs of a run so far, oldest first: those that were submitted, and those that have started."""
+    queued = [event.get("job") for event in read_objects(folder.events / "launch.jsonl")]
+    started = [path.path.name.rpartition("-")[0] for path in folder.job_starts()]
+    found = {str(job) for job in (*queued, *started, read_job_id(folder)) if re.fullmatch(r"\d+(_\d+)?", str(job))}
+    return sorted(found, key=lambda job: int(job.partition("_")[0]))
 
 
 def test_only(plan: SlurmPlan) -> Completed:

@@ -355,7 +355,7 @@ paceline_start_job() { # [--no-requeue] [--exclude=NODES]
         exit 0
     fi
     [ ! -e "$paceline_run/cancelled" ] ||
-        paceline_fail "This run was cancelled. Remove $paceline_run/cancelled to continue it."
+        paceline_fail "This run was cancelled. To go on with it: paceline submit --resume ${paceline_run##*/}"
     paceline_claim_run || paceline_fail "$(paceline_describe_owner)"
     paceline_make_job_start_folder
     paceline_trap_signals paceline_stop_run

@@ -1,0 +1,18 @@
+"""What to type to go on with a run."""
+
+from __future__ import annotations
+
+from paceline.contract.run_folder import RunFolder
+
+
+def submit_again(folder: RunFolder) -> str:
+    """Return the command that goes on with a run of Slurm in the queue."""
+    path = folder.path
+    if path.parent.name == "trials":
+        return f"paceline sweep --resubmit failed {path.parent.parent.name}"
+    return f"paceline submit --resume {path.name}"
+
+
+def resume_command(folder: RunFolder, *, job: str | None) -> str:
+    """Return the command that goes on with a run where it ran: in the queue if it was a job, or else here."""
+    return submit_again(folder) if job is not None else f"paceline run --resume {folder.path.name}"

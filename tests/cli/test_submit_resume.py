@@ -1,0 +1,162 @@
+"""`paceline submit --resume` with stand-ins for Slurm's commands, and `paceline run --resume` on a login node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from paceline.contract.run_folder import RunFolder
+
+Completed = subprocess.CompletedProcess[str]
+
+# `jobs` has one line per job: its id and its state. `rejected` makes sbatch fail.
+COMMANDS = {
+    "sbatch": """\
+cd "$(dirname "$0")"
+if [ -e rejected ]; then echo "sbatch: error: no such partition" >&2; exit 1; fi
+number=$(( $(cat jobs 2>/dev/null | wc -l) + 11 ))
+echo "$number $*" >>submitted
+ls "$RUNS"/*/*/*/cancelled 2>/dev/null >>marks
+echo "$number PENDING" >>jobs
+echo "$number" """,
+    "squeue": """\
+cd "$(dirname "$0")"
+while read -r job state; do
+    printf '%s\\037%s\\037None\\037\\037\\0370:00\\n' "$job" "$state"
+done <jobs""",
+    "scancel": """cd "$(dirname "$0")"; sed -i "s/^$1 .*/$1 CANCELLED/" jobs""",
+    "sinfo": "exit 1",
+    "sacct": "exit 1",
+    "scontrol": "exit 1",
+}
+
+
+@dataclass(frozen=True)
+class Login:
+    """A login node of a cluster that never starts a job."""
+
+    bin: Path
+    project: Path
+    scratch: Path
+    call: Callable[..., Completed]
+
+    def __call__(self, *args: str, **options: str) -> Completed:
+        path = f"{self.bin}:{os.environ['PATH']}"
+        return self.call(*args, cwd=self.project, PATH=path, RUNS=str(self.scratch), **options)
+
+    def submit(self, *args: str) -> Completed:
+        done = self("submit", "--no-check", *args)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def end(self, state: str) -> None:
+        lines = (self.bin / "jobs").read_text().splitlines()
+        (self.bin / "jobs").write_text("".join(f"{line.split()[0]} {state}\n" for line in lines))
+
+    @property
+    def run(self) -> RunFolder:
+        (path,) = self.scratch.glob("*/*/*/run.json")
+        return RunFolder(path.parent)
+
+    def spec(self) -> dict[str, object]:
+        value: dict[str, object] = json.loads(self.run.launch_spec.read_text())
+        return value
+
+
+@pytest.fixture
+def login(tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]) -> Login:
+    made = Login(tmp_path / "bin", tmp_path / "project", scratch, paceline)
+    made.bin.mkdir()
+    made.project.mkdir()
+    for name, text in COMMANDS.items():
+        (made.bin / name).write_text(f"#!/bin/bash\n{text}\n")
+        (made.bin / name).chmod(0o755)
+    (made.project / "train.py").write_text("print('first')\n")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*") if path.is_symlink() or path.is_file()
+    }  # fmt: skip
+
+
+def test_a_run_goes_on_in_the_queue(login: Login) -> None:
+    login.submit("--time", "10m", "--name", "mine", "--param", "lr=1", "--env", "A=1", "train.py", "--epochs", "2")
+    first = login.run
+    live = login("submit", "--no-check", "--resume", "mine")
+    assert live.returncode == 2
+    assert f"Run {first.path.name} is queued as job 11." in live.stderr
+    (login.project / "train.py").write_text("print('second')\n")
+    cancelled = login("cancel", "mine")
+    assert f"  to go on  paceline submit --resume {first.path.name}" in cancelled.stdout
+    assert f"paceline submit --resume {first.path.name}" in login("show").stdout
+
+    # Slurm rejects the new job: all is as it was.
+    before = contents(first.path)
+    (login.bin / "rejected").touch()
+    refused = login("submit", "--no-check", "--resume", "11", "train.py")
+    assert "no such partition" in refused.stderr
+    assert contents(first.path) == before
+    assert first.cancelled.exists()
+    (login.bin / "rejected").unlink()
+
+    # Without a script, the run keeps its arguments, its code and what is not typed.
+    again = login.submit("--resume", "mine", "--time", "2h", "--nodes", "2")
+    assert "the copy that the run already has" in again.stderr
+    assert f"submitted {first.path.name} as job 12: 2 nodes" in again.stdout
+    assert (first.code / "train.py").read_text() == "print('first')\n"
+    script, spec = first.script.read_text(), login.spec()
+    assert "#SBATCH --time=02:00:00\n" in script
+    assert "#SBATCH --job-name=mine\n" in script
+    assert (spec["args"], spec["nodes"], spec["params"]) == (["--epochs", "2"], 2, {"lr": 1})
+    assert spec["variables"] == {"A": "1"}
+    assert not first.cancelled.exists()
+    assert not (login.bin / "marks").read_text(), "no job was submitted while the mark was there"
+    shown = login("show", "mine").stdout
+    assert "12 (before: 11)" in shown
+    record = json.loads(first.run_json.read_text())
+    assert (record["nodes"], len(record["resumed"])) == (2, 1)
+
+    # With a script, it takes these arguments and today's code.
+    login.end("FAILED")
+    new = login.submit("--resume", "last", "train.py", "--epochs", "5")
+    assert f"a new copy of {login.project}" in new.stderr
+    assert (first.code / "train.py").read_text() == "print('second')\n"
+    assert login.spec()["args"] == ["--epochs", "5"]
+    assert "#SBATCH --time=02:00:00\n" in first.script.read_text()
+
+
+def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
+    first = login("run", "--cpu", "--nproc", "1", "--param", "lr=3", "train.py", "--epochs", "2")
+    assert first.returncode == 0, first.stderr
+    (login.project / "paceline.toml").write_text('[job]\npartition = "gpu"\n')
+    done = login.submit("--resume", "last", "--time", "1h")
+    assert f"a new copy of {login.project}" in done.stderr
+    assert "#SBATCH --partition=gpu\n" in login.run.script.read_text()
+    spec = login.spec()
+    assert (spec["args"], spec["params"], spec["program"]) == (
+        ["--epochs", "2"], {"lr": 3}, f"{login.run.work}/project/train.py",
+    )  # fmt: skip
+
+
+def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(login: Login) -> None:
+    login.submit("train.py")
+    login("cancel", "last")
+    refused = login("run", "--cpu", "--nproc", "1", "--resume", "last")
+    assert refused.returncode == 2
+    assert "was submitted to Slurm (job 11)" in refused.stderr
+    assert f"paceline submit --resume {login.run.path.name}" in refused.stderr
+    assert login.run.cancelled.exists()
+    for options in ({"SLURM_JOB_ID": "5"}, {"here": "--here"}):
+        flag = [options.pop("here")] if "here" in options else []
+        done = login("run", *flag, "--cpu", "--nproc", "1", "--resume", "last", **options)
+        assert "is not a job" not in done.stderr
+        assert not login.run.cancelled.exists()
