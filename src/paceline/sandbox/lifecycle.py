@@ -7,7 +7,7 @@ import signal
 
 from paceline.errors import PacelineError
 from paceline.sandbox import addresses, daemons, database, network
-from paceline.sandbox.processes import Process, kill_all, node_processes
+from paceline.sandbox.processes import Process, kill_all, node_processes, unrecorded_daemons
 from paceline.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord, Settings
 
 
@@ -46,6 +46,7 @@ def stop_all(paths: SandboxPaths) -> bool:
     for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
         if process := record.processes.get(name):
             process.end()
+    kill_all(unrecorded_daemons(paths.slurm_conf))
     network.remove(record)
     database.remove_folder(record)
     for folder in paths.created:

@@ -10,10 +10,18 @@ from paceline.sandbox.packages import program
 from paceline.sandbox.processes import Process
 from paceline.sandbox.settings import SandboxRecord
 
+IP_TIMEOUT = 60.0  # seconds; the kernel may still be removing the network of dead nodes
+
 
 def ip(*args: str, check: bool = True) -> str:
     """Run the `ip` command and return its output."""
-    done = subprocess.run([program("ip"), *args], text=True, capture_output=True)
+    try:
+        done = subprocess.run([program("ip"), *args], text=True, capture_output=True, timeout=IP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentProblem(
+            f"`ip {' '.join(args)}` did not end within {IP_TIMEOUT:.0f} s.",
+            hint="The kernel's log may say why: `dmesg`.",
+        ) from None
     if check and done.returncode:
         raise EnvironmentProblem(
             f"`ip {' '.join(args)}` failed: {done.stderr.strip()}.",
