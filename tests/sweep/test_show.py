@@ -19,6 +19,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep import results
 from paceline.sweep.report.html import render
 from paceline.sweep.report.importance import importances
+from paceline.sweep.report.rows import best_first, rows
 from paceline.sweep.results import read_sweep
 from tests.sweep.folders import end, grid, make_sweep
 
@@ -133,6 +134,34 @@ def test_reports_without_values(tmp_path: Path) -> None:
     assert "No trial has a value yet" in render(read_sweep(folder))
     end(folder, 0, value=0.5)  # one value alone is an axis and a history too
     assert "parallel coordinates of 1 points" in render(read_sweep(folder))
+
+
+def test_the_report_shows_pruned_trials(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "pruned", grid([{"lr": 0.1 * number} for number in range(4)]), prune="halving")
+    end(folder, 0, value=0.5)
+    end(folder, 1, "pruned", value=0.2, step=40)
+    end(folder, 2, "pruned", value=900.0, step=20)
+    end(folder, 3, "pruned")  # before its first report
+    page = render(read_sweep(folder))
+    lines, history = (tree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert [path.get("class") for path in lines.findall("path")] == ["line early", "line early", "line"]
+    assert [dot.get("class") for dot in history.findall("circle")] == ["early outside", "early outside", "dot"]
+    assert "trial 1 (pruned): loss 0.2" in page
+    assert "Grey: 2 pruned, at their last report." in page
+    assert "pruned at step 40" in page
+    assert '<p class="facts">trial 0 ' in page  # an early value is not the best
+
+
+def test_a_pruned_point_does_not_rank_by_its_lucky_seeds(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "seeds", grid([{"lr": 0.1}, {"lr": 0.2}], seeds=2), prune="halving")
+    for number, value in enumerate((0.5, 0.6)):
+        end(folder, number, value=value)
+    end(folder, 2, value=0.1)
+    end(folder, 3, "pruned", value=8.1)
+    sweep = read_sweep(folder)
+    first, second = best_first(sweep, rows(sweep))
+    assert (first.number, first.value) == (0, 0.55)
+    assert (second.status, second.value) == ("1 done, 1 pruned", 4.1)
 
 
 def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import stat
 from dataclasses import replace
@@ -16,7 +17,8 @@ from paceline.agent.trial import arguments, close_trial, main, merge_params, ope
 from paceline.agent.work_folder import WorkFolder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study
-from paceline.contract.sweep.folder import Point, Search, SweepFolder
+from paceline.contract.sweep.folder import NoPoint, Point, Search, SweepFolder
+from paceline.contract.sweep.pruner import is_below_median, is_halved
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 
@@ -226,41 +228,107 @@ def test_tpe_chooses_one_point_for_all_seeds_and_receives_their_mean(tmp_path: P
     assert read(open_trial(sweep, submission, 3).trial)["optuna"] == 2
 
 
+def start(sweep: SweepFolder, submission: Path, number: int) -> TrialReporter:
+    """Open a trial and return what its rank 0 reports to."""
+    trial = open_trial(sweep, submission, number)
+    launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
+    return TrialReporter(trial.path, trial=launch_spec.trial, rank=0)
+
+
 def test_the_pruner_receives_every_report_once(tmp_path: Path) -> None:
     points = [Point(0, 0, {"x": 0}), Point(1, 1, {"x": 1})]
     sweep, submission = make(tmp_path, points, prune="halving", space={"x": {"grid": [0, 1]}})
-    held = []
-    for number in (0, 1):
-        trial = open_trial(sweep, submission, number)
-        launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
-        held.append(TrialReporter(trial.path, trial=launch_spec.trial, rank=0))
-    good, bad = held
+    good, bad = (start(sweep, submission, number) for number in (0, 1))
     assert [good.record(value, step) for step, value in enumerate((1.0, 0.5, 0.4))] == [False] * 3
     assert bad.record(3.0, 0) is True
     assert sweep.trial(1).pruned.exists()
-    # Ranks that fail while stopping are restarted: the decision holds, though Optuna would now let them continue.
-    again = TrialReporter(sweep.trial(1).path, trial=launch_spec.trial, rank=0)
+    # Ranks that fail while stopping are restarted: the decision holds.
+    trial = LaunchSpec.from_json(sweep.trial(1).launch_spec.read_text(encoding="utf-8")).trial
+    again = TrialReporter(sweep.trial(1).path, trial=trial, rank=0)
     assert again.record(3.0, 0) is True
     again.close()
-    other = TrialReporter(
-        sweep.trial(1).path, trial={"prune": "halving", "optuna": 1, "sweep": str(sweep.path)}, rank=1
-    )
+    other = TrialReporter(sweep.trial(1).path, trial=trial, rank=1)
     assert other.can_prune
     assert other.record(3.0, 1) is False  # rank 0 decides
     # After a restart, reporting a step again is the same report.
     good.close()
-    more = TrialReporter(sweep.trial(0).path, trial={**launch_spec.trial, "optuna": 0}, rank=0)
-    assert more.record(0.4, 2) is False
+    more = TrialReporter(sweep.trial(0).path, trial={**trial, "optuna": 0, "number": 0}, rank=0)
+    assert more.record(9.0, 2) is False
     study = optuna_study.open_study(sweep, sweep.read_search())
     assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 0.4}
     more.close()
     bad.close()
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_a_point_is_pruned_by_the_mean_of_its_seeds_and_with_all_of_them(tmp_path: Path, sampler: str) -> None:
+    points = [Point(number, number // 3, None if sampler == "tpe" else {"x": number // 3}, seed=number % 3)
+              for number in range(9)]  # fmt: skip
+    sweep, submission = make(tmp_path, points, sampler=sampler, prune="halving", space={"x": {"grid": [0, 1, 2]}})
+    trials = {number: start(sweep, submission, number) for number in (0, 1, 2, 3, 4, 6)}
+    # The first point has values 2 and 4: none of its seeds competes with another.
+    assert [trials[0].record(2.0, 1), trials[1].record(4.0, 1)] == [False, False]
+    # 2.5 beats the mean of 3; with 4.5, the second point's mean does not.
+    assert [trials[3].record(2.5, 1), trials[3].record(2.5, 2)] == [False, False]
+    assert trials[4].record(4.5, 1) is True
+    assert trials[3].record(0.0, 3) is True  # the point ends with all seeds, at their next report
+    with pytest.raises(NoPoint, match="trial 5 does not start: its point was pruned"):
+        open_trial(sweep, submission, 5)
+    assert main(["open", str(sweep.path), str(submission), "5"]) == 3
+    for number, verdict in ((4, "done"), (3, "done")):
+        close_trial(sweep, number, verdict)
+    assert [read(sweep.trial(number).result)["state"] for number in (3, 4, 5)] == ["pruned"] * 3
+    assert read(sweep.trial(5).result)["point"] == read(sweep.trial(3).trial)["point"]
+    study = optuna_study.open_study(sweep, sweep.read_search())
+    assert study.trials[1].state.name == "PRUNED"
+    assert study.trials[1].intermediate_values[1] == 3.5
+    # The third point is better than the first one's mean.
+    assert trials[6].record(1.0, 1) is False
+    for number in (0, 1, 2):
+        close_trial(sweep, number, "done")
+    assert (study.trials[0].state.name, study.trials[0].value) == ("COMPLETE", 3.0)
+    for each in trials.values():
+        each.close()
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("prune", ["halving", "median"])
+def test_single_trials_are_pruned_as_optuna_would(prune: str, after: int) -> None:
+    optuna = optuna_study.import_optuna()
+    pruners = {
+        "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=3),
+        "median": optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=after),
+    }
+    study = optuna.create_study(pruner=pruners[prune])
+    dice = random.Random(after)
+    rivals: list[dict[int, float]] = []
+    decisions = []
+    for _ in range(40):
+        trial, own = study.ask(), {}
+        level = dice.random()
+        for count in range(1, 10):
+            own[count] = level + dice.random() / count
+            trial.report(own[count], count)
+            decisions.append(trial.should_prune())
+            if prune == "halving":
+                assert is_halved(own, rivals, after=after) == decisions[-1]
+            else:
+                assert is_below_median(own, rivals, after=after) == decisions[-1]
+            if decisions[-1]:
+                break
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED if decisions[-1] else None,
+                   values=None if decisions[-1] else own[9])  # fmt: skip
+        if prune == "halving" or not decisions[-1]:  # the median is that of finished ones
+            rivals.append(own)
+    assert 5 < sum(decisions) < len(decisions) - 5
+
+
 def test_an_unreadable_journal_does_not_end_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"x": 0})])
     trial = open_trial(sweep, submission, 0)
-    reports = TrialReporter(trial.path, trial={"prune": "median", "optuna": 5, "sweep": str(sweep.path)}, rank=0)
+    reports = TrialReporter(
+        trial.path, trial={"prune": "median", "optuna": 5, "number": 0, "sweep": str(sweep.path)}, rank=0
+    )
     assert reports.record(1.0, 1) is False
     assert reports.record(2.0, 2) is False
     assert capsys.readouterr().err.count("pruning is off for this trial") == 1

@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
                 f"Invalid arguments: trial {' '.join(argv)}.",
                 hint="Use open SWEEP SUBMISSION NUMBER, or close SWEEP NUMBER VERDICT.",
             )
-    except NoPoint:
-        print("paceline: the search has no more points")
+    except NoPoint as reason:
+        print(f"paceline: {reason}")
         return NO_POINT_EXIT
     except PacelineError as problem:
         print(f"paceline: {problem}", file=sys.stderr)
@@ -80,9 +80,11 @@ def open_trial(
     point = _point(sweep, number)
     trial = sweep.trial(number)
     trial.events.mkdir(parents=True, exist_ok=True)
+    if search.prune != "none":
+        _check_pruned(sweep, point, trial)
     launch_spec = json.loads((submission / "launch.json").read_text(encoding="utf-8"))
     try:
-        record = _choose_point(sweep, search, point, trial, TrialPython(launch_spec["python"], variables or {}))
+        record = _choose_point(sweep, search, point, TrialPython(launch_spec["python"], variables or {}))
     except NoPoint:
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
@@ -120,9 +122,21 @@ def _point(sweep: SweepFolder, number: int) -> Point:
     raise LaunchError(f"{sweep.points} has no trial {number}.", hint="Check whether the file was edited.")
 
 
-def _choose_point(
-    sweep: SweepFolder, search: Search, point: Point, trial: TrialFolder, python: TrialPython
-) -> dict[str, Any]:
+def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
+    """A point that another seed's reports have ended does not start again with this one."""
+    from paceline.contract.sweep.pruner import is_point_pruned, seeds_of
+
+    seeds = seeds_of(sweep, point.number) if point.seed is not None else []
+    if is_point_pruned(seeds):
+        first = next(each for each in seeds if each.pruned.exists())
+        record = {**_read(first.trial), "number": point.number, "seed": point.seed}
+        write_atomically(trial.trial, json.dumps(record) + "\n")
+        trial.pruned.touch()
+        close_trial(sweep, point.number, DONE)
+        raise NoPoint(f"trial {point.number} does not start: its point was pruned")
+
+
+def _choose_point(sweep: SweepFolder, search: Search, point: Point, python: TrialPython) -> dict[str, Any]:
     """Return trial.json, with the point from the list or from the sampler."""
     values, known, variables = point.point, None, {}
     if search.sampler == "wandb":
@@ -131,13 +145,9 @@ def _choose_point(
     if search.needs_optuna:
         from paceline.contract.sweep import optuna_study
 
-        if values is None:
-            shared = point.seed is not None
-            values, known = optuna_study.point_of_group(sweep, search, point.group, shared=shared)
-        else:
-            known = _read(trial.trial).get("optuna")
-            if known is None or optuna_study.is_finished(sweep, search, known):
-                known = optuna_study.start_trial(sweep, search, point.number)
+        values, known = optuna_study.point_of_group(
+            sweep, search, point.group, point=values, shared=point.seed is not None
+        )
     if values is None:
         raise LaunchError(f"Trial {point.number} in {sweep.points} has no point.", hint="Was the file edited?")
     return {
@@ -166,7 +176,10 @@ def _trial_launch_spec(
         program = shared["programs"].get(point.program)  # its path in the snapshot of the code
         if not isinstance(program, str):
             raise LaunchError(f"Trial {point.number} names the script {point.program!r}, which is not in its sweep.")
-    trial = {"sweep": str(sweep.path), "prune": search.prune, "metric": search.metric, "optuna": record["optuna"]}
+    trial = {
+        "sweep": str(sweep.path), "prune": search.prune, "metric": search.metric, "optuna": record["optuna"],
+        "number": point.number,
+    }  # fmt: skip
     return replace(
         launch_spec, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
         params=merge_params(launch_spec.params, record["point"]), trial=trial,
@@ -286,16 +299,14 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "
     if record.get("optuna") is not None:
         from paceline.contract.sweep import optuna_study
 
-        if not search.chooses_late:
-            optuna_study.finish_trial(sweep, search, record["optuna"], state=state, value=value)
-        elif (mean := _group_result(sweep, record["group"])) is not None:
+        if (mean := _group_result(sweep, record["group"])) is not None:
             group_state, group_value = mean
             optuna_study.finish_trial(sweep, search, record["optuna"], state=group_state, value=group_value)
     return result
 
 
 def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None:
-    """Return a point's state and its mean over seeds; None until the last seed has ended."""
+    """Return a point's state and its mean over seeds; None until all seeds have ended. Pruned points have no mean."""
     results = []
     for line in read_lines(sweep.points):
         if line.get("group") == group:
@@ -304,9 +315,9 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
                 return None
             results.append(result)
     values = [result["value"] for result in results if result["state"] == DONE and result["value"] is not None]
-    if values:
-        return DONE, sum(values) / len(values)
-    return (PRUNED if any(result["state"] == PRUNED for result in results) else FAILED), None
+    if any(result["state"] == PRUNED for result in results):
+        return PRUNED, None
+    return (DONE, sum(values) / len(values)) if values else (FAILED, None)
 
 
 def _find_error(trial: TrialFolder, verdict: str) -> str:

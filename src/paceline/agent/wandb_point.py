@@ -19,6 +19,7 @@ from paceline.contract.sweep.folder import NoPoint, SweepFolder
 from paceline.errors import LaunchError
 
 TIMEOUT = 300.0  # seconds for an answer
+NO_MORE = "the search has no more points"
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ def request_point(sweep: SweepFolder, name: str, group: int, python: TrialPython
     path = sweep.chosen_point(group)
     if not path.exists():
         if sweep.search_exhausted.exists():
-            raise NoPoint
+            raise NoPoint(NO_MORE)
         _run_agent(name, path, python)
     answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if answer.get("point") is None:
         path.replace(sweep.search_exhausted)
-        raise NoPoint
+        raise NoPoint(NO_MORE)
     return answer
 
 

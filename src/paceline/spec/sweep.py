@@ -252,15 +252,10 @@ def check_sweep(file: SweepFile) -> None:
 
 
 def check_metric(table: SweepTable, path: Path) -> None:
-    """Raise if the sampler or the pruner lacks a metric, or if they don't work together."""
+    """Raise if the sampler or the pruner lacks a metric."""
     if table.metric is None and (table.sampler == "tpe" or table.prune != "none"):
         setting = 'sampler = "tpe"' if table.sampler == "tpe" else f'prune = "{table.prune}"'
         raise SpecError(f"{path}: [sweep] {setting} needs a metric.", hint='Write metric = "loss" in [sweep].')
-    if table.sampler == "tpe" and table.prune != "none" and table.seeds > 1:
-        raise SpecError(
-            f"{path}: [sweep] seeds = {table.seeds} needs the mean of all runs for tpe, but prune ends some early.",
-            hint='Set prune = "none" or seeds = 1.',
-        )
 
 
 def _check_conditions(file: SweepFile) -> None:

@@ -72,7 +72,9 @@ class LocalSweep(SweepStart):
         try:
             variables = {**self.job.environment.variables, **self.secrets.values}
             open_trial(folder, self.submission, number, variables=variables)
-        except NoPoint:
+        except NoPoint as reason:
+            if folder.trial(number).pruned.exists():
+                self.reporter.note(str(reason))
             return None
         except PacelineError as problem:
             self._report(number, {"state": FAILED, "error": problem.message})

@@ -31,7 +31,7 @@ STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order of th
 SPEC_FIELDS: Fields = {"metric": str, "direction": str, "space": dict}
 TRIAL_FIELDS: Fields = {
     "number": int, "group": int, "point": dict, "seed": int, "state": str, "seconds": NUMBER, "started": NUMBER,
-    "ended": NUMBER, "error": str,
+    "ended": NUMBER, "error": str, "step": int,
 }  # fmt: skip
 TAIL = 16384  # bytes at the end of a metrics file to search for its newest value
 
@@ -48,6 +48,7 @@ class Trial:
     seed: int | None = None
     value: float | None = None  # of the sweep's metric: final, or the newest of a running trial
     seconds: float | None = None
+    step: int | None = None  # of its value, once it has ended
     error: str = ""  # its first line
     job: str | None = None  # its newest array task
 
@@ -198,7 +199,7 @@ def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
     error = first_line(str(result.get("error") or ""))
     return _trial(
         folder, {**planned, "point": record.get("point"), "seed": record.get("seed")}, state=state,
-        value=as_number(result.get("value")), seconds=as_number(seconds),
+        value=as_number(result.get("value")), seconds=as_number(seconds), step=result.get("step"),
         error=error or (_find_error(folder) if state == FAILED else ""),
     )  # fmt: skip
 

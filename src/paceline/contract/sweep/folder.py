@@ -34,7 +34,7 @@ NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
 class NoPoint(Exception):
-    """Raised when the search has no points left."""
+    """Raised when there is nothing to run: the search has no points left, or the trial's point was pruned."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class SweepFolder:
 
     def chosen_point(self, group: int) -> Path:
         return self.path / "chosen" / f"{group}.json"
+
+    def study_number(self, group: int) -> Path:
+        """The number in Optuna's study of a group whose point was known."""
+        return self.path / "chosen" / f"{group}-study.json"
 
     # Exists once the search has no more points; removed when trials are added.
     search_exhausted = Entry("chosen/exhausted")
@@ -174,7 +178,10 @@ def last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, in
     if not lines and metric:
         lines = [(metric, line) for line in read_lines(trial.metrics) if metric in line]
     for name, line in lines[-1:]:
-        value = line.get(name)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            return float(value), line.get("step")
+        if is_number(line.get(name)):
+            return float(line[name]), line.get("step")
     return None, None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

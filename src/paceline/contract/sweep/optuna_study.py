@@ -1,4 +1,4 @@
-"""A sweep's Optuna study: TPE chooses points, pruners end trials early. No torch; Optuna is imported on first use.
+"""A sweep's Optuna study: TPE chooses points, and trials share their reports. Optuna is imported on first use.
 
 All processes of a sweep share one append-only journal file under a lock that is safe on NFS. There is no server.
 """
@@ -17,11 +17,10 @@ from typing import Any
 
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import FAILED, PRUNED, Search, SweepFolder, is_active
-from paceline.errors import EnvironmentProblem, RunError
+from paceline.errors import EnvironmentProblem
 
 LOCK_TIMEOUT = 120.0  # seconds that a trial waits for another that requests the same point
 STARTUP_TRIALS = 10  # random points before TPE starts
-REDUCTION_FACTOR = 3  # one in this many trials continues at each rung of successive halving
 
 
 def import_optuna() -> Any:
@@ -46,35 +45,33 @@ def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> An
 
     path = str(sweep.journal)
     storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-    after = search.prune_after
-    pruners = {
-        "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=after, reduction_factor=REDUCTION_FACTOR
-        ),
-        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=after),
-        "none": optuna.pruners.NopPruner,
-    }
     return optuna.create_study(
         study_name=search.name, storage=storage, direction=search.direction, load_if_exists=True,
-        sampler=sampler or optuna.samplers.RandomSampler(), pruner=pruners[search.prune](),
+        sampler=sampler or optuna.samplers.RandomSampler(),
     )  # fmt: skip
 
 
 # -- points ----------------------------------------------------------------------------------------------
 
 
-def point_of_group(sweep: SweepFolder, search: Search, group: int, *, shared: bool) -> tuple[dict[str, Any], int]:
+def point_of_group(
+    sweep: SweepFolder, search: Search, group: int, *, point: dict[str, Any] | None, shared: bool
+) -> tuple[dict[str, Any], int]:
     """Return a group's point and its trial number in the study. The first trial of the group requests it.
 
-    `shared`: several trials (seeds) have this point, and may start at the same time.
+    If `point` is known, the study has it for its reports alone. `shared`: several trials (seeds) have this point, and
+    may start at the same time.
     """
-    path = sweep.chosen_point(group)
+    path = sweep.chosen_point(group) if point is None else sweep.study_number(group)
     path.parent.mkdir(exist_ok=True)
     with _lock(path) if shared else contextlib.nullcontext():
         known = _read(path)
         if known is not None and not is_finished(sweep, search, known["optuna"]):
             return known["point"], known["optuna"]
-        point, number = _choose_point(sweep, search, group, point=known["point"] if known else None)
+        if point is not None:
+            number = _start_trial(sweep, search, group)
+        else:
+            point, number = _choose_point(sweep, search, group, point=known["point"] if known else None)
         write_atomically(path, json.dumps({"point": point, "optuna": number}) + "\n")
         return point, number
 
@@ -156,10 +153,10 @@ def _to_choice(value: Any) -> Any:
 # -- trials ----------------------------------------------------------------------------------------------
 
 
-def start_trial(sweep: SweepFolder, search: Search, number: int) -> int:
-    """Start a trial whose point is known, for its reports alone. Return its number in the study."""
+def _start_trial(sweep: SweepFolder, search: Search, group: int) -> int:
+    """Start a trial whose point is known. Return its number in the study."""
     trial = open_study(sweep, search).ask()
-    trial.set_user_attr("trial", number)
+    trial.set_user_attr("group", group)
     known: int = trial.number
     return known
 
@@ -182,20 +179,3 @@ def finish_trial(sweep: SweepFolder, search: Search, known: int, *, state: str, 
         study.tell(known, state=states.FAIL, skip_if_finished=True)
     else:
         study.tell(known, value, skip_if_finished=True)
-
-
-class Pruner:
-    """Passes a trial's reports to Optuna's pruner. Rank 0 holds one for the whole session."""
-
-    def __init__(self, sweep: SweepFolder, search: Search, known: int) -> None:
-        optuna = import_optuna()
-        study = open_study(sweep, search)
-        trials = study.get_trials(deepcopy=False)
-        if known >= len(trials):
-            raise RunError(f"{sweep.journal} has no trial {known}.", hint="Check whether the file was replaced.")
-        self._trial = optuna.trial.Trial(study, trials[known]._trial_id)
-
-    def should_prune(self, value: float, count: int) -> bool:
-        """Report a value and return whether to end the trial. `count` numbers the reports from 1."""
-        self._trial.report(value, count)
-        return bool(self._trial.should_prune())

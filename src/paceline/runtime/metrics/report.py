@@ -11,7 +11,7 @@ from typing import Any
 from paceline.contract import env
 from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep.folder import SweepFolder, TrialFolder, read_lines
+from paceline.contract.sweep.folder import SweepFolder, TrialFolder, is_number, read_lines
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 
@@ -26,17 +26,15 @@ class TrialReporter:
         self._trial = trial
         self._folder = TrialFolder(folder) if folder is not None and rank == 0 else None
         self._lines = LineWriter(self._folder.reports if self._folder else None)
-        self._seen: dict[Any, int] = {}  # step -> which report that was
+        self._seen: set[Any] = set()  # steps with a report
         self._pruner: Any = None
         self._broken = False  # the pruner failed, and is not asked again
         # An attempt that failed while its ranks left: the pruner decides once, and would let this one continue.
         self._is_pruned = self._folder is not None and self.can_prune and self._folder.pruned.exists()
         if self._folder is not None and self.can_prune:
             for line in read_lines(self._folder.reports):  # from earlier attempts
-                self._count(line.get("step"))
-
-    def _count(self, step: Any) -> int:
-        return self._seen.setdefault(step, len(self._seen) + 1)
+                if is_number(line.get("value")):
+                    self._seen.add(line.get("step"))
 
     def select(self, value: Any, named: dict[str, Any]) -> Any:
         """Return the score: the only value, or the one with the name of the sweep's metric."""
@@ -63,15 +61,16 @@ class TrialReporter:
         self._lines.append(json.dumps(line) + "\n")
         if self._is_pruned:
             return True
-        if not self.can_prune or self._broken or number - number != 0:
-            return False
+        if not self.can_prune or self._broken or number - number != 0 or step in self._seen:
+            return False  # a step that is reported again after a restart was judged before
+        self._seen.add(step)
         try:
             if self._pruner is None:
-                from paceline.contract.sweep.optuna_study import Pruner
+                from paceline.contract.sweep.pruner import Pruner
 
-                sweep = SweepFolder(Path(self._trial["sweep"]))
-                self._pruner = Pruner(sweep, sweep.read_search(), self._trial["optuna"])
-            prune: bool = self._pruner.should_prune(number, self._count(step))
+                sweep, own = SweepFolder(Path(self._trial["sweep"])), self._trial
+                self._pruner = Pruner(sweep, sweep.read_search(), number=own["number"], known=own["optuna"])
+            prune: bool = self._pruner.should_prune(number, len(self._seen))
         except Exception as error:  # from Optuna or the disk: the trial is worth more than its pruning
             note(f"pruning is off for this trial: {error}")
             self._broken = True

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from html import escape
 
-from paceline.contract.sweep.folder import DONE, FAILED
+from paceline.contract.sweep.folder import FAILED, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.report import plots
@@ -23,8 +23,9 @@ MAX_FAILURES = 200
 def render(sweep: Sweep) -> str:
     """Return the whole page."""
     ordered = best_first(sweep, rows(sweep))
-    valued = [row for row in ordered if row.value is not None and (row.state == DONE or row.count > 1)]
-    body = [_head(sweep), _progress(sweep), _best(sweep, valued), *_plots(sweep, valued)]
+    valued = [row for row in ordered if row.counts]
+    pruned = [row for row in ordered if row.is_pruned and row.value is not None]
+    body = [_head(sweep), _progress(sweep), _best(sweep, valued), *_plots(sweep, valued, pruned)]
     body += [_table(sweep, ordered), _failures([trial for trial in sweep.trials if trial.state in (FAILED, MISSING)])]
     return PAGE.format(title=escape(f"sweep {sweep.name}"), style=STYLE, body="\n".join(body), script=SCRIPT)
 
@@ -68,18 +69,19 @@ def _best(sweep: Sweep, valued: Sequence[Row]) -> str:
     )
 
 
-def _plots(sweep: Sweep, valued: Sequence[Row]) -> list[str]:
+def _plots(sweep: Sweep, valued: Sequence[Row], pruned: Sequence[Row]) -> list[str]:
     if not valued:
         return []
     found = []
+    early = f" Grey: {len(pruned):,} pruned, at their last report." if pruned else ""
     if sweep.keys:
-        note = "One line per point; the best are orange and on top. Hover over a line to read it."
-        if len(valued) > plots.MAX_LINES:
+        note = f"One line per point; the best are orange and on top.{early} Hover over a line to read it."
+        if max(len(valued), len(pruned)) > plots.MAX_LINES:
             note += f" Shows {plots.MAX_LINES} of {len(valued):,} points: the best, and an even share of the others."
-        found.append(_section("Parallel coordinates", plots.parallel(sweep, valued), note))
+        found.append(_section("Parallel coordinates", plots.parallel(sweep, valued, pruned), note))
         found.append(_importance(sweep))
-    note = "Each dot is a trial; the line is the best value so far. Rings are values outside the plot."
-    return [*found, _section("History", plots.history(sweep, valued), note)]
+    note = f"Each dot is a trial; the line is the best value so far.{early} Rings are values outside the plot."
+    return [*found, _section("History", plots.history(sweep, valued, pruned), note)]
 
 
 def _importance(sweep: Sweep) -> str:
@@ -117,13 +119,18 @@ def _table(sweep: Sweep, ordered: Sequence[Row]) -> str:
 def _line(row: Row, keys: Sequence[str]) -> str:
     cells = [
         (str(row.number), row.number),
-        (f'<i class="{row.state}"></i>{row.status}', row.state),
+        (f'<i class="{row.state}"></i>{row.status}{_pruned_at(row)}', row.state),
         (escape(plots.value_text(row)), "" if row.value is None else row.value),
         *((escape(to_label(row.point[key])), row.point[key]) if key in row.point else ("", "") for key in keys),
         ("" if row.seconds is None else show_seconds(row.seconds), "" if row.seconds is None else row.seconds),
     ]
     written = [f'<td data-v="{escape(str(key))}">{text}</td>' for text, key in cells]
     return f"<tr>{''.join(written)}</tr>"
+
+
+def _pruned_at(row: Row) -> str:
+    steps = [trial.step for trial in row.trials if trial.step is not None]
+    return f" at step {max(steps)}" if row.state == PRUNED and len(row.trials) == 1 and steps else ""
 
 
 def _failures(failed: Sequence[Trial]) -> str:

@@ -39,15 +39,18 @@ def thin_out(ordered: Sequence[Row], limit: int) -> list[tuple[int, Row]]:
     ]
 
 
-def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
+def parallel(sweep: Sweep, ordered: Sequence[Row], pruned: Sequence[Row] = ()) -> str:
     """Draw an axis for each parameter and one for the value, and a line for each row, the best on top."""
-    keys = [key for key in sweep.keys if any(key in row.point for row in ordered)]
+    everything = [*ordered, *pruned]
+    keys = [key for key in sweep.keys if any(key in row.point for row in everything)]
     top, bottom, gap, left = 46, 330, 26, 70
     step = max(110, (900 - 2 * left) // max(1, len(keys)))
     width = left * 2 + step * len(keys)
-    scales = [scale_of([row.point[key] for row in ordered if key in row.point], log=sweep.is_log(key)) for key in keys]
+    scales = [
+        scale_of([row.point[key] for row in everything if key in row.point], log=sweep.is_log(key)) for key in keys
+    ]
     scales.append(linear(*_in_view([row.value for row in ordered if row.value is not None], sweep.maximizes)))
-    partial = [any(key not in row.point for row in ordered) for key in keys] + [False]
+    partial = [any(key not in row.point for row in everything) for key in keys] + [False]
 
     def height(axis: int, row: Row) -> float:
         if axis < len(keys) and keys[axis] not in row.point:
@@ -57,17 +60,20 @@ def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
 
     drawn = thin_out(ordered, MAX_LINES)
     faint = 0.9 if len(drawn) < 40 else 0.55 if len(drawn) < 200 else 0.35
-    parts = []
-    for rank, row in reversed(drawn):
+
+    def curve(row: Row) -> str:
         dots = [(left + axis * step, height(axis, row)) for axis in range(len(keys) + 1)]
-        path = f"M{dots[0][0]} {dots[0][1]:.1f}" + "".join(
-            f"C{x - step / 2:.0f} {y0:.1f} {x - step / 2:.0f} {y:.1f} {x} {y:.1f}"
-            for (_, y0), (x, y) in itertools.pairwise(dots)
-        )
+        return _curve(dots, step / 2)
+
+    parts = [
+        f'<path class="line early" d="{curve(row)}"><title>{escape(tooltip(sweep, row))}</title></path>'
+        for _, row in thin_out(pruned, MAX_LINES)
+    ]
+    for rank, row in reversed(drawn):
         strong = rank < min(12, max(1, len(ordered) // 20))
         style = f'stroke="{colour(rank / max(1, len(ordered) - 1))}" stroke-opacity="{0.95 if strong else faint}"'
         parts.append(
-            f'<path class="line" d="{path}" {style} stroke-width="{2.2 if strong else 1.2}">'
+            f'<path class="line" d="{curve(row)}" {style} stroke-width="{2.2 if strong else 1.2}">'
             f"<title>{escape(tooltip(sweep, row))}</title></path>"
         )
     for axis, name in enumerate([*keys, sweep.metric]):
@@ -75,6 +81,12 @@ def parallel(sweep: Sweep, ordered: Sequence[Row]) -> str:
         if partial[axis]:
             parts.append(_label(left + axis * step - 8, bottom + gap + 4, "unset", "end", "faint"))
     return _svg(width, bottom + gap + 16, parts, f"parallel coordinates of {len(drawn)} points")
+
+
+def _curve(dots: Sequence[tuple[float, float]], bend: float) -> str:
+    return f"M{dots[0][0]} {dots[0][1]:.1f}" + "".join(
+        f"C{x - bend:.0f} {y0:.1f} {x - bend:.0f} {y:.1f} {x} {y:.1f}" for (_, y0), (x, y) in itertools.pairwise(dots)
+    )
 
 
 def _axis(x: float, top: float, bottom: float, name: str, scale: Scale, *, last: bool) -> str:
@@ -90,19 +102,27 @@ def _axis(x: float, top: float, bottom: float, name: str, scale: Scale, *, last:
     return "".join(parts)
 
 
-def history(sweep: Sweep, ended: Sequence[Row]) -> str:
-    """Draw each trial's value as a dot, and the best so far as a line."""
+def history(sweep: Sweep, ended: Sequence[Row], pruned: Sequence[Row] = ()) -> str:
+    """Draw each trial's value as a dot, grey if it was pruned, and the best so far as a line."""
     ordered = sorted(ended, key=lambda row: row.number)
     left, right, top, bottom, width = 70, 20, 16, 250, 900
-    values = [row.value for row in ordered if row.value is not None]
-    low, high = _in_view(values, sweep.maximizes)
-    first, last = ordered[0].number, max(ordered[-1].number, ordered[0].number + 1)
+    low, high = _in_view([row.value for row in ordered if row.value is not None], sweep.maximizes)
+    numbers = [row.number for row in (*ordered, *pruned)]
+    first, last = min(numbers), max(*numbers, min(numbers) + 1)
 
     def x(number: int) -> float:
         return left + (number - first) / (last - first) * (width - left - right)
 
     def y(value: float) -> float:
         return bottom - (min(max(value, low), high) - low) / (high - low) * (bottom - top)
+
+    def dot(row: Row, kind: str) -> str:
+        assert row.value is not None
+        outside = " outside" if not low <= row.value <= high else ""
+        return (
+            f'<circle class="{kind}{outside}" cx="{x(row.number):.1f}" cy="{y(row.value):.1f}" r="3">'
+            f"<title>{escape(tooltip(sweep, row))}</title></circle>"
+        )
 
     parts = []
     for value in round_numbers(low, high):
@@ -111,8 +131,8 @@ def history(sweep: Sweep, ended: Sequence[Row]) -> str:
     for value in round_numbers(first, last, 8):
         if value == int(value):
             parts.append(_label(x(int(value)), bottom + 20, str(int(value)), "middle", "mark"))
+    parts += [dot(row, "early") for row in pruned[:: max(1, len(pruned) // MAX_DOTS)]]
     best, steps = None, []
-    dots = []
     every = max(1, len(ordered) // MAX_DOTS)
     for index, row in enumerate(ordered):
         assert row.value is not None
@@ -123,14 +143,10 @@ def history(sweep: Sweep, ended: Sequence[Row]) -> str:
             best = row.value
             steps.append(f"{'L' if steps else 'M'}{x(row.number):.1f} {y(best):.1f}")
         if better or index % every == 0:
-            outside = not low <= row.value <= high
-            dots.append(
-                f'<circle class="dot{" outside" if outside else ""}" cx="{x(row.number):.1f}" cy="{y(row.value):.1f}" '
-                f'r="3"><title>{escape(tooltip(sweep, row))}</title></circle>'
-            )
+            parts.append(dot(row, "dot"))
     assert best is not None
     steps.append(f"L{x(last):.1f} {y(best):.1f}")
-    parts += [*dots, f'<path class="best" d="{"".join(steps)}"/>']
+    parts.append(f'<path class="best" d="{"".join(steps)}"/>')
     parts.append(_label((left + width - right) / 2, bottom + 40, "trial", "middle", "name"))
     return _svg(width, bottom + 50, parts, "values in the order of the trials")
 
@@ -163,7 +179,7 @@ def bars(shares: dict[str, float]) -> str:
 
 def tooltip(sweep: Sweep, row: Row) -> str:
     """Return the tooltip of a row's line or dot."""
-    lines = [f"trial {row.number}: {sweep.metric} {value_text(row)}"]
+    lines = [f"trial {row.number}{' (pruned)' if row.is_pruned else ''}: {sweep.metric} {value_text(row)}"]
     return "\n".join([*lines, *(f"{key} = {to_label(value)}" for key, value in row.point.items())])
 
 

@@ -21,7 +21,7 @@ class Row:
     """One point: a trial, or its trials with several seeds."""
 
     trials: tuple[Trial, ...]
-    value: float | None  # for repeats, the mean over those that are done
+    value: float | None  # for repeats, the mean over those that are done; of a pruned point over all
     deviation: float | None  # sample standard deviation; None for fewer than two
     count: int  # values in the mean
 
@@ -36,6 +36,15 @@ class Row:
     @property
     def state(self) -> str:
         return next(state for state in _PRECEDENCE if any(trial.state == state for trial in self.trials))
+
+    @property
+    def counts(self) -> bool:
+        """Whether its value ranks it: a single trial's once it is done, a mean from the first repeat on."""
+        return self.value is not None and not self.is_pruned and (self.state == DONE or len(self.trials) > 1)
+
+    @property
+    def is_pruned(self) -> bool:
+        return any(trial.state == PRUNED for trial in self.trials)
 
     @property
     def status(self) -> str:
@@ -64,7 +73,8 @@ def rows(sweep: Sweep) -> list[Row]:
 
 
 def _repeats(trials: list[Trial]) -> Row:
-    values = [trial.value for trial in trials if trial.state == DONE and trial.value is not None]
+    pruned = any(trial.state == PRUNED for trial in trials)  # by the mean of all: show that
+    values = [trial.value for trial in trials if (pruned or trial.state == DONE) and trial.value is not None]
     return Row(
         tuple(trials),
         value=statistics.fmean(values) if values else None,
@@ -79,9 +89,7 @@ def best_first(sweep: Sweep, listed: Iterable[Row]) -> list[Row]:
     sign = -1.0 if sweep.maximizes else 1.0
 
     def position(row: Row) -> tuple[int, float, int]:
-        # A mean counts once the first repeat is done; a single trial's value once the trial is.
-        counts = row.value is not None and (row.state == DONE or len(row.trials) > 1)
-        first = order[DONE] if counts else order[row.state]
+        first = order[DONE] if row.counts else order[PRUNED if row.is_pruned else row.state]
         return first, float("inf") if row.value is None else sign * row.value, row.number
 
     return sorted(listed, key=position)

@@ -48,6 +48,8 @@ svg .faint { font-size: 11px; font-style: italic; paint-order: stroke; stroke: v
 svg .axis { stroke: var(--faint); stroke-width: 1; } svg .grid { stroke: var(--line); }
 svg .line { fill: none; } svg .line:hover { stroke: var(--ink); stroke-width: 4; stroke-opacity: 1; }
 svg .dot { fill: var(--running); fill-opacity: .75; } svg .outside { fill: none; stroke: var(--running); }
+svg .early { fill: var(--pruned); fill-opacity: .6; } svg .early.outside { fill: none; stroke: var(--pruned); }
+svg .line.early { fill: none; stroke: var(--pruned); stroke-opacity: .4; stroke-width: 1.2; }
 svg .best { fill: none; stroke: var(--accent); stroke-width: 2; } svg .bar { fill: var(--running); }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .28rem .9rem .28rem 0; white-space: nowrap; border-bottom: 1px solid
