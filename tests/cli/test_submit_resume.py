@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import run as cli_run
 from paceline.contract.run_folder import RunFolder
+from paceline.errors import UsageError
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -147,16 +150,42 @@ def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
     )  # fmt: skip
 
 
-def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(login: Login) -> None:
-    login.submit("train.py")
-    login("cancel", "last")
-    refused = login("run", "--cpu", "--nproc", "1", "--resume", "last")
+def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(
+    tmp_path: Path, login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run-1")
+    folder.path.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(login.bin))
+        patch.delenv("SLURM_JOB_ID", raising=False)
+        cli_run._require_consent(folder)  # a local run
+        folder.job.write_text("11\n")
+        with pytest.raises(UsageError, match=r"submitted to Slurm \(job 11\)") as refused:
+            cli_run._require_consent(folder)
+        assert "paceline submit --resume run-1" in refused.value.hint
+        answers = iter([True, False])
+        for name in ("stdin", "stderr"):
+            patch.setattr(getattr(sys, name), "isatty", lambda: True)
+        patch.setattr("typer.confirm", lambda *_, **__: next(answers))
+        cli_run._require_consent(folder)
+        with pytest.raises(UsageError):
+            cli_run._require_consent(folder)
+        patch.setenv("SLURM_JOB_ID", "5")  # inside an allocation
+        cli_run._require_consent(folder)
+
+
+def test_after_a_run_that_is_over(login: Login) -> None:
+    login.submit("--name", "first", "train.py")
+    first = login.run
+    shown = login("submit", "--dry-run", "--after", "first", "train.py").stdout
+    assert "--dependency=afterok:11 --kill-on-invalid-dep=yes" in shown
+    login.end("FAILED")
+    refused = login("submit", "--no-check", "--after", "first", "train.py")
     assert refused.returncode == 2
-    assert "was submitted to Slurm (job 11)" in refused.stderr
-    assert f"paceline submit --resume {login.run.path.name}" in refused.stderr
-    assert login.run.cancelled.exists()
-    for options in ({"SLURM_JOB_ID": "5"}, {"here": "--here"}):
-        flag = [options.pop("here")] if "here" in options else []
-        done = login("run", *flag, "--cpu", "--nproc", "1", "--resume", "last", **options)
-        assert "is not a job" not in done.stderr
-        assert not login.run.cancelled.exists()
+    assert "Invalid --after first: that run has ended: failed." in refused.stderr
+    assert f"paceline submit --resume {first.path.name}" in refused.stderr
+    (login.bin / "jobs").write_text("11 FAILED\n12 COMPLETED\n13 FAILED\n")
+    assert "--after 13: job 13 has ended: failed." in login("submit", "--after", "13", "train.py").stderr
+    done = login.submit("--after", "12", "train.py")
+    assert "12 is done already" in done.stderr
+    assert "--dependency" not in (login.bin / "submitted").read_text()

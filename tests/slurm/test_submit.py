@@ -197,13 +197,20 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert folder.path.name in listed
     assert "running" in listed
     assert "report " in slurm_paceline("logs", cwd=home, check=True).stdout
+    waiting = run_of(slurm_paceline("submit", *SMALL, "--after", folder.path.name, "train.py", cwd=home, check=True))
+    assert f"waits for job {job}" in slurm_paceline("show", waiting.path.name, cwd=home, check=True).stdout
     slurm_paceline("cancel", folder.path.name, cwd=home, check=True)
     assert cluster.wait(job, timeout=TIMEOUT) == "CANCELLED"
+    # A run that waits for it does not wait for ever.
+    assert cluster.wait(waiting.job.read_text().strip(), timeout=TIMEOUT) == "CANCELLED"
+    assert f"job {job} did not succeed" in slurm_paceline("show", waiting.path.name, cwd=home, check=True).stdout
+    refused = slurm_paceline("submit", *SMALL, "--after", folder.path.name, "train.py", cwd=home)
+    assert "that run has ended: cancelled" in refused.stderr
     assert cluster.restarts(job) == 0
     assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
     # It goes on only if asked to, here with other code, arguments and limits.
     project(home, PLAIN)
-    args = ("submit", "--resume", job, "--time", "5m", "--wait", "train.py", "again")
+    args = ("submit", "--resume", folder.path.name, "--time", "5m", "--wait", "train.py", "again")
     done = slurm_paceline(*args, cwd=home, timeout=TIMEOUT)
     assert done.returncode == 0, diagnostics(folder, done)
     assert run_of(done) == folder

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
 from paceline.contract.files.foreign_records import (
     NUMBER,
@@ -68,7 +69,17 @@ class Record:
             return f"not requeued: {problem}"
         if self.state is None:
             return str(self.details.get("host", "")) if self.job is None else ""
+        if self.state.reason.startswith("Dependency"):
+            return self._dependency(self.state)
         return self.state.reason if self.state.phase == WAITING else self.state.nodes
+
+    def _dependency(self, state: JobState) -> str:
+        jobs = ", ".join(awaited_jobs(self.folder, state.id))
+        if not jobs:
+            return state.reason
+        if state.reason == "Dependency":
+            return f"waits for job {jobs}"
+        return f"job {jobs} did not succeed ({state.reason})"
 
 
 def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:

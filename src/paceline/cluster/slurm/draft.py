@@ -13,13 +13,16 @@ from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import check_job
 from paceline.cluster.environment.store import resolve_environment
 from paceline.cluster.runs import folder as folders
+from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.runs.prepare import path_in_run, prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
+from paceline.cluster.slurm.states import ENDED
 from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array_script import Trials
@@ -52,7 +55,7 @@ class Draft:
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = find_partitions()
         self.notes: list[str] = []
-        self.after = [self._job_id(name) for name in after]
+        self.after = [each for name in after if (each := self._awaited_job(name)) is not None]
 
     def plan(self, run_path: RunPath) -> SlurmPlan:
         job = self.job
@@ -126,22 +129,57 @@ class Draft:
         except JobRejected as rejected:
             raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
 
-    def _job_id(self, name: str) -> str:
-        """The job of `--after`: a run, or a job id."""
+    def _awaited_job(self, name: str) -> str | None:
+        """Return the job that `--after` waits for; None if it is done already. `name` is a run's, or a job id.
+
+        Raises UsageError if it can no longer succeed.
+        """
+        folder = None
         try:
             folder = folders.find_run(name, self.run_path.scratch)
         except UsageError:
-            if name.replace("_", "").isdigit():
-                return name
-            raise
-        found = slurm.read_job_id(folder)
-        if found is None:
+            if not name.replace("_", "").isdigit():
+                raise
+        found = name if folder is None else slurm.read_job_id(folder)
+        outcome = _outcome(folder, found)
+        if outcome == DONE:
+            self.notes.append(f"{name} is done already, so the job does not wait for it")
+        elif found is None:
             raise UsageError(
                 f"Invalid --after {name}: that run is not a Slurm job.",
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
+        elif outcome is not None:
+            again = f"go on with it (`paceline submit --resume {folder.path.name}`)" if folder else "run it again"
+            raise UsageError(
+                f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has ended: {outcome}.",
+                hint=f"First {again}, or leave --after out.",
+            )
+        if folder is not None:
+            self._note_new_files(folder)
+        return None if outcome == DONE else found
+
+    def _note_new_files(self, folder: RunFolder) -> None:
         with suppress(EnvironmentProblem):  # the run may be another user's
             earlier = read_launch_spec(folder)
             if earlier.work:
                 self.notes.append(f"{folder.path.name} writes new files to {earlier.cwd}; read them from there")
-        return found
+
+
+def _outcome(folder: RunFolder | None, job: str | None) -> str | None:
+    """Return how a run or a job has ended; None if it has not, or if nobody knows."""
+    try:
+        state = slurm.states([job]).get(job) if job is not None else None
+    except ClusterError:
+        state = None
+    if state is not None and state.phase != ENDED:
+        return None
+    holder = find_holder(folder) if folder is not None else None
+    verdict = read_verdict(holder.job_start.verdict) if holder is not None else None
+    if verdict == DONE:
+        return DONE
+    if folder is not None and folder.cancelled.exists():
+        return "cancelled"
+    if state is not None:
+        return state.label
+    return FAILED if verdict == FAILED else None

@@ -113,19 +113,28 @@ def submit(plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
     with withdrawn_on_failure(plan, folder.cancelled, known=known):
         job = run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
     try:
-        record_job(folder, job)
+        record_job(folder, job, after=plan.after)
     except BaseException:  # the run folder is removed or restored on errors, and the job cannot run with that
         call(["scancel", job], environ=plan.submitter, check=False)
         raise
     return job
 
 
-def record_job(folder: RunFolder, job: str) -> None:
-    """Record the run's job id. The job does the same when it starts."""
+def record_job(folder: RunFolder, job: str, *, after: Sequence[str] = ()) -> None:
+    """Record the run's job id, and the jobs that it waits for. The job does the same with its id when it starts."""
     write_atomically(folder.job, f"{job}\n")
-    line = json.dumps({"time": time.time(), "event": "queued", "job": job})
+    waits = {"after": list(after)} if after else {}
+    line = json.dumps({"time": time.time(), "event": "queued", "job": job, **waits})
     with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
         events.write(line + "\n")
+
+
+def awaited_jobs(folder: RunFolder, job: str) -> list[str]:
+    """Return the jobs that a run's job waits for, or waited for."""
+    for event in read_objects(folder.events / "launch.jsonl"):
+        if event.get("job") == job and isinstance(event.get("after"), list):
+            return [str(each) for each in event["after"]]
+    return []
 
 
 def known_jobs(folder: RunFolder) -> list[str]:

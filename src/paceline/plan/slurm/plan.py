@@ -41,6 +41,7 @@ class SlurmPlan:
     submitter: dict[str, str]  # the environment that sbatch is called in
     notes: tuple[str, ...] = ()
     secrets: str = ""  # their names, and where each comes from
+    after: tuple[str, ...] = ()  # jobs that it waits for
 
     @property
     def shape(self) -> Shape:
@@ -124,6 +125,7 @@ def plan_slurm(
         submitter=submission.variables,
         notes=tuple(f"{name} sets {option} to {environ[name]!r}" for name, option in submission.defaults.items()),
         secrets=secrets.describe(),
+        after=tuple(after),
     )
 
 
@@ -167,8 +169,8 @@ def _dependency(job: Job, after: Sequence[str]) -> list[str]:
             f"{job.source('job.dependency')} and --after both set what the job waits for.",
             hint="Leave one of them out.",
         )
-    if after:
-        return [f"--dependency=afterok:{':'.join(after)}"]
+    if after:  # and do not wait for ever if one of them fails
+        return [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
     return [f"--dependency={job.resources.dependency}"] if job.resources.dependency else []
 
 
