@@ -73,6 +73,7 @@ def test_the_commands_work(copy: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.count("final test accuracy") >= 3
     assert "#SBATCH --nodes=2" in done.stdout
+    assert "final perplexity" in done.stdout
     assert (copy / "model.safetensors").stat().st_size > 4 * 1_199_882
 
 

@@ -1,0 +1,162 @@
+"""The text example: it learns, resumes exactly, is GPT-2 to the last logit, and reads tokens from one file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.examples.ranks import EXAMPLES, import_from, logged, run_example, saved_tensors
+from tests.forked_ranks import Ranks
+
+SHORT = ["--steps", "70", "--batch-size", "16", "--warmup", "10", "--eval-every", "40", "--sample", "20"]
+
+
+def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
+    tokens, whole, parts = (tmp_path / name for name in ("tokens", "whole", "parts"))
+    made = subprocess.run(
+        [sys.executable, EXAMPLES / "text" / "stories.py"], capture_output=True, text=True, check=True
+    )
+    text = tmp_path / "stories.txt"
+    text.write_text("".join(made.stdout.splitlines(keepends=True)[:300]), encoding="utf-8")
+    args = [*SHORT, "--data", str(text), "--tokens", str(tokens)]
+    (perplexity, printed), (other, silent) = ranks(run_example, 2, "text", [*args, "--folder", str(whole)], timeout=300)
+    assert perplexity == other
+    assert silent == ""
+    unigram = re.search(r"final perplexity: .* \(a unigram model has ([\d.]+)\)\nOnce there was ", printed)
+    assert unigram, printed
+    assert perplexity < 0.6 * float(unigram[1])
+    stopped = ranks(run_example, 2, "text", [*args, "--folder", str(parts)], 25, timeout=300)
+    assert stopped[0][0] is None
+    assert max(logged(parts, "loss")) < 60, "it was stopped in the middle"
+    assert ranks(run_example, 2, "text", [*args, "--folder", str(parts)], timeout=300)[0][0] == perplexity
+    assert logged(parts, "loss") == logged(whole, "loss")
+    assert logged(parts, "perplexity") == logged(whole, "perplexity")
+    expected, found = saved_tensors(whole), saved_tensors(parts)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_every_option_on_a_folder_of_text(ranks: Ranks, tmp_path: Path) -> None:
+    books = tmp_path / "books" / "shelf"
+    books.mkdir(parents=True)
+    for name in ("a", "b"):
+        (books / f"{name}.txt").write_text("A café at the sea, and the sea was calm.\n" * 40, encoding="utf-8")
+    args = [
+        "--data", str(tmp_path / "books"), "--tokenizer", "bpe", "--vocab", "280", "--tokens", str(tmp_path / "tokens"),
+        "--fsdp", "--precision", "bf16", "--accumulate", "2", "--batch-size", "4", "--dropout", "0.1", "--steps", "3",
+        "--eval-every", "2", "--workers", "1", "--prompt", "A café", "--sample", "3", "--folder", str(tmp_path / "out"),
+    ]  # fmt: skip
+    (perplexity, printed), _ = ranks(run_example, 2, "text", args, timeout=300)
+    assert 1 < perplexity < 1000
+    assert "step 2: perplexity" in printed
+    assert "\nA café" in printed
+    assert max(logged(tmp_path / "out", "loss")) == 3
+
+
+def prepare_at_once(folder: str) -> tuple[str, list[int], int]:
+    tokens = import_from("text", "tokens")
+    corpus = tokens.prepare(None, Path(folder))
+    return corpus.folder.name, corpus.blocks("train", 64).tokens[:5].tolist(), len(list(Path(folder).iterdir()))
+
+
+def test_processes_prepare_the_same_tokens_at_once(ranks: Ranks, tmp_path: Path) -> None:
+    made = ranks(prepare_at_once, 4, str(tmp_path))
+    assert len({(name, *first) for name, first, _ in made}) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [made[0][0]], "nothing partial is left"
+
+
+def cut_tokens(folder: str) -> dict[str, Any]:
+    tokens = import_from("text", "tokens")
+    text = Path(folder) / "x.txt"
+    text.write_text("0123456789" * 10, encoding="utf-8")
+    corpus = tokens.prepare(text, Path(folder) / "tokens")
+    found: dict[str, Any] = {"folders": {corpus.folder}}
+    for part in ("train", "validation"):
+        blocks = corpus.blocks(part, 8)
+        inputs, targets = zip(*(blocks[index] for index in range(len(blocks))), strict=True)
+        found[part] = (torch.stack(inputs).numpy(), torch.stack(targets).numpy())
+    text.write_text("0123456789" * 11, encoding="utf-8")
+    found["folders"].add(tokens.prepare(text, Path(folder) / "tokens").folder)
+    bpe = tokens.prepare(text, Path(folder) / "tokens", tokenizer="bpe", vocab=258)
+    found["folders"].add(bpe.folder)
+    found["text"] = bpe.tokenizer.decode(bpe.blocks("train", 8).tokens.tolist())
+    again = tokens.prepare(text, Path(folder) / "tokens", tokenizer=str(bpe.folder / "tokenizer.json"))
+    found["equal"] = (again.folder / "tokens.bin").read_bytes() == (bpe.folder / "tokens.bin").read_bytes()
+    return found
+
+
+def test_blocks_hold_every_token_once(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks(cut_tokens, 1, str(tmp_path))[0]
+    written = [*(b"0123456789" * 10), 256]
+    inputs, targets = found["train"]
+    assert targets[targets != -100].tolist() == written[1:91]
+    assert inputs.flatten()[:90].tolist() == written[:90]
+    assert inputs.shape == (12, 8)
+    _, targets = found["validation"]
+    assert targets[targets != -100].tolist() == written[92:]
+    assert len(found["folders"]) == 3, "changed text and another tokenizer make other files"
+    assert found["text"].startswith("0123456789")
+    assert found["equal"]
+
+
+def compute_in_pieces() -> tuple[Any, Any, int]:
+    model = import_from("text", "model")
+    torch.manual_seed(0)
+    net = model.GPT(model.SIZES["tiny"], vocab=50)
+    tokens = torch.randint(50, (4, 65))
+    targets = tokens[:, 1:].clone()
+    targets[0, :9] = model.IGNORE
+    results = []
+    for rows in (4096, 100):
+        model.LOGIT_ROWS = rows
+        net.zero_grad()
+        loss = net(tokens[:, :-1], targets)
+        loss.backward()
+        results.append((loss.item(), [each.grad.numpy().copy() for each in net.parameters()]))
+    logits = net(tokens[:, :-1]).flatten(0, 1)
+    assert results[0][0] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum").item()
+    )
+    with torch.device("meta"):
+        published = model.GPT(model.SIZES["124M"], vocab=50257)
+    return *results, sum(each.numel() for each in published.parameters())
+
+
+def test_losses_in_pieces_are_those_of_the_whole(ranks: Ranks) -> None:
+    (whole, gradients), (pieces, others), parameters = ranks(compute_in_pieces, 1)[0]
+    assert pieces == pytest.approx(whole)
+    for one, other in zip(gradients, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert parameters == 124_439_808
+
+
+def compare_with_gpt2(folder: str) -> tuple[Any, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = import_from("text", "model")
+    size = model.Size(layers=2, heads=2, width=32, block=16, lr=1e-3)
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=99, n_positions=16, n_embd=32, n_layer=2, n_head=2)).eval()
+    theirs.save_pretrained(folder)
+    ours = model.GPT(size, vocab=99).eval()
+    ours.load_gpt2(Path(folder))
+    tokens = torch.randint(99, (3, 16))
+    with torch.no_grad():
+        return ours(tokens).numpy(), theirs(tokens).logits.numpy()
+
+
+def test_it_computes_what_gpt2_does(ranks: Ranks, tmp_path: Path) -> None:
+    ours, theirs = ranks(compare_with_gpt2, 1, str(tmp_path), timeout=300)[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_its_settings_are_valid(paceline: Any) -> None:
+    done = paceline("submit", "--dry-run", "--gpus", "8", "train.py", cwd=EXAMPLES / "text", check=True)
+    assert "#SBATCH --time=04:00:00" in done.stdout
