@@ -30,6 +30,8 @@ from paceline.runtime.step_boundary.stop import Pruned
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb.noop import NoopRun
 from paceline.runtime.training.batch_check import check_batch
+from paceline.runtime.training.capture.captured_step import CapturedStep
+from paceline.runtime.training.capture.step_graph import Records
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
 
@@ -98,6 +100,7 @@ class Run:
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
+        self._captured: list[CapturedStep] = []
         self._first_calls = 0
         self._draws_own_numbers = False
         self._saved_by_hand = False
@@ -282,11 +285,13 @@ class Run:
     @property
     def step(self) -> int:
         """The number of steps done, over all epochs and attempts."""
+        self._refuse_in_capture("run.step")
         return self._loop.step
 
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
+        self._refuse_in_capture("run.epoch")
         return self._loop.epoch
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -334,6 +339,32 @@ class Run:
             if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:  # the script makes new data in every epoch
                 self._evaluation_loaders.pop(next(iter(self._evaluation_loaders)))[1].close()
         return self._loop.evaluate(self._evaluation_loaders[key][1])
+
+    def capture(self, step: Callable[..., Any]) -> CapturedStep:
+        """Return the function `step` as one CUDA graph: small steps then cost the host almost nothing.
+
+        The function is what you would write into the loop: forward, `run.backward`, `run.update`, `run.log`. Call the
+        result with each batch. The first calls run as they are, then one is captured, and the following ones replay it,
+        with the same numbers as before. Schedulers, evaluation and what else needs the host stay outside.
+
+        Batches of another shape get a graph of their own, or run eagerly, and so does everything if there is no GPU, or
+        with fp16, FSDP, or an optimizer that cannot be captured; a note says why. It returns copies of what the
+        function returns.
+
+        Raises UsageError, with the line, if the step waits for the device (`loss.item()`, `print(loss)`). Also if it
+        uses numbers that only the host knows: they would be the same in every step.
+        """
+        records = Records(self._metrics, self._gradients.loss_check)
+        captured = CapturedStep(step, gradients=self._gradients, records=records, log=self._log_copies, rank=self.rank)
+        self._captured.append(captured)
+        return captured
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if any(each.is_capturing for each in self._captured):
+            raise UsageError(
+                f"{what} in the step of run.capture would have the same value in every step.",
+                hint="Use it outside of the function.",
+            )
 
     @property
     def should_stop(self) -> bool:
@@ -419,6 +450,16 @@ class Run:
         else:
             samples = micro.global_count if loop.weighted else 0
             self._metrics.log(loop.step + 1, loop.epoch, samples, micro.count, values)
+
+    def _log_copies(self, values: dict[str, torch.Tensor]) -> None:
+        """Log what a replay of a captured step has computed."""
+        loop = self._loop
+        micro = loop.micro
+        if micro is None:
+            self._metrics.log_copies(loop.step, loop.epoch, 0, 1.0, values)
+        else:
+            samples = micro.global_count if loop.weighted else 0
+            self._metrics.log_copies(loop.step + 1, loop.epoch, samples, micro.count, values)
 
     @property
     def wandb(self) -> Any:
@@ -547,6 +588,8 @@ class Run:
 
     def _close(self) -> None:
         """End data-loader workers, write the profile, and take all hooks off models and optimizers."""
+        for captured in self._captured:
+            captured.close()
         self._gradients.close()
         self._reporter.close()
         self._boundary.profiler.close()

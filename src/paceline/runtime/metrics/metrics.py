@@ -209,6 +209,20 @@ class Metrics:
                 raise _too_large(name)
         self._entries.append((step, epoch, samples, weight, time.time(), values))
 
+    # -- captured steps ----------------------------------------------------------------------------
+
+    def mark(self) -> int:
+        return len(self._entries)
+
+    def take_since(self, mark: int) -> list[dict[str, Any]]:
+        """Take back what was logged since `mark`."""
+        taken, self._entries = self._entries[mark:], self._entries[:mark]
+        return [entry[5] for entry in taken]
+
+    def log_copies(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
+        """Log tensors that nothing else changes, under names that `log` has checked."""
+        self._entries.append((step, epoch, samples, weight, time.time(), values))
+
     # -- stages, one per consensus ---------------------------------------------------------------
 
     def offer(self) -> tuple[float, float]:

@@ -46,6 +46,20 @@ class NonFiniteLossCheck:
             self._steps.append(self.counter.step + 1)
             self._losses.append(loss.detach().clone())
 
+    def mark(self) -> int:
+        return len(self._losses)
+
+    def take_since(self, mark: int) -> list[torch.Tensor]:
+        """Take back the losses that were noted since `mark`."""
+        taken = self._losses[mark:]
+        del self._losses[mark:], self._steps[mark:]
+        return taken
+
+    def record_copy(self, loss: torch.Tensor) -> None:
+        """Note a loss on a device that nothing else changes."""
+        self._steps.append(self.counter.step + 1)
+        self._losses.append(loss)
+
     def advance(self) -> float:
         """Check the losses that have arrived and request the rest. Returns this rank's value for the consensus."""
         self._check_pending()

@@ -193,6 +193,11 @@ class DDPModel:
         self._built_for = trainable
         self._unknown = {id(each) for each, known in zip(self._parameters, trainable, strict=True) if not known}
 
+    def rebuild(self) -> None:
+        """Create DDP anew, on the current stream."""
+        if self.ddp is not None:
+            self._build(self._trainable())
+
     def _compiled(self, module: nn.Module) -> Callable[..., Any]:
         chosen = self._compile_options
         return torch.compile(module, **(chosen if isinstance(chosen, dict) else {})) if chosen else module

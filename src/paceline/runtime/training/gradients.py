@@ -128,9 +128,7 @@ class Gradients:
         self.scaler.update()
         self._stepped.clear()
         if waiting:
-            known = (info.parameters for _, info in self._optimizers.values())
-            parameters = {id(p): p for p in itertools.chain(self.wrapper.parameters(), *known)}
-            grads = [p.grad for p in parameters.values() if p.grad is not None]
+            grads = [p.grad for p in self.all_parameters() if p.grad is not None]
             if grads:
                 torch._foreach_mul_(grads, self.scaler._scale / before)
 
@@ -144,6 +142,41 @@ class Gradients:
                         hint="Update every optimizer in each step, or freeze what is not trained in this step "
                         "(requires_grad_(False)).",
                     )
+
+    # -- called by captured steps ----------------------------------------------------------------------
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        return self._skip_nonfinite
+
+    @property
+    def is_last_micro_step(self) -> bool:
+        return self._last
+
+    def micro_step(self) -> tuple[Any, ...]:
+        """Return all that distinguishes this micro-step from others, apart from its batch."""
+        return self._mean_scale, self._samples, self._count, self._last, self._single
+
+    def capture_obstacle(self) -> str | None:
+        """Return why steps like this one cannot be captured, if so."""
+        if not self._single and self._leftovers.on:
+            return "several optimizers with accumulate share their gradients between micro-steps"
+        if not self._single and self._weights.used:
+            return "the weights of losses add up over micro-steps"
+        return None
+
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all models and optimizers."""
+        known = (info.parameters for _, info in self._optimizers.values())
+        return list({id(each): each for each in itertools.chain(self.wrapper.parameters(), *known)}.values())
+
+    def end_captured_step(self) -> None:
+        """End a step inside its capture. Raises UsageError if a weight is a number of the host."""
+        if self._last:
+            self._weights.check_on_device()
+            self._leftovers.end_step()
+            self._weights.clear()
+            self._has_updated = False
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that `update` has stepped. Others may be on some ranks only, inside of another one."""

@@ -86,6 +86,14 @@ class LossWeights:
         self._own[self.turn] = self._own.get(self.turn, 0) + weight
         return self.scale
 
+    def check_on_device(self) -> None:
+        """Raise UsageError in a captured step whose weight is a number: each replay would use the same one."""
+        if any(not isinstance(own, torch.Tensor) for own in self._own.values()):
+            raise UsageError(
+                "weight is a number in the step of run.capture, so it would be the same in every step.",
+                hint="Pass a tensor on the device, such as mask.sum().",
+            )
+
     @property
     def factor(self) -> torch.Tensor | None:
         """What makes this turn's gradients, averaged over ranks, the mean over all that the losses sum over.
@@ -96,7 +104,11 @@ class LossWeights:
             return None
         if self.turn not in self._factors:
             precise = torch.float32 if self._device.type == "mps" else torch.float64
-            total = torch.as_tensor(self._own[self.turn], dtype=precise, device=self._device).clone()
+            own = self._own[self.turn]
+            if isinstance(own, torch.Tensor):
+                total = own.to(device=self._device, dtype=precise, copy=True)
+            else:  # without a copy from the host, which would wait for the device
+                total = torch.full((), own, dtype=precise, device=self._device)
             if self._world_size > 1:
                 self._sum(total)
             nothing = total == 0  # every sample is masked: all gradients are zero

@@ -1,0 +1,1 @@
+"""The script's step function as a CUDA graph: `run.capture`."""
