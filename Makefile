@@ -7,7 +7,7 @@ WORKERS ?= 3
 EPOCHS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-all soak-guests check bench clean
+.PHONY: help demo test test-all soak soak-guests check bench clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -41,6 +41,14 @@ test: check  ## run all tests except the slowest of each kind
 test-all: check  ## run every test
 	@tests/system.sh
 	@$(PYTEST)
+
+MINUTES ?= 60
+RUNS ?= 20
+SEED ?= 0
+NODES ?= 6
+soak: .make/dev  ## break everything around RUNS=20 runs on a sandbox for MINUTES=60, and judge how they end
+	@tests/system.sh
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --runs $(RUNS) --seed $(SEED) --nodes $(NODES)
 
 soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
 	@$(BIN)/python tests/guests/soak.py

@@ -1,0 +1,251 @@
+"""The runs of a soak: submit one of random shape, see how far it is, and judge how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+
+from paceline.contract.files.foreign_records import read_objects
+from paceline.contract.hostlist import expand
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED
+from paceline.watch.goodput import read_events
+from paceline.watch.records import Record, read_json, requeue_problem
+from tests.fault_tolerance.runs import STEPS, Training
+from tests.slurm.runs import run_of
+
+SCRIPT = Path(__file__).with_name("train.py")
+DISK = "4g"  # each run folder is on a file system of its own, so that it can be full
+STUCK = 300.0  # seconds without any change
+EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
+OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
+
+
+@dataclass(frozen=True)
+class Shape:
+    nodes: int
+    nproc: int
+    style: str
+    partition: str
+    pause: float  # seconds per step
+
+    @classmethod
+    def choose(cls, rng: random.Random) -> Shape:
+        nodes, nproc = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1)])
+        style = rng.choice(["fork"] * 6 + ["srun", "torchrun"])
+        partition = rng.choice(["main", "main", "low", "grace"])
+        return cls(nodes, nproc, style, partition, round(rng.uniform(0.7, 1.5), 2))
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc
+
+    def __str__(self) -> str:
+        return f"{self.nodes} x {self.nproc} {self.style} in {self.partition}"
+
+
+class Disk:
+    """The file system of one run: a tmpfs, which is full once it may not grow. Without root it is a plain folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        self.mounted = os.geteuid() == 0
+        if self.mounted:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "paceline-soak", str(path)], check=True)
+
+    def fill(self) -> None:
+        """Leave no space. What is written meanwhile may need another try."""
+        for _ in range(20):
+            usage = os.statvfs(self.path)
+            if self._resize(str((usage.f_blocks - usage.f_bfree) * usage.f_frsize)):
+                return
+
+    def free(self) -> None:
+        if self.mounted and self.path.is_mount():
+            self._resize(DISK)
+
+    def _resize(self, size: str) -> bool:
+        done = subprocess.run(["mount", "-o", f"remount,size={size}", str(self.path)], capture_output=True)
+        return done.returncode == 0
+
+    def remove(self) -> None:
+        if self.mounted and self.path.is_mount():
+            subprocess.run(["umount", "--lazy", str(self.path)], check=False)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def shared_disks(folder: Path) -> Iterator[None]:
+    """A folder in which nodes that start from now on see what is mounted later."""
+    folder.mkdir(parents=True)
+    if os.geteuid():
+        yield
+        return
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@dataclass
+class SoakRun:
+    """A submitted run, what was done to it, and what became of it."""
+
+    number: int
+    shape: Shape
+    home: Path
+    disk: Disk
+    folder: RunFolder
+    record: Record | None = None
+    faults: list[str] = field(default_factory=list)
+    outcome: str = ""
+    reason: str = ""
+    changed: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    _last: object = None
+
+    @classmethod
+    def submit(cls, number: int, shape: Shape, base: Path) -> SoakRun:
+        home = base / "runs" / f"{number:04d}"
+        (home / "out").mkdir(parents=True)
+        disk = Disk(base / "disks" / f"{number:04d}")
+        options = [
+            "--nodes", shape.nodes, "--nproc", shape.nproc, "--cpu", "--style", shape.style,
+            "--partition", shape.partition, "--time", "60m", "--grace", "100s", "--hang-timeout", "90s",
+            "--no-snapshot", "--mem-per-gpu", "100M", "--name", f"soak-{number}",
+        ]  # fmt: skip
+        args = ["--out", home / "out", "--pause", shape.pause]
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", "submit", *map(str, options), str(SCRIPT), *map(str, args)],
+            cwd=home, env={**os.environ, "PACELINE_SCRATCH": str(disk.path)}, text=True, capture_output=True,
+            stdin=subprocess.DEVNULL, timeout=300,
+        )  # fmt: skip
+        if done.returncode:
+            disk.remove()
+            raise RuntimeError(f"paceline submit failed:\n{done.stdout}\n{done.stderr}")
+        return cls(number, shape, home, disk, run_of(done))
+
+    # -- where it is -----------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> str:
+        return self.record.job or "" if self.record else ""
+
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes on which it runs now."""
+        state = self.record.state if self.record else None
+        return expand(state.nodes) if state is not None and state.state == "RUNNING" and state.nodes else []
+
+    @property
+    def step(self) -> int:
+        """The last step in the metrics of rank 0; 0 before the first one."""
+        return (self.record.step if self.record else None) or 0
+
+    def ranks(self) -> list[tuple[str, int]]:
+        """The node and the pid there of each rank."""
+        return _read_pairs(path.read_text() for path in sorted((self.home / "out").glob("where-*")))
+
+    def agents(self) -> list[tuple[str, int]]:
+        """The node and the pid there of each agent, the head agent first."""
+        found = []
+        for path in sorted(self.folder.events.glob("agent-*.jsonl")):
+            started = [event for event in read_objects(path) if event.get("event") == "started"]
+            found += [f"{started[-1]['host']} {started[-1]['pid']}"] if started else []
+        return _read_pairs(found)
+
+    def update(self, record: Record) -> bool:
+        """Take note of the newest record, and return whether the run is over."""
+        self.record = record
+        now = time.monotonic()
+        claims = len(list(self.folder.claims.glob("*")))
+        seen = (record.status, record.attempts, record.step, claims)
+        if seen != self._last:
+            self._last, self.changed, self.ended = seen, now, now if record.is_over else None
+        # A job that goes back into the queue may look ended for a moment, and its processes take a moment to end.
+        return self.ended is not None and now - self.ended > 10
+
+    @property
+    def is_stuck(self) -> bool:
+        return time.monotonic() - self.changed > STUCK
+
+    # -- how it ended ----------------------------------------------------------------------------------
+
+    def judge(self, undisturbed: Training) -> None:
+        """Decide what its end counts as."""
+        assert self.record is not None
+        status, cause = self.record.status, self.cause()
+        if left := self.processes():
+            self.outcome, self.reason = DEFECT, f"{status}, but processes are left: {left}"
+        elif status == DONE:
+            difference = self.compare(undisturbed)
+            self.outcome, self.reason = (DEFECT, difference) if difference else (EXACT, "")
+        elif status == FAILED and cause:
+            self.outcome, self.reason = VERDICT, cause
+        else:
+            self.outcome, self.reason = DEFECT, f"ended as {status}: {cause or 'no cause is named'}"
+
+    def cause(self) -> str:
+        """What `paceline ps` and `show` say about a run that failed."""
+        if problem := requeue_problem(self.folder):
+            return f"not requeued: {problem}"
+        reasons = [str(event["reason"]) for event in read_events(self.folder.events) if event.get("reason")]
+        failures = [read_json(attempt.failure) for attempt in self.folder.attempts()]
+        last = failures[-1] if failures else {}
+        named = ": ".join(str(last[key]) for key in ("cause", "host", "type", "message") if last.get(key))
+        return named or (reasons[-1] if reasons else "")
+
+    def compare(self, undisturbed: Training) -> str:
+        """Return how its losses and weights differ from those of the undisturbed run; empty if not at all."""
+        ours = Training.__new__(Training)
+        ours.out = self.home / "out"
+        expected = {rank: dict(rows) for rank, rows in undisturbed.losses().items()}
+        for rank, rows in ours.losses().items():
+            if wrong := [step for step, loss in rows if expected[rank][step] != loss]:
+                return f"the loss of rank {rank} differs at step {wrong[0]}"
+            if {step for step, _ in rows} != set(range(1, STEPS + 1)):
+                return f"rank {rank} skipped steps"
+        try:
+            weights = ours.weights()
+        except OSError as problem:
+            return f"no weights: {problem}"
+        different = [name for name, tensor in undisturbed.weights().items() if not torch.equal(weights[name], tensor)]
+        return f"weights differ: {', '.join(different)}" if different else ""
+
+    def processes(self) -> list[str]:
+        """The processes of this run on any node."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("PACELINE_RUN") == str(self.folder.path):
+                    found.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
+        return found
+
+    def keep(self, kept: Path) -> None:
+        """Copy everything that may explain a defect."""
+        folder = kept / f"{self.number:04d}"
+        shutil.copytree(self.home, folder, symlinks=True, dirs_exist_ok=True)
+        self.disk.free()
+        shutil.copytree(self.folder.path, folder / "run", symlinks=True, dirs_exist_ok=True)
+
+    def remove(self) -> None:
+        self.disk.remove()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _read_pairs(texts: Iterable[str]) -> list[tuple[str, int]]:
+    return [(host, int(pid)) for host, pid in (text.split() for text in texts)]

@@ -1,0 +1,19 @@
+"""The training of tests/fault_tolerance, whose ranks also say where they run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.fault_tolerance.train import main
+
+if __name__ == "__main__":
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    partial = out / f".where-{os.environ['RANK']}"
+    partial.write_text(f"{socket.gethostname()} {os.getpid()}")
+    partial.rename(out / f"where-{os.environ['RANK']}")
+    main()
