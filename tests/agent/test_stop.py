@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import restart_policy
-from paceline.agent.stop_request import LOST
+from paceline.agent.stop_request import FILE, INTERRUPT, LOST, TERM, describe_cause
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import Launch, Launched, until
 
@@ -183,7 +183,7 @@ def test_a_request_before_the_ranks_start_is_explained_later(launch: Launch, tmp
     (tmp_path / "fake" / "sitecustomize.py").write_text(slow)
     started = launch(SLEEPS, style="srun", nproc=1)
     assert started.wait() == 0, started.err()
-    first, _, rest = started.err().partition("stop requested (by the batch script) while the ranks start\n")
+    first, _, rest = started.err().partition("stop requested (paceline cancel --save) while the ranks start\n")
     assert rest, first
     assert LOST not in first
     assert LOST in rest
@@ -261,25 +261,43 @@ def test_exit_code_0_after_sigterm_is_a_stop(launch: Launch) -> None:
     assert started.verdicts() == ("stopped", "stopped")
 
 
-def test_ctrl_c_reaches_a_script_without_the_runtime(launch: Launch) -> None:
-    """It may save when it catches KeyboardInterrupt, as under torchrun."""
-    saves = 'except KeyboardInterrupt:\n    Path("saved-" + os.environ["RANK"]).touch()'
-    started = launch(SLEEPS.replace("time.sleep(3600)", f"try:\n    time.sleep(3600)\n{saves}"))
+@pytest.mark.parametrize("leave", ["pass", "sys.exit(1)", "raise"])
+def test_ctrl_c_reaches_a_script_without_the_runtime(launch: Launch, leave: str) -> None:
+    """It may save when it catches KeyboardInterrupt, as under torchrun. Lightning exits with 1 then."""
+    saves = f'except KeyboardInterrupt:\n    Path("saved-" + os.environ["RANK"]).touch()\n    {leave}'
+    script = SLEEPS.replace("time.sleep(3600)", f"try:\n    time.sleep(3600)\n{saves}")
+    started = launch(script.replace("import os, time", "import os, sys, time"))
     listening(started)
     started.process.send_signal(signal.SIGINT)
     assert started.wait() == 130
     assert all((started.run.path / f"saved-{rank}").exists() for rank in (0, 1))
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "stop requested (Ctrl-C): the script gets SIGINT" in started.err()
+    assert "Traceback" not in started.err() + started.log(0)
 
 
-def test_ctrl_c(launch: Launch) -> None:
-    """Pressed once, everything ends, and no rank mistakes its SIGTERM for a stop request."""
-    started = launch(SLEEPS)
+@pytest.mark.parametrize("script", [RUNTIME, SAVES], ids=["runtime", "own-handler"])
+def test_ctrl_c_lets_the_ranks_save(launch: Launch, script: str) -> None:
+    """A rank that listens for SIGUSR1 gets nothing else: SIGINT would end it."""
+    started = launch(script)
     listening(started)
     started.process.send_signal(signal.SIGINT)
     assert started.wait() == 130
-    assert started.verdicts() == ("failed", "failed")
-    assert started.failure()["cause"] == "interrupted"
-    assert "Traceback" not in started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "press Ctrl-C again to end at once" in started.err()
+
+
+def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
+    """Even a script that takes no signal. The run is stopped: the user ended it, and it has not failed."""
+    started = launch("import signal; signal.signal(2, signal.SIG_IGN)\n" + SLEEPS, kill_after=3600.0)
+    listening(started)
+    started.process.send_signal(signal.SIGINT)
+    until(lambda: "stop_requested" in started.events(), "the first Ctrl-C")
+    time.sleep(0.25)  # the same signal within a fifth of a second counts once
+    started.process.send_signal(signal.SIGINT)
+    assert started.wait() == 130
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "ended at once by Ctrl-C: nothing was saved since the last checkpoint" in started.err()
 
 
 def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
@@ -291,7 +309,8 @@ def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
     until((tmp_path / "importing").exists, "the import")
     started.process.send_signal(signal.SIGINT)
     assert started.wait() == 130
-    assert started.verdicts()[1] == "failed"
+    assert started.verdicts()[1] == "stopped"
+    assert "interrupted before the ranks started" in started.err()
 
 
 def test_ranks_that_do_not_stop_are_ended_at_the_deadline(launch: Launch) -> None:
@@ -350,5 +369,30 @@ def test_a_second_request_ends_the_run_at_once(launch: Launch) -> None:
     send_term(started)
     time.sleep(1.2)  # requests within a second count as one
     send_term(started)
-    assert started.wait() == 1
-    assert started.failure()["cause"] == "interrupted"
+    assert started.wait() == 0
+    assert started.verdicts() == ("stopped", "stopped")
+    assert "ended at once by a second stop request" in started.err()
+
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("way", "left", "cancelled", "expected"),
+    [
+        (FILE, 60, False, "time limit in 60 s"),
+        (FILE, None, False, "time limit in about 120 s"),
+        (FILE, 3600, False, "SIGUSR1 to the batch script"),
+        (FILE, 3600, True, "paceline cancel --save"),
+        (TERM, 3600, False, "SIGTERM: preemption or scancel"),
+        (TERM, 0, False, "the time limit is reached"),
+        (TERM, 3600, True, "paceline cancel"),
+        (INTERRUPT, 3600, False, "Ctrl-C"),
+    ],
+)
+def test_a_stop_names_its_cause(
+    way: int, left: int | None, cancelled: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    environ = {"SLURM_JOB_ID": "1"} | ({} if left is None else {"SLURM_JOB_END_TIME": str(int(NOW) + left)})
+    assert describe_cause(way, cancelled=cancelled, environ=environ, grace=120.0) == expected

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import stat
 import subprocess
@@ -15,8 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
+from paceline.watch.records import read_record
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -260,14 +265,63 @@ def start(project: Path, scratch: Path, *args: str, script: str = SLEEP) -> subp
     return process
 
 
-@pytest.mark.parametrize("nodes", ["1", "2"])
-def test_ctrl_c_ends_everything(nodes: str, project: Path, scratch: Path) -> None:
-    ranks = "2" if nodes == "1" else "1"
-    process = start(project, scratch, "--nodes", nodes, "--nproc", ranks)
+TRAIN = """\
+import pathlib, time, torch
+import paceline
+with paceline.session(cpu=True) as run:
+    model = run.wrap(torch.nn.Linear(1, 1))
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.resume(model=model, opt=opt)
+    for x in run.steps(iter(lambda: torch.ones(1), None)):
+        run.backward(model(x).sum())
+        run.update(opt)
+        pathlib.Path(f"ready-{run.rank}").write_text(str(run.step))
+        time.sleep(0.01)
+"""
+
+
+def test_ctrl_c_in_a_terminal_saves_and_stops(project: Path, scratch: Path) -> None:
+    """A terminal sends SIGINT to the whole foreground process group, of which only the command is a member."""
+    (project / "train.py").write_text(TRAIN)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(project)
+        os.environ["PACELINE_SCRATCH"] = str(scratch)
+        os.execv(sys.executable, [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "train.py"])
+    shown = b""
+    while data := read_terminal(terminal):
+        shown += data
+        if len(list(project.glob("ready-*"))) == 2 and b"^C" not in shown:
+            os.write(terminal, b"\x03")
+    text = shown.decode(errors="replace")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130, text
+    os.close(terminal)
+    folder = only_run(scratch)
+    (saved,) = find_checkpoints(folder.path)
+    step = checkpoint_step(saved.name)
+    assert "stop requested (Ctrl-C): the ranks save and stop; press Ctrl-C again to end at once" in text
+    assert f"stopped at step {step}, saved" in text
+    assert f"to go on: paceline run --resume {folder.path.name} (from step {step})" in text
+    assert "Traceback" not in text
+    assert read_record(folder).status == "stopped"
+
+
+def read_terminal(terminal: int) -> bytes:
+    """Return what is printed next; nothing once the other end is closed."""
+    if not select.select([terminal], [], [], 0.05)[0]:
+        return b"\0"
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
+
+
+def test_ctrl_c_reaches_the_ranks_of_all_nodes(project: Path, scratch: Path) -> None:
+    process = start(project, scratch, "--nodes", "2", "--nproc", "1", script=SLEEP.replace("signal.signal(", "print("))
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 130, stderr
-    assert "interrupted" in stderr
+    assert "(no checkpoint: the script starts again)" in stderr
     assert "Traceback" not in stderr
     # The guard of all tests now waits for every process that this one started.
 

@@ -114,7 +114,7 @@ class Agent:
         )  # fmt: skip
         if self.launch_spec.data:
             if not self._stage_data():
-                return 0
+                return INTERRUPTED_EXIT if self.requests.interrupt else 0
         elif 0 in placement.local_ranks:
             self.verdicts.try_write(self._remove_leftovers)
         return self._run_attempts()
@@ -135,6 +135,13 @@ class Agent:
             # The scheduler may end the whole step once one agent fails: let the head agent write its verdict first.
             await_verdict(self.job_start, self._interrupted)
 
+    def cancel_start(self) -> None:
+        """End before any rank runs, because the user pressed Ctrl-C: the run is stopped, and has not failed."""
+        self.events.write(STOPPED)
+        if self.placement is None or self.placement.is_head:
+            self.say("interrupted before the ranks started")
+            self.verdicts.write_stopped(progress=False)
+
     def close(self) -> None:
         if self.sampler is not None:
             self.sampler.close()
@@ -147,7 +154,7 @@ class Agent:
             self.heartbeats.remove()
 
     def _interrupted(self) -> bool:
-        return self.requests.end_now
+        return self.requests.cancels_start
 
     # -- before the first attempt ----------------------------------------------------------------------
 
@@ -232,9 +239,9 @@ class Agent:
             self._sleep(outcome.restart_delay)
             if self.placement.is_head and (warning := self.input.rewind(fork_safety.read_program(self.launch_spec))):
                 self.warn(warning)
-            if self.requests.end_now:
+            if self.requests.cancels_start:
                 if self.placement.is_head:
-                    self.verdicts.write_verdict(FAILED)
+                    self.verdicts.write_verdict(STOPPED if self.requests.interrupt else FAILED)
                 return INTERRUPTED_EXIT if self.requests.interrupt else 1
 
     def _run_attempt(self) -> Outcome:
@@ -264,7 +271,7 @@ class Agent:
             output.close()
             self.verdicts.try_write(lambda: _remove_empty(folder.path.glob("stacks-*.txt")))
         if self.placement.is_head:
-            may_restart = not self.requests.end_now
+            may_restart = not self.requests.cancels_start
             self.verdicts.record_attempt(outcome, folder, saved_before=saved_before, may_restart=may_restart)
             self._announce(outcome)
             if self.work is not None and outcome.restart_delay is None and outcome.verdict != STOPPED:
@@ -283,7 +290,7 @@ class Agent:
         )  # fmt: skip
         if "NCCL_SOCKET_IFNAME" in variables:  # shown, so that the user can override a wrong choice with --env
             self.events.write("network", attempt=folder.number, host=self.placement.host, **variables)
-            if self.placement.is_head and not self.requests.stop:
+            if self.placement.is_head and not self.requests.wants_stop:
                 self.say("network: " + " ".join(f"{name}={value}" for name, value in variables.items()))
         if self.staging is not None:
             variables |= self.staging.variables
@@ -318,7 +325,7 @@ class Agent:
     def _sleep(self, seconds: float) -> None:
         """Wait before a restart, or until a request arrives."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.requests.end_now and not self.requests.stop:
+        while time.monotonic() < deadline and not self.requests.wants_stop:
             time.sleep(0.05)
 
 

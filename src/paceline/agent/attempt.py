@@ -20,7 +20,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
-from paceline.agent.stop_request import StopRequest
+from paceline.agent.stop_request import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
@@ -77,7 +77,7 @@ class Attempt:
         self.exits: list[RankExit] = []
         self.failures: list[Failure] = []
         self.stop = StopRequest(launch, workers=workers, heartbeats=heartbeats)
-        self.stop_source = ""  # of a request that is still to be explained on the console
+        self.stop_cause = ""  # of a request that is still to be explained on the console
         self.unexplained: list[Exit] = []  # their reason may be on its way: see `_is_unexplained`
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
         self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
@@ -121,18 +121,17 @@ class Attempt:
     # -- requests --------------------------------------------------------------------------------------
 
     def _handle_requests(self) -> None:
-        if self.requests.end_now and not self.termination.started:
-            message = "interrupted" if self.requests.interrupt else "ended by a second stop request"
-            self.termination.start(interrupt=bool(self.requests.interrupt))
-            self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
-        if self.requests.hurry:
+        if self.requests.end_now:
+            if not self.termination.started:
+                by = "Ctrl-C" if self.requests.interrupt > 1 else "a second stop request"
+                message = f"ended at once by {by}: nothing was saved since the last checkpoint"
+                self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
             self.termination.kill_now()
-        by_term = self.requests.by_term
-        if self.stop.is_news(by_term=by_term):
-            by_file = self.placement.is_head and self.job_start.stop.exists()
-            if by_file or self.requests.stop:
-                self.rendezvous.send({"kind": "stop", "by_term": by_term})
-                self._stop("SIGTERM" if self.requests.stop else "the batch script", by_term=by_term)
+        way = self._requested_way()
+        if way is not None and self.stop.is_news(way):
+            cause = self.stop.cause(way, self.launch.environ)
+            self.rendezvous.send({"kind": "stop", "way": way, "cause": cause})
+            self._stop(cause, way)
         if self.stop.requested and not self.termination.started:
             running = set(self.rank_of) - self.ended
             self._explain_stop(running)
@@ -140,25 +139,33 @@ class Attempt:
             if running and self.stop.is_overdue:
                 self._end_overdue(running)
 
-    def _stop(self, source: str, *, by_term: bool) -> None:
-        self.stop.start(by_term=by_term)
-        self.stop_source = source
+    def _requested_way(self) -> int | None:
+        """Return how this agent itself was asked to stop, the most urgent way first."""
+        if self.requests.stop:
+            return TERM if self.requests.by_term else FILE
+        if self.requests.interrupt:
+            return INTERRUPT
+        return FILE if self.placement.is_head and self.job_start.stop.exists() else None
+
+    def _stop(self, cause: str, way: int) -> None:
+        self.stop.start(way)
+        self.stop_cause = cause
         self._explain_stop(set(self.rank_of) - self.ended)
-        if self.stop_source and self.placement.is_head:
-            self.say(f"stop requested (by {source}) while the ranks start")
-        self.events.write("stop_requested", by=source)
+        if self.stop_cause and self.placement.is_head:
+            self.say(f"stop requested ({cause}) while the ranks start")
+        self.events.write("stop_requested", by=cause)
         self.unexplained, late = [], self.unexplained
         for rank_exit in late:
             self._record_exit(rank_exit)
 
     def _explain_stop(self, local_ranks: set[int]) -> None:
         """On the head agent: say what the ranks will do, once they can take signals."""
-        if not self.stop_source or not self.stop.reaches(local_ranks):
+        if not self.stop_cause or not self.stop.reaches(local_ranks):
             return
-        source, self.stop_source = self.stop_source, ""
+        cause, self.stop_cause = self.stop_cause, ""
         if self.placement.is_head:
             first, *more = self.stop.describe(local_ranks)
-            for line in (f"stop requested (by {source}): {first}", *more):
+            for line in (f"stop requested ({cause}): {first}", *more):
                 self.say(line)
 
     def _end_overdue(self, local_ranks: set[int]) -> None:
@@ -233,10 +240,17 @@ class Attempt:
             return not (explained and (self.stop.requested or self.termination.started))
         if rank_exit.code == failures.STOP_SIGNAL_EXIT and self.stop.requested:
             return False
-        if rank_exit.code in failures.INTERRUPT_EXITS and self.requests.interrupt:
+        if self._is_interrupted(rank_exit):
             return False
         # While this agent terminates the ranks, only what it did not cause counts: it may be the first failure.
         return rank_exit.code > 0 or rank_exit.local_rank not in self.termination.killed
+
+    def _is_interrupted(self, rank_exit: Exit) -> bool:
+        """Whether Ctrl-C ended a rank: with KeyboardInterrupt, or (as Lightning does) after it with any exit code."""
+        if not self.stop.has_interrupted(self.heartbeats.read(rank_exit.local_rank)):
+            return False
+        reported = self.folder.error(self.rank_of[rank_exit.local_rank]).exists()
+        return rank_exit.code in failures.INTERRUPT_EXITS or (rank_exit.code > 0 and not reported)
 
     def _fail(self, failure: Failure) -> None:
         """Tell all agents about a failure, and end the ranks here."""
@@ -284,10 +298,8 @@ class Attempt:
             if kind == "failed":
                 self.failures.append(failures.received_failure(message["failure"], sent=message["sent"]))
                 self.termination.start()
-            elif kind == "stop" and self.stop.is_news(by_term=message["by_term"]):
-                source = message["from"]
-                sender = "the head agent" if source == 0 else self.rendezvous.describe(source)
-                self._stop(sender, by_term=message["by_term"])
+            elif kind == "stop" and self.stop.is_news(message["way"]):
+                self._stop(message["cause"], message["way"])
             elif kind == "exits":
                 exits = [RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]]
                 self.member_exits[message["from"]] = exits

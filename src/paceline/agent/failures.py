@@ -16,11 +16,11 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
-from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED, UNKNOWN
+from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT
 
-INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user pressed Ctrl-C
+INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user asked twice
 STOP_SIGNAL_EXIT = -signal.SIGUSR1  # of a script that restored the signal's default action
 TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
 INTERRUPT_EXITS = (-signal.SIGINT, 128 + signal.SIGINT)
@@ -102,7 +102,7 @@ class RankExit:
     step: int
     failure: Failure | None = None
     coordination: int = UNKNOWN  # of `contract.heartbeat_file`
-    got_term: bool = False  # a stop request had sent it SIGTERM
+    got_term: bool = False  # a stop request had sent it SIGTERM or SIGINT
 
     @property
     def is_stop(self) -> bool:
@@ -218,10 +218,7 @@ def conclude(
 
 
 class Termination:
-    """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that remains.
-
-    After Ctrl-C, a script without the runtime gets SIGINT instead: it may catch KeyboardInterrupt.
-    """
+    """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that remains."""
 
     def __init__(self, workers: WorkerGroup, heartbeats: Heartbeats, *, kill_after: float) -> None:
         self._workers = workers
@@ -234,14 +231,13 @@ class Termination:
     def started(self) -> bool:
         return self.since is not None
 
-    def start(self, *, interrupt: bool = False) -> None:
+    def start(self) -> None:
         if self.since is not None:
             return
         self.since = time.monotonic()
         self._heartbeats.mark_terminating()
-        for local_rank, pid in self._workers.pids().items():
-            by_int = interrupt and self._heartbeats.read(local_rank).state == READY
-            processes.send_signal(pid, signal.SIGINT if by_int else signal.SIGTERM)
+        for pid in self._workers.pids().values():
+            processes.send_signal(pid, signal.SIGTERM)
 
     def kill_now(self) -> None:
         """Skip the time between SIGTERM and SIGKILL."""

@@ -38,8 +38,11 @@ def main() -> int:
     try:
         return agent.run_to_verdict()
     except PacelineError as problem:
+        if requests.interrupt:  # it is the reason, or somebody left because of it
+            agent.cancel_start()
+            return INTERRUPTED_EXIT
         agent.fail(problem)
-        return INTERRUPTED_EXIT if requests.interrupt else problem.exit_code
+        return problem.exit_code
     except OSError as problem:  # this machine has no memory, descriptors or disk space left
         agent.fail(LaunchError(f"The agent cannot continue: {problem}."))
         return 1

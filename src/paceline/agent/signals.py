@@ -8,16 +8,17 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-SAME_REQUEST = 1.0  # seconds; one Ctrl-C may arrive twice, from the terminal and from the command
+# Seconds within which two signals are one request: a scheduler signals several processes, which pass it on.
+SAME_REQUEST = {"stop": 1.0, "interrupt": 0.2}
 
 
 class Requests:
     """Counts what signals request. `fileno` becomes readable with each signal, including SIGCHLD."""
 
     def __init__(self) -> None:
-        self.stop = 0  # save and stop: SIGTERM, SIGUSR1
-        self.by_term = False
-        self.interrupt = 0  # end now: SIGINT, SIGHUP
+        self.stop = 0  # save and stop: SIGTERM, SIGHUP, SIGUSR1
+        self.by_term = False  # or by SIGHUP
+        self.interrupt = 0  # Ctrl-C: save and stop; the second time, end now
         self._last = {"stop": -10.0, "interrupt": -10.0}
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -39,14 +40,18 @@ class Requests:
             signal.signal(signum, signal.SIG_IGN)
 
     @property
-    def end_now(self) -> bool:
-        """Whether the user pressed Ctrl-C, or requested a stop twice."""
-        return self.interrupt > 0 or self.stop > 1
+    def wants_stop(self) -> bool:
+        return self.stop > 0 or self.interrupt > 0
 
     @property
-    def hurry(self) -> bool:
+    def end_now(self) -> bool:
         """Whether to kill at once: the user pressed Ctrl-C twice, or requested a stop twice."""
         return self.interrupt > 1 or self.stop > 1
+
+    @property
+    def cancels_start(self) -> bool:
+        """Whether to give up before any rank runs: there is nothing to save."""
+        return self.interrupt > 0 or self.stop > 1
 
     def fileno(self) -> int:
         return self._reader
@@ -57,9 +62,9 @@ class Requests:
                 pass
 
     def _count(self, signum: int, _: FrameType | None) -> None:
-        kind = "interrupt" if signum in (signal.SIGINT, signal.SIGHUP) else "stop"
-        self.by_term |= signum == signal.SIGTERM
+        kind = "interrupt" if signum == signal.SIGINT else "stop"
+        self.by_term |= signum in (signal.SIGTERM, signal.SIGHUP)
         now = time.monotonic()
-        if now - self._last[kind] >= SAME_REQUEST:
+        if now - self._last[kind] >= SAME_REQUEST[kind]:
             setattr(self, kind, getattr(self, kind) + 1)
         self._last[kind] = now

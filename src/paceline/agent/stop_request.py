@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers import fork_safety, processes
@@ -16,13 +16,35 @@ from paceline.contract.run_folder import RunFolder
 LOST = "cannot save: progress since the script's own last checkpoint is lost"
 MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job
 TERM_SHARE = 0.5  # of the timeout, for a script with a handler of SIGUSR1, which may only print stacks
+LIMIT_SLACK = 90.0  # seconds; Slurm looks at time limits every 30 s
+AGAIN = "press Ctrl-C again to end at once"
+
+# How a stop is requested, in the order of urgency: by the batch script's file, by Ctrl-C, by SIGTERM.
+FILE, INTERRUPT, TERM = range(3)
+
+
+def describe_cause(way: int, *, cancelled: bool, environ: Mapping[str, str], grace: float) -> str:
+    """Return why a run is to stop, as far as anybody can know."""
+    if way == INTERRUPT:
+        return "Ctrl-C"
+    if cancelled:
+        return "paceline cancel --save" if way == FILE else "paceline cancel"
+    if "SLURM_JOB_ID" not in environ:
+        return "SIGTERM" if way == TERM else "the stop file"
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    left = int(end) - time.time() if end.isdigit() else None
+    if way == TERM:
+        return "the time limit is reached" if left is not None and left < 1 else "SIGTERM: preemption or scancel"
+    if left is None:
+        return f"time limit in about {grace:.0f} s"
+    return f"time limit in {max(0.0, left):.0f} s" if left <= grace + LIMIT_SLACK else "SIGUSR1 to the batch script"
 
 
 class StopRequest:
     """Signals each rank once it can take a signal, and again when its runtime listens.
 
-    A request that must end the ranks has a deadline: by SIGTERM to any agent, or because the run was cancelled or is
-    requeued in any case. The others come from a batch script with its own time limit.
+    A request that must end the ranks has a deadline: by Ctrl-C, by SIGTERM to any agent, or because the run was
+    cancelled or is requeued in any case. The others come from a batch script with its own time limit.
     """
 
     def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats) -> None:
@@ -30,27 +52,32 @@ class StopRequest:
         self._cancelled = RunFolder(launch.attempt.path.parent).cancelled
         self.timeout = launch.launch_spec.stop_timeout
         self.requested = False
-        self._by_term = False
+        self._way = FILE
         self._term_time = self._deadline = math.inf
         self._signalled: dict[int, int] = {}  # pid -> its state when it last got SIGUSR1
-        self._terminated: set[int] = set()  # those that got SIGTERM
+        self._terminated: set[tuple[int, int]] = set()  # processes, and which of SIGTERM and SIGINT they got
 
-    def is_news(self, *, by_term: bool) -> bool:
-        """Whether a request adds to what is known: it is the first, or the first by SIGTERM."""
-        return not self.requested or (by_term and not self._by_term)
+    def is_news(self, way: int) -> bool:
+        """Whether a request adds to what is known: it is the first, or more urgent than the one before."""
+        return not self.requested or way > self._way
 
-    def start(self, *, by_term: bool) -> None:
+    def start(self, way: int) -> None:
         self.requested = True
         self._heartbeats.request_stop()
-        if by_term and not self._by_term:
-            self._by_term = True
+        self._way = max(way, self._way)
+
+    def cause(self, way: int, environ: Mapping[str, str]) -> str:
+        return describe_cause(way, cancelled=self._cancelled.exists(), environ=environ, grace=self.timeout)
 
     @property
     def is_overdue(self) -> bool:
         return time.monotonic() > self._deadline
 
     def signal_ranks(self, local_ranks: Collection[int]) -> None:
-        """Send SIGUSR1. Ranks without a runtime also get SIGTERM if they must end all the same."""
+        """Send SIGUSR1. Ranks without a runtime that must end also get SIGTERM, or SIGINT after Ctrl-C.
+
+        SIGINT is what scripts and frameworks expect after Ctrl-C: torchrun and a terminal send it too.
+        """
         with_term = self._must_end()
         if with_term and self._deadline == math.inf:
             self._set_deadline()
@@ -58,7 +85,7 @@ class StopRequest:
             if not READY <= state <= RUNNING:
                 continue
             # A script that saves on SIGUSR1 gets time to do so: SIGTERM would end it meanwhile.
-            may_term = time.monotonic() > self._term_time or not _may_save_on_usr1(pid)
+            may_term = time.monotonic() > self._term_time or not self._may_save_on_usr1(pid)
             on_term = with_term and state == READY and may_term
             if self._signalled.get(pid, 0) < state:
                 self._signalled[pid] = state
@@ -67,9 +94,14 @@ class StopRequest:
                 self._terminate(self._workers.pids().values() if self._spawns else [pid])
 
     def has_terminated(self, heartbeat: Heartbeat) -> bool:
-        """Whether a rank without the runtime, or the process that started it, got SIGTERM."""
-        got_term = heartbeat.pid in self._terminated or (self._spawns and bool(self._terminated))
+        """Whether a rank without the runtime, or the process that started it, got SIGTERM or SIGINT."""
+        got_term = any(pid == heartbeat.pid or self._spawns for pid, _ in self._terminated)
         return got_term and heartbeat.state <= READY
+
+    def has_interrupted(self, heartbeat: Heartbeat) -> bool:
+        """Whether a rank without the runtime got SIGINT because the user pressed Ctrl-C."""
+        got_int = any(number == signal.SIGINT for _, number in self._terminated)
+        return got_int and self.has_terminated(heartbeat)
 
     def reaches(self, local_ranks: Collection[int]) -> bool:
         """Whether all ranks can take signals."""
@@ -79,11 +111,18 @@ class StopRequest:
 
     def describe(self, local_ranks: Collection[int]) -> list[str]:
         """Return what the ranks will do, one console note per line."""
-        states = self._states(local_ranks)
-        if RUNNING in states.values() or fork_safety.uses_runtime(self._launch_spec):
+        lines = self._describe(self._states(local_ranks))
+        return lines if self._way != INTERRUPT else [f"{lines[0]}; {AGAIN}", *lines[1:]]
+
+    def _describe(self, states: Mapping[int, int]) -> list[str]:
+        if RUNNING in states.values():
             return ["the ranks save and stop"]
+        if fork_safety.uses_runtime(self._launch_spec):
+            return ["the ranks have not begun to train, so they have nothing to save"]
         if any(processes.has_handler(pid, signal.SIGUSR1) for pid in states):
             return ["the script handles SIGUSR1 itself"]
+        if self._way == INTERRUPT:
+            return ["the script gets SIGINT (KeyboardInterrupt), to save in its own way"]
         if self._must_end():
             caught = any(processes.has_handler(pid, signal.SIGTERM) for pid in states)
             return ["the script handles SIGTERM itself" if caught else LOST]
@@ -98,10 +137,10 @@ class StopRequest:
 
     def _must_end(self) -> bool:
         """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
-        return self._by_term or self._launch_spec.requeue_always or self._cancelled.exists()
+        return self._way > FILE or self._launch_spec.requeue_always or self._cancelled.exists()
 
     def _set_deadline(self) -> None:
-        if self._launch_spec.requeue_always and not self._by_term:
+        if self._launch_spec.requeue_always and self._way == FILE:
             # The time limit is `stop_timeout` away, and the ranks must have ended by then.
             margin = min(self._launch_spec.kill_after + MARGIN, self.timeout / 2)
             self.timeout -= margin
@@ -117,11 +156,18 @@ class StopRequest:
         return states
 
     def _terminate(self, pids: Iterable[int]) -> None:
-        """Send SIGTERM, once. A process that starts the ranks itself passes it on, or ends with them."""
-        for pid in set(pids) - self._terminated:
-            self._terminated.add(pid)
-            processes.send_signal(pid, signal.SIGTERM)
+        """Send SIGTERM or SIGINT, once. A process that starts the ranks itself passes SIGTERM on, or ends with them.
 
+        It does not pass on SIGINT: a terminal would signal its whole process group.
+        """
+        number = signal.SIGINT if self._way == INTERRUPT else signal.SIGTERM
+        for pid in pids:
+            if (pid, number) not in self._terminated:
+                self._terminated.add((pid, number))
+                send = processes.signal_group if self._spawns and number == signal.SIGINT else processes.send_signal
+                send(pid, number)
 
-def _may_save_on_usr1(pid: int) -> bool:
-    return processes.has_handler(pid, signal.SIGUSR1) and not processes.has_handler(pid, signal.SIGTERM)
+    def _may_save_on_usr1(self, pid: int) -> bool:
+        # Every Python process has a handler of SIGINT, so that tells nothing.
+        handles_end = self._way != INTERRUPT and processes.has_handler(pid, signal.SIGTERM)
+        return processes.has_handler(pid, signal.SIGUSR1) and not handles_end

@@ -80,6 +80,9 @@ class VerdictWriter:
 
         `may_restart` is false once the user wants the whole run to end.
         """
+        if outcome.failure is not None and outcome.failure.cause == failures.INTERRUPTED and not self.from_queue:
+            self.say(outcome.failure.message)
+            outcome.verdict, outcome.failure = STOPPED, None  # the user ended it: that is no failure of the run
         verdict = outcome.verdict
         if outcome.verdict == FAILED:
             failure = outcome.failure or Failure(

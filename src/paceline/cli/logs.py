@@ -34,9 +34,10 @@ def command(
     """
     folder = runs.named(run)
     if follow:
-        for text in stream(folder, rank=rank, monitor=RunMonitor(folder)):
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        with runs.goes_on(folder):
+            for text in stream(folder, rank=rank, monitor=RunMonitor(folder)):
+                sys.stdout.write(text)
+                sys.stdout.flush()
         return 0
     path = folder.slurm_log if batch else find_log(folder, rank=rank, attempt=attempt)
     if path is None or not path.exists():

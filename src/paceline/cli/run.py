@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cli.resume_hint import submit_again
-from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT, read_verdict
+from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
@@ -128,12 +128,20 @@ def _launch(plan: LocalPlan) -> int:
     folder = plan.run_path.folder
     code = run_agents(plan, zygote_socket=_zygote_socket())
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
-    outcome = "interrupted" if code == INTERRUPTED_EXIT else verdict
     took = show_seconds(time.monotonic() - started)
-    console.say(f"paceline: {outcome} after {took}: {folder.path}", colour=COLOURS.get(outcome, console.GREY))
-    if outcome in ("interrupted", STOPPED):
-        console.say_note(f"to resume it: paceline run --resume {plan.run_path.run_id}")
+    console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
+    if verdict == STOPPED:
+        console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({_describe_resume(folder)})")
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
+
+
+def _describe_resume(folder: RunFolder) -> str:
+    """Return where a resume of the run begins."""
+    from paceline.contract.checkpoint.marker import find_checkpoints
+    from paceline.contract.checkpoint.names import checkpoint_step
+
+    found = find_checkpoints(folder.path)
+    return f"from step {checkpoint_step(found[0].name)}" if found else "no checkpoint: the script starts again"
 
 
 def _zygote_socket() -> int | None:

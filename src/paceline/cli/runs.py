@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline.cli import console
 from paceline.cluster.runs import folder as folders
 from paceline.contract.run_folder import RunFolder
 from paceline.spec import Program, load_job
@@ -22,3 +25,14 @@ def scratch_here() -> Path:
 
 def named(name: str) -> RunFolder:
     return folders.find_run(name, scratch_here())
+
+
+@contextmanager
+def goes_on(folder: RunFolder) -> Iterator[None]:
+    """After Ctrl-C in a command that only watches a run, say that the run goes on, and how to cancel it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run = folder.path.name
+        console.say_note(f"{run} goes on; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}")
+        raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, options
+from paceline.cli import console, options, runs
 from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
@@ -140,14 +140,15 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     from paceline.watch.logs import follow as stream
     from paceline.watch.records import requeue_problem
 
-    if follow:
-        monitor = RunMonitor(folder)
-        for text in stream(folder, monitor=monitor):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        record = monitor.record
-    else:
-        record = wait_until_over(folder)
+    with runs.goes_on(folder):
+        if follow:
+            monitor = RunMonitor(folder)
+            for text in stream(folder, monitor=monitor):
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            record = monitor.record
+        else:
+            record = wait_until_over(folder)
     colour = console.GREEN if record.status == DONE else console.RED
     console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}", colour=colour)
     if record.status == DONE:

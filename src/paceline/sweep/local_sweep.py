@@ -53,7 +53,7 @@ class LocalSweep(SweepStart):
         self.report_start(f"{count_trials(len(numbers))} of {name}, {len(self.slots)} at a time")
         self.submission: Path = run_path.folder.path
         with mark_starter(self.submission):
-            self.pool.run(list(numbers), begin=self._begin, end=self._end)
+            self.pool.run(list(numbers), begin=self._begin, end=self._end, stop=self._report_stop)
         self._report_best()
         if self.pool.stopping:
             self.reporter.note(f"to continue: paceline sweep --local --resubmit missing {name}")
@@ -96,6 +96,10 @@ class LocalSweep(SweepStart):
             return
         self.results[number] = close_trial(self.writer.folder, number, verdict)
         self._report(number, self.results[number])
+
+    def _report_stop(self, count: int) -> None:
+        again = "; press Ctrl-C again to end at once" if self.pool.interrupted else ""
+        self.reporter.note(f"stop requested: {count_trials(count)} under way save and stop, no more start{again}")
 
     def _report(self, number: int, result: Mapping[str, Any]) -> None:
         parts = [f"trial {number}: {result['state']}"]

@@ -153,10 +153,11 @@ def write_coordination(path: str, *, local_rank: int, coordination: int) -> None
             os.pwrite(file.fileno(), COORDINATION.pack(coordination), offset)
 
 
-def is_terminating(path: str) -> bool:
-    """Whether the agent is ending its ranks."""
+def is_ended(path: str) -> bool:
+    """Whether the agent is ending its ranks, or has asked them to stop."""
     with suppress(OSError), open(path, "rb") as file:
-        return bool(HEADER.unpack(file.read(HEADER.size))[0])
+        terminating, _, stop_requested = HEADER.unpack(file.read(HEADER.size))
+        return bool(terminating or stop_requested)
     return True  # the agent is gone
 
 

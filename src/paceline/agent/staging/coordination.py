@@ -180,7 +180,7 @@ class StagingCoordinator:
         context = self.context
         if context.requests.end_now:
             raise Interrupted("Interrupted while staging data.")
-        return bool(context.requests.stop) or (context.placement.is_head and context.job_start.stop.exists())
+        return context.requests.wants_stop or (context.placement.is_head and context.job_start.stop.exists())
 
     def wait_for_cleanup(self) -> None:
         """Wait until all agents have collected and cleaned up: a scheduler may end all when one exits with an error."""
@@ -191,7 +191,7 @@ class StagingCoordinator:
         if not placement.is_head:
             rendezvous.send({"kind": NODE_CLEAN}, to=0)
         deadline = time.monotonic() + CLEANUP_TIMEOUT
-        while pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.hurry:
+        while pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.end_now:
             for message in rendezvous.poll():
                 if message.get("kind") in (NODE_CLEAN, ALL_CLEAN):
                     pending.discard(message["from"])

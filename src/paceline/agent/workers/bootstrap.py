@@ -127,7 +127,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         process.exit_code = 1
         if error.__traceback__ is not None:
             error.__traceback__ = _without_our_frames(error.__traceback__)
-        if isinstance(error, KeyboardInterrupt) and heartbeat.is_terminating(spec["heartbeat"]):
+        if isinstance(error, KeyboardInterrupt) and heartbeat.is_ended(spec["heartbeat"]):
             raise SystemExit(130) from None  # Ctrl-C: the agent reports it
         step = heartbeat.read_step(spec["heartbeat"], local_rank)
         if is_rank or not attempt.error(rank).exists():  # a rank's own report counts more than its parent's

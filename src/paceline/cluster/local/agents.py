@@ -145,7 +145,10 @@ def _agent_setup() -> Callable[[], None] | None:
 
 @contextmanager
 def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forward Ctrl-C to every agent, and a stop request to the head agent, which informs the others."""
+    """Forward Ctrl-C to every agent, and a stop request to the head agent, which informs the others.
+
+    At the first Ctrl-C the ranks save and stop. The second one ends them at once.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not processes:

@@ -41,13 +41,19 @@ class ParallelRuns:
         self._active: dict[int, _ActiveRun] = {}
 
     def run(
-        self, numbers: list[int], *, begin: Callable[[int, int], LocalPlan | None], end: Callable[[int, str], None]
+        self,
+        numbers: list[int],
+        *,
+        begin: Callable[[int, int], LocalPlan | None],
+        end: Callable[[int, str], None],
+        stop: Callable[[int], None],
     ) -> None:
         """Run all of them in order.
 
         `begin(number, slot)` returns the plan of a run, or None to skip it; `end(number, verdict)` is called after it.
+        `stop(count)` is called once so many runs have been asked to stop.
         """
-        waiting = list(numbers)
+        waiting, reported = list(numbers), False
         with self._handle_signals():
             try:
                 while waiting or self._active:
@@ -59,6 +65,9 @@ class ParallelRuns:
                             self._active[number] = _ActiveRun(plan, free.pop(0), self._start(plan))
                     if self.stopping:
                         waiting.clear()
+                        if self._active and not reported:
+                            reported = True
+                            stop(len(self._active))
                     for number, run in list(self._active.items()):
                         if run.agents[0].poll() is not None:
                             del self._active[number]
@@ -86,7 +95,10 @@ class ParallelRuns:
 
     @contextmanager
     def _handle_signals(self) -> Iterator[None]:
-        """Forward Ctrl-C to every agent, and a stop request to every head agent."""
+        """Forward Ctrl-C to every agent, and a stop request to every head agent.
+
+        At the first Ctrl-C the runs save and stop. The second one ends them at once.
+        """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = self.stopping = True

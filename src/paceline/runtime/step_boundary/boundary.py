@@ -313,11 +313,13 @@ class Boundary:
             self.stragglers.mark_start()  # the save was not part of the step
 
     def _stop(self, step: int) -> None:
-        saved = self.checkpoint_schedule.last_step == step
-        if self.checkpoint_schedule.rank == 0:
-            outcome = "saved" if saved else "nothing to save"
-            if saved and self.checkpoint_schedule.failed_step == step:
+        schedule = self.checkpoint_schedule
+        if schedule.rank == 0:
+            outcome = "saved" if schedule.last_step == step else "nothing to save"
+            if schedule.last_step == step == schedule.failed_step:
                 outcome = "but could not save"
+            elif step and schedule.checkpoints is None:
+                outcome = "but nothing is saved: the script has not called run.resume(model=model, ...)"
             self.progress.close()
             note(f"stopped at step {step}, {outcome}")
         raise Stopped

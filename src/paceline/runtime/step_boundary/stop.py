@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.contract.heartbeat_file import RUNNING
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
 INTERVAL = 0.4  # seconds from launch to collection; one small reduction in that time costs far less than 0.1 %
@@ -47,7 +48,11 @@ class Pruned(Stopped):
 
 
 class StopSignals:
-    """Treats SIGUSR1 and SIGTERM as requests to stop while a session is open."""
+    """Treats SIGUSR1 and SIGTERM as requests to stop while a session is open.
+
+    After Ctrl-C, the agent sends SIGINT to ranks that have not reached a step boundary: there is nothing to save yet.
+    One that reaches it in that moment stops like the others.
+    """
 
     def __init__(self, heartbeat: Heartbeat, notify: Callable[[], None]) -> None:
         self.requested = False
@@ -63,6 +68,8 @@ class StopSignals:
             number = getattr(signal, name, None)
             if number is not None:
                 self._previous[number] = signal.signal(number, self._on_signal)
+        if self._heartbeat.is_on and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
 
     def restore(self) -> None:
         for number, handler in self._previous.items():
@@ -75,6 +82,14 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        self._request(number)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._heartbeat.state < RUNNING or not self._heartbeat.stop_requested:
+            raise KeyboardInterrupt
+        self._request(number)
+
+    def _request(self, number: int) -> None:
         self.requested = True
         self.is_urgent |= number == signal.SIGTERM
         self._notify()
