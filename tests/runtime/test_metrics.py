@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import io
 import json
 import re
 from pathlib import Path
@@ -63,6 +65,59 @@ def test_numbers_are_weighted_means_over_micro_steps_and_ranks(ranks: Ranks, tmp
         assert [step for step, line in by_step.items() if "accuracy" in line] == [4, 8, 12]
         losses.append([by_step[step]["loss"] for step in sorted(by_step)])
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def schedule(folder: str, accumulate: int) -> tuple[int, int, float]:
+    """A schedule that is built and logged in the obvious way."""
+    x, y = data(20)
+    with quiet(seed=0, folder=folder) as run:
+        model = run.wrap(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = run.loader(TensorDataset(x, y), batch_size=8, accumulate=accumulate, drop_last=False)
+        sched = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * len(loader))
+        for _ in run.epochs(2):
+            for a, b in run.steps(loader):
+                run.backward(((model(a) - b) ** 2).mean())
+                if run.update(optimizer):
+                    sched.step()
+                run.log(**{"lr": sched.get_last_lr()[0], "train/lr": sched.get_last_lr()[0], "lr_psnr": a.mean()})
+        return run.step, loader.steps_per_epoch, sched.get_last_lr()[0]
+
+
+def test_a_schedule_and_its_learning_rate_at_any_number_of_ranks_and_micro_steps(ranks: Ranks, tmp_path: Path) -> None:
+    seen = []
+    for number, (world_size, accumulate) in enumerate([(1, 1), (1, 4), (2, 2)]):
+        folder = tmp_path / str(number)
+        args = str(folder), accumulate
+        steps, per_epoch, last = ranks(schedule, world_size, *args)[0] if world_size > 1 else schedule(*args)
+        assert (steps, per_epoch) == (6, 3)
+        assert last < 1e-5  # the schedule is at its end
+        seen.append([(line["step"], line["lr"], line["train/lr"], line["lr_psnr"]) for line in lines_of(folder)])
+    assert len(seen[0]) == 6
+    for others in seen[1:]:
+        assert [line[:3] for line in others] == [line[:3] for line in seen[0]]
+        assert [line[3] for line in others] == pytest.approx([line[3] for line in seen[0]])
+
+
+def evaluate_too_few(folder: str, weighted: bool) -> tuple[Any, str]:
+    """One sample on two ranks, and a mean over the samples of each rank."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), quiet(folder=folder, progress=False) as run:
+        for _ in run.steps(range(3)):
+            total, count = torch.zeros(()), 0
+            for (x,) in run.evaluate(TensorDataset(torch.tensor([7.0])), batch_size=2):
+                total, count = total + x.sum(), count + len(x)
+            mean = total / count
+            run.log(val=run.mean(mean, weight=count) if weighted else mean)
+    return (lines_of(Path(folder))[-1]["val"] if run.rank == 0 else None), said.getvalue()
+
+
+def test_a_mean_over_no_samples_is_explained_once(ranks: Ranks, tmp_path: Path) -> None:
+    (value, said), others = ranks(evaluate_too_few, 2, str(tmp_path / "plain"), False)
+    assert value == "nan"
+    assert said.count("val is nan at step 1: in the evaluation, 1 of 2 ranks had a batch without samples") == 1
+    assert (others, said.count("nan at step")) == ((None, ""), 1)
+    assert ranks(evaluate_too_few, 2, str(tmp_path / "weighted"), True) == [(7, ""), (None, "")]
 
 
 def log_on_one_rank(folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -71,6 +72,35 @@ def test_sums_count_booleans_and_do_not_overflow(ranks: Ranks) -> None:
         [600, 600], torch.uint8, 1.0, 6, 3 * (2**60 + 1), refused,
     ]  # fmt: skip
     assert ranks(sums, 3) == [expected] * 3
+
+
+def weighted_means() -> list[object]:
+    """Rank r has r samples with the value r, so rank 0 has none: its mean is NaN."""
+    with quiet() as run:
+        own = float(run.rank) if run.rank else math.nan
+        tensor = torch.tensor([own, -own])
+        half = torch.full((), 30000.0, dtype=torch.float16)
+        counts = torch.tensor([run.rank, 1])
+        return [
+            run.mean(own, weight=run.rank), run.mean(tensor, weight=run.rank).tolist(),
+            run.mean(tensor, weight=torch.tensor(run.rank)).tolist(), run.mean(half, weight=1000).item(),
+            run.mean(torch.tensor([own, 2.0]), weight=counts).tolist(),
+            run.mean(0 if run.rank == 0 else tensor, weight=run.rank).tolist(),
+            math.isnan(run.mean(own, weight=0)), run.mean(tensor, weight=0).isnan().all().item(),
+        ]  # fmt: skip
+
+
+def test_a_weighted_mean_over_ranks(ranks: Ranks) -> None:
+    expected = [5 / 3, [5 / 3, -5 / 3], [5 / 3, -5 / 3], 30000, [5 / 3, 2], [5 / 3, -5 / 3], True, True]
+    for found in ranks(weighted_means, 3):
+        for value, right in zip(found, expected, strict=True):
+            assert value == pytest.approx(right)
+
+
+@pytest.mark.parametrize("name", [name for name in dir(paceline.Run) if not name.startswith("_")])
+def test_public_names_have_help(name: str) -> None:
+    assert (getattr(paceline.Run, name).__doc__ or "").strip()
+    assert {"autocast", "backward", "update", "mean"} <= set(dir(paceline.Run))
 
 
 class Unpicklable:
@@ -372,8 +402,10 @@ def test_a_session_that_cannot_save_says_so_once(
                 assert not run.should_stop
             else:
                 list(run.steps(range(2)))
-    said = capfd.readouterr().err.count("no run folder: nothing is saved; pass folder=...")
-    assert said == (wants not in ("", "folder", "a folder"))
+    error = capfd.readouterr().err
+    assert error.count("no run folder: nothing is saved; pass folder=...") == (wants not in ("", "folder", "a folder"))
+    unsaved = "save_every_steps is set, but nothing is saved: the script does not call run.resume"
+    assert error.count(unsaved) == (wants == "folder")
 
 
 def test_the_report_lists_the_placement(capfd: pytest.CaptureFixture[str]) -> None:

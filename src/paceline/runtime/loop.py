@@ -242,6 +242,8 @@ class Loop:
         for batch in loader:
             yield batch
             self._boundary.after_forward(self.step, in_a_step=self.micro is not None)
+        if loader.had_empty:
+            self._boundary.metrics.note_empty_evaluation(self.step)
 
     def _iterate(self, micros: Iterator[MicroBatch], limit: int, uniform: bool) -> Iterator[Any]:
         gradients, boundary, weighted = self._gradients, self._boundary, self.weighted

@@ -51,7 +51,6 @@ class Run:
         project, experiment: Their names.
         folder: The run folder; None without one.
         source_dir, scratch_dir, data_dir, checkpoints_dir, logs_dir: Folders of this run; None if there is none.
-        autocast, backward, update: The methods of `Gradients`.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Run:
         self._first_calls = 0
         self._draws_own_numbers = False
         self._saved_by_hand = False
-        self._lacks_folder = folder is None and settings.asks_for_saves  # for what the script wants to save
+        self._lacks_folder = folder is None and bool(settings.asks_for_saves)  # for what the script wants to save
         self._save_calls = 0
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
@@ -276,9 +275,17 @@ class Run:
             rng.reseed(seed=seed, step=self.step, rank=self.dp_rank)
         self._draws_own_numbers = True
 
-    def _note_lack_of_folder(self) -> None:
-        if self._lacks_folder and self.rank == 0:
+    def _note_lack_of_saves(self) -> None:
+        """Say what keeps the checkpoints from being saved that the script asks for, by its settings or run.resume."""
+        if self.rank != 0:
+            return
+        if self._lacks_folder:
             note("no run folder: nothing is saved; pass folder=... or start the script with `paceline run`")
+        elif self.settings.asks_for_saves and self._boundary.checkpoint_schedule.checkpoints is None:
+            note(
+                f"{self.settings.asks_for_saves} is set, but nothing is saved: the script does not call run.resume. "
+                "Call run.resume(model=model, opt=opt, ...) before the loop"
+            )
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -312,7 +319,7 @@ class Run:
         """
         self._draw_own_numbers()
         if not self._loop.begun:
-            self._note_lack_of_folder()
+            self._note_lack_of_saves()
             self._loop.begin()
             if self.dp_size > 1:
                 self._boundary.first_batch = lambda: self._loop.plain.digest
@@ -380,7 +387,7 @@ class Run:
             loop.counted = False
         if not loop.begun:
             loop.begun = True
-            self._note_lack_of_folder()
+            self._note_lack_of_saves()
             self._draw_own_numbers()
             boundary.events.write("training", step=loop.step)
         if counts and not boundary.stopping:
@@ -437,6 +444,9 @@ class Run:
 
     def log(self, **values: Any) -> None:
         """Log numbers or text of this step. Numbers are averaged over micro-steps and ranks.
+
+        A learning rate (`lr`, `learning_rate`, `lr/head`, `train/lr`) is not averaged over micro-steps: the last one's
+        is written. For other values of the whole step, log in the last micro-step only: `if run.update(opt): ...`.
 
         Tensors stay on their device, and nothing waits for them. Rank 0 writes `metrics.jsonl`. Raises UsageError for
         anything but numbers, tensors of one element and text.
@@ -503,8 +513,15 @@ class Run:
         total: torch.Tensor | float = collectives.sum_over_ranks(value, self._group.data, self.device)
         return total
 
-    def mean(self, value: torch.Tensor | float) -> Any:
-        """Return the mean over all ranks, on all ranks."""
+    def mean(self, value: torch.Tensor | float, *, weight: torch.Tensor | float | None = None) -> Any:
+        """Return the mean over all ranks, on all ranks.
+
+        With `weight`, `value` is the mean over that many samples or tokens of this rank, and the result the mean over
+        those of all ranks. A rank without any passes 0; its value does not matter, and may be NaN. If no rank has any,
+        the result is NaN.
+        """
+        if weight is not None:
+            return collectives.weighted_mean(value, weight, self._group.data, self.device)
         return self.sum(value) / self.dp_size
 
     @overload
@@ -595,6 +612,10 @@ class Run:
         self._boundary.profiler.close()
         for loader in [*self._loaders, *(loader for _, loader in self._evaluation_loaders.values())]:
             loader.close()
+
+
+for _name in ("autocast", "backward", "update"):  # for help(): each run has its own, bound to its gradients
+    setattr(Run, _name, getattr(Gradients, _name))
 
 
 def _position(restored: Restored) -> str:

@@ -69,10 +69,13 @@ class Settings:
         return self
 
     @property
-    def asks_for_saves(self) -> bool:
-        """Whether the script has set when to save, or which checkpoint to keep."""
-        by_time = self.save_every_seconds not in (None, Settings.save_every_seconds)
-        return by_time or self.save_every_steps is not None or self.best is not None
+    def asks_for_saves(self) -> str | None:
+        """The setting that says when to save, or which checkpoint to keep; None if there is none."""
+        if self.save_every_steps is not None:
+            return "save_every_steps"
+        if self.save_every_seconds not in (None, Settings.save_every_seconds):
+            return "save_every_seconds"
+        return "best" if self.best is not None else None
 
     def override(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with those of the launch spec. Names that are not settings are ignored."""

@@ -84,6 +84,7 @@ class MapEvaluationLoader:
                 data.dataset, seed=seed, device=device, num_workers=data.num_workers, collate_fn=data.collate,
                 **data.options,
             )  # fmt: skip
+        self.had_empty = False  # whether this rank got an empty batch in the last pass
         self._tensors = tensors
         self._samples = -1  # in the last pass
 
@@ -105,6 +106,7 @@ class MapEvaluationLoader:
         order = self._draw_order()
         check_same_order(order, self.identity, self.group)
         slices = self._slices(order)
+        self.had_empty = not all(part.count for part in slices) or not slices
         if not slices:
             return
         batches = self.source.batches(order, iter(slices), 0)
@@ -133,9 +135,12 @@ class StreamEvaluationLoader:
             num_workers=data.num_workers, sharded=data.sharded, collate_fn=data.collate, empty_fillers=True,
             **data.options, **options,
         )  # fmt: skip
+        self.had_empty = False  # whether this rank got an empty batch in the last pass
 
     def __iter__(self) -> Iterator[Any]:
-        for micro in self.loader.micro_batches(0, 0):
+        self.had_empty = True  # until it gets a batch at all
+        for number, micro in enumerate(self.loader.micro_batches(0, 0)):
+            self.had_empty = not micro.count or (self.had_empty and number > 0)
             yield micro.data
 
     def close(self) -> None:

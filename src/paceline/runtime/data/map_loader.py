@@ -79,6 +79,7 @@ class MapLoader:
 
     @property
     def steps_per_epoch(self) -> int:
+        """The number of optimizer steps in an epoch, whatever the number of ranks and micro-steps."""
         return self.plan.steps
 
     @property
@@ -162,7 +163,8 @@ class MapLoader:
             yield micro.data
 
     def __len__(self) -> int:
-        return self.steps_per_epoch * self.accumulate
+        """Return the number of global batches, which is `steps_per_epoch`: what a schedule counts."""
+        return self.steps_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import math
 from typing import Any
 
 import torch
@@ -49,6 +50,24 @@ def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device) -> An
         total = torch.zeros(shape, dtype=dtype, device=device if on_main else place)
     dist.all_reduce(total, group=group.main if on_main else group.control)
     return total + sum(numbers) if any(numbers) else total
+
+
+def weighted_mean(value: Any, weight: Any, group: ProcessGroups, device: torch.device) -> Any:
+    """Return the mean over ranks of a tensor or a number, of which each rank has `weight`; NaN if nobody has any.
+
+    What has no weight counts nothing, even if it is NaN: the mean over no samples is.
+    """
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.itemsize < 4:
+        value = value.float()  # a sum over many tokens does not fit a half
+    share = value * weight
+    if isinstance(weight, torch.Tensor):
+        share = torch.where(weight == 0, torch.zeros_like(share), share)
+    elif not weight:
+        share = torch.zeros_like(share) if isinstance(share, torch.Tensor) else 0
+    total, weights = sum_over_ranks(share, group, device), sum_over_ranks(weight, group, device)
+    if isinstance(weights, torch.Tensor) or weights:
+        return total / weights
+    return total * math.nan
 
 
 def _check_addends(addends: list[Addend]) -> tuple[str, torch.dtype, tuple[int, ...]] | None:

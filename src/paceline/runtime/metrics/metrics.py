@@ -8,6 +8,8 @@ consensus of the ranks (a few times a second) a batch of logged numbers moves on
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
 numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error.
 Sinks for each rank's own numbers (`own`) get them before they are reduced.
+
+Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one stands for the step.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +34,7 @@ from paceline.runtime.console import format_ranks, note
 # One call of `log`: step, epoch, samples of the step, weight of these values, time, the values.
 Entry = tuple[int, int, int, float, float, dict[str, Any]]
 RESERVED = frozenset(("step", "epoch", "time", "seconds", "samples_per_second", "stragglers"))  # what lines have anyway
+LEARNING_RATE = re.compile(r"(.*/)?(lr|learning_rate)([_-]?\d+|/.*)?", re.IGNORECASE)
 DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
 
 
@@ -106,6 +110,7 @@ class _Batch:
         self.rows: dict[int, _Row] = {}
         self._reduced = torch.empty(0)
         self.work: Any = None
+        self.ranks_without_samples = 0  # ranks with NaN after an evaluation that gave them an empty batch
         # A hash of steps, names and kinds, which all ranks must share for their numbers to be reduced; and one of the
         # names that have text.
         self.schema = self.text_schema = 0
@@ -144,6 +149,9 @@ class _Batch:
                     row.texts = {**(row.texts or {}), name: value}
                     continue
                 number = value if kind is float or kind is int else next(arrived)
+                if _is_learning_rate(name):
+                    sums[name], weights[name] = number, 1.0
+                    continue
                 # An empty slice weighs nothing, whatever its loss is.
                 share = number * weight if weight else 0.0
                 if name in sums:
@@ -156,6 +164,7 @@ class _Batch:
     def reduce(self, group: Any) -> None:
         flat = [number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())]
         if flat:
+            flat.append(self.ranks_without_samples)
             self._reduced = torch.tensor(flat, dtype=torch.float64)
             self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
 
@@ -168,6 +177,16 @@ class _Batch:
         for row in self.rows.values():
             row.sums = {name: next(numbers) for name in row.sums}
             row.weights = {name: next(numbers) for name in row.weights}
+        self.ranks_without_samples = int(next(numbers))
+
+    def find_nan(self, steps: Container[int] | None = None) -> tuple[int, str] | None:
+        """Return the first step and name with NaN, of these steps if given."""
+        for step, row in self.rows.items():
+            if steps is None or step in steps:
+                for name, total in row.sums.items():
+                    if math.isnan(total):
+                        return step, name
+        return None
 
     def means(self) -> dict[int, dict[str, float]]:
         """Return the means of each step."""
@@ -192,6 +211,12 @@ class Metrics:
         self._offered: _Batch | None = None  # its schema is being compared
         self._reducing: _Batch | None = None
         self._warned_mismatch = False
+        self._empty_steps: set[int] = set()  # whose evaluation gave this rank an empty batch
+        self._explained_nan = False
+
+    def note_empty_evaluation(self, step: int) -> None:
+        """Remember that an evaluation after this step gave this rank an empty batch: a mean over it is NaN."""
+        self._empty_steps |= {step, step + 1}  # whether it is logged after the step, or inside the next one
 
     def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
         if not RESERVED.isdisjoint(values):
@@ -246,6 +271,8 @@ class Metrics:
         if batch is None or not batch.entries:
             return
         batch.fold()
+        if self._empty_steps:
+            batch.ranks_without_samples = int(batch.find_nan(self._empty_steps) is not None)
         self._write_own(batch)
         if same and self._group is not None:
             batch.reduce(self._group)
@@ -289,6 +316,18 @@ class Metrics:
                 self.on_watched(step, values[self.watched])
         if self._rank == 0 and means:
             self._lines.append(self._format.lines(batch.rows, means))
+            if batch.ranks_without_samples and not self._explained_nan:
+                self._explain_nan(batch)
+
+    def _explain_nan(self, batch: _Batch) -> None:
+        step, name = batch.find_nan() or (0, "")
+        size = dist.get_world_size(self._group) if self._group is not None else 1
+        note(
+            f"{name} is nan at step {step}: in the evaluation, {batch.ranks_without_samples} of {size} ranks had a "
+            "batch without samples, and the mean over no samples is nan. Add up sums and counts, or use "
+            "run.mean(loss, weight=samples)"
+        )
+        self._explained_nan = True
 
     def _write_own(self, batch: _Batch) -> None:
         if self._own:
@@ -323,6 +362,11 @@ class _LineFormatter:
         for name, text in (row.texts or {}).items():
             line += f", {_quoted(name)}: {json.dumps(text)}"
         return line + "}\n"
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_learning_rate(name: str) -> bool:
+    return LEARNING_RATE.fullmatch(name) is not None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -51,7 +51,7 @@ class StreamLoader:
     `empty_fillers`, for evaluation, it gets an empty batch instead.
     """
 
-    steps_per_epoch: int | None = None
+    steps_per_epoch: int | None = None  # unknown: each rank reads its part until it ends
 
     def __init__(
         self,
