@@ -51,6 +51,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
     parser.add_argument("--backend", help="process group backend, such as nccl or gloo (by device)")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
+    on_off = {"action": argparse.BooleanOptionalAction}
+    parser.add_argument("--resident", **on_off, help="keep the training set on the device (on a GPU)")
+    parser.add_argument("--capture", **on_off, help="run each step as one CUDA graph (on a GPU)")
     parser.add_argument("--data-dir", type=Path, help="folder with the full data set as IDX files (the bundled subset)")
     parser.add_argument("--download", action="store_true", help="download the full data set to --data-dir")
     parser.add_argument("--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)")
@@ -83,18 +86,25 @@ def main() -> None:
         model = run.wrap(Net().to(memory_format=torch.channels_last))  # convolutions are faster this way
         optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
-        loader = run.loader(train_set, batch_size=args.batch_size)
+        on_gpu = run.device.type == "cuda"
+        resident = on_gpu if args.resident is None else args.resident
+        loader = run.loader(train_set, batch_size=args.batch_size, resident=resident)
         state = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
         run.resume(folder=args.checkpoint_dir, **state)
 
+        def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+            with run.autocast():
+                loss = F.cross_entropy(model(images), labels)
+            run.backward(loss)
+            run.update(optimizer)
+            run.log(loss=loss)
+
+        if on_gpu if args.capture is None else args.capture:
+            step = run.capture(step)
         accuracy = None
         for epoch in run.epochs(1 if args.dry_run else args.epochs):
             for images, labels in run.steps(loader, max_steps=1 if args.dry_run else None):
-                with run.autocast():
-                    loss = F.cross_entropy(model(images), labels)
-                run.backward(loss)
-                run.update(optimizer)
-                run.log(loss=loss)
+                step(images, labels)
             schedule.step()
             accuracy = test(run, model, test_set, args.test_batch_size)
             run.log(accuracy=accuracy)
