@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
+PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {"good": "green", "bad": "red", "dim": "grey50", "name": "bold", "path": "cyan"}
 
 
@@ -60,8 +61,14 @@ def cell(value: object) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console with our theme. rich is imported late, since most commands do not need it."""
+    """Return a rich console with our theme, as wide as the terminal, or without limit in a pipe.
+
+    rich is imported late, since most commands do not need it.
+    """
     from rich.console import Console
     from rich.theme import Theme
 
-    return Console(theme=Theme(THEME), stderr=stderr, highlight=False)
+    made = Console(theme=Theme(THEME), stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made.width = PIPE_WIDTH
+    return made

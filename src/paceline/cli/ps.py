@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
+from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.spec.quantities import show_seconds
 from paceline.watch.records import OVER, Record, find_runs, read_records
 
@@ -19,7 +20,10 @@ def command(
     count: Annotated[int, typer.Option("-n", "--count", metavar="N", help="Show the N newest runs.")] = 20,
     live: Annotated[bool, typer.Option("--live", help="Show only queued and running ones.")] = False,
 ) -> int:
-    """List the runs in this scratch folder, newest first, both here and on Slurm."""
+    """List the runs in this scratch folder, newest first, both here and on Slurm.
+
+    In a narrow terminal, columns that matter less are left out; in a pipe, nothing is.
+    """
     scratch = runs.scratch_here()
     if live:  # a live run may be older than many finished ones
         records = [record for record in read_records(find_runs(scratch)) if not record.is_over][:count]
@@ -28,21 +32,24 @@ def command(
     if not records:
         console.say_note(f"no runs in {scratch}")
         return 0
-    console.console().print(_table(records))
+    out = console.console()
+    shown, _ = fit(_columns(records), out.width)
+    out.print(make_table(shown, out.width))
     return 0
 
 
-def _table(records: list[Record]) -> object:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("RUN", "STATUS", "JOB", "RANKS", "ATTEMPT", "STEP", "AGE", "PROGRAM", "WHERE / WHY"):
-        table.add_column(name, no_wrap=name in ("RUN", "STATUS", "JOB"))
+def _columns(records: list[Record]) -> list[Column]:
+    columns = [
+        Column("RUN"), Column("STATUS"), Column("JOB", rank=1), Column("RANKS", rank=6, optional=True),
+        Column("ATTEMPT", rank=7, optional=True), Column("STEP", rank=4, optional=True),
+        Column("AGE", rank=5, optional=True), Column("PROGRAM", rank=3, wraps_at=12, crops=True),
+        Column("WHERE / WHY", rank=2, wraps_at=18),
+    ]  # fmt: skip
     for record in records:
         details = record.details
         colour = COLOURS.get(record.status, "bad" if record.status in OVER else "name")
         age = time.time() - float(details.get("created") or time.time())
-        table.add_row(
+        cells = (
             console.cell(record.run_id),
             f"[{colour}]{console.cell(record.status)}[/]",
             console.cell(record.job or ""),
@@ -53,4 +60,6 @@ def _table(records: list[Record]) -> object:
             console.cell(details.get("name") or details.get("program", "")),
             console.cell(record.detail),
         )
-    return table
+        for column, text in zip(columns, cells, strict=True):
+            column.cells.append(text)
+    return columns

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import console, runs
+from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
@@ -64,16 +65,17 @@ def command(
         _write(sweep, csv, report)
         return 0
     sort_by(sweep, [], sort)  # reject a wrong key before showing anything
+    out = console.console()
     if watch and _is_live(sweep):
         from rich.live import Live
 
-        with Live(_render(sweep, sort, count), console=console.console(), auto_refresh=False) as live:
+        with Live(_render(sweep, sort, count, out.width), console=out, auto_refresh=False) as live:
             while _is_live(sweep):
                 time.sleep(WATCH_INTERVAL)
                 sweep = read_sweep(folder)
-                live.update(_render(sweep, sort, count), refresh=True)
+                live.update(_render(sweep, sort, count, out.width), refresh=True)
         return 0
-    console.console().print(_render(sweep, sort, count))
+    out.print(_render(sweep, sort, count, out.width))
     return 0
 
 
@@ -99,13 +101,17 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
         print(f"wrote the report to {report}")
 
 
-def _render(sweep: Sweep, sort: str, count: int) -> RenderableType:
+def _render(sweep: Sweep, sort: str, count: int, width: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     ordered = sort_by(sweep, rows(sweep), sort)
     listed = ordered if count <= 0 else ordered[:count]
-    parts: list[RenderableType] = [_head(sweep), _bar(sweep), Text(""), _table(sweep, listed)]
+    shown, dropped = fit(_columns(sweep, listed), width)
+    parts: list[RenderableType] = [_head(sweep), _bar(sweep), Text(""), make_table(shown, width)]
+    if dropped:
+        names = ", ".join(Text.from_markup(column.title).plain for column in dropped)
+        parts.append(Text(f"not in this width: {names} (--csv FILE writes all columns)", "dim"))
     if len(listed) < len(ordered):
         parts.append(Text(f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)", "dim"))
     return Group(*parts, *_failures(sweep))
@@ -116,7 +122,8 @@ def _head(sweep: Sweep) -> Any:
 
     aim = "larger" if sweep.maximizes else "smaller"
     text = Text(console.printable(sweep.name), "bold")
-    return text.append(f"  {console.printable(sweep.metric)}, {aim} is better  {sweep.folder.path}", "dim not bold")
+    text.append(f"  {console.printable(sweep.metric)}, {aim} is better", "dim not bold")
+    return text.append(f"\n{console.printable(str(sweep.folder.path))}", "dim not bold")
 
 
 def _bar(sweep: Sweep) -> Any:
@@ -135,26 +142,32 @@ def _bar(sweep: Sweep) -> Any:
     return text.append(f"\n{' · '.join(counts)} of {len(sweep.trials):,}", "default")
 
 
-def _table(sweep: Sweep, listed: list[Row]) -> Any:
-    from rich.table import Table
-
+def _columns(sweep: Sweep, listed: list[Row]) -> list[Column]:
+    """Return the columns of the table. In a narrow terminal, parameters drop out: first those that never vary."""
     repeats = has_repeats(sweep)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("TRIAL", "STATE"):
-        table.add_column(name, no_wrap=True)
-    table.add_column(console.cell(sweep.metric), no_wrap=True, justify="left" if repeats else "right")
-    for key in sweep.keys:
-        table.add_column(console.cell(key), overflow="fold")
-    table.add_column("TIME", no_wrap=True)
+    varying = {key for key in sweep.keys if len({str(row.point.get(key)) for row in listed}) > 1}
+    parameters = [
+        Column(console.cell(key), rank=1 + position, wraps_at=10)
+        if key in varying
+        else Column(console.cell(key), rank=1 + position + len(sweep.keys), wraps_at=10, optional=True)
+        for position, key in enumerate(sweep.keys)
+    ]
+    columns = [
+        Column("TRIAL"), Column("STATE", wraps_at=9),
+        Column(console.cell(sweep.metric), justify="left" if repeats else "right"),
+        *parameters, Column("TIME", rank=1 + 2 * len(sweep.keys), optional=True),
+    ]  # fmt: skip
     for row in listed:
-        table.add_row(
+        cells = (
             str(row.number) if len(row.trials) == 1 else _numbers(row),
             f"[{COLOURS[row.state]}]{row.status}[/]",
             value_text(row),
             *(console.cell(to_label(row.point[key])) if key in row.point else "" for key in sweep.keys),
             "" if row.seconds is None else show_seconds(row.seconds),
         )
-    return table
+        for column, text in zip(columns, cells, strict=True):
+            column.cells.append(text)
+    return columns
 
 
 def _numbers(row: Row) -> str:
