@@ -7,7 +7,7 @@ WORKERS ?= 3
 EPOCHS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-all soak soak-guests check bench clean
+.PHONY: help demo test test-all soak soak-guests check docs bench clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -52,6 +52,9 @@ soak: .make/dev  ## break everything around RUNS=20 runs on a sandbox for MINUTE
 
 soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
 	@$(BIN)/python tests/guests/soak.py
+
+docs: .make/venv  ## write docs/reference from the code
+	@$(BIN)/paceline reference --write docs/reference
 
 bench: .make/dev  ## run every benchmark next to its peer
 	@for each in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$each || exit 1; done

@@ -29,6 +29,7 @@ COMMANDS = {
     "data": ("paceline.cli.data", "inspect and pack the data that runs copy to the nodes"),
     "clean": ("paceline.cli.clean", "list and remove leftover files on compute nodes"),
     "init": ("paceline.cli.init", "write a commented paceline.toml for your cluster"),
+    "reference": ("paceline.cli.reference.command", "look up a key, a flag, a command or a method"),
     "sandbox": ("paceline.cli.sandbox", "run a real multi-node Slurm on this machine, to try things out"),
 }
 
@@ -137,7 +138,8 @@ def _usage_error(error: Any, name: str) -> UsageError:
 
     from paceline.spec.option_table import options_of
 
-    hint = f"See `{error.ctx.command_path if error.ctx else f'paceline {name}'} --help`."
+    path = error.ctx.command_path if error.ctx else f"paceline {name}"
+    hint = f"See `{path} --help`, or `paceline reference {path.removeprefix('paceline ')}`."
     option = getattr(error, "option_name", "")
     if type(error).__name__ != "NoSuchOption":
         message = error.format_message().rstrip(".").replace("No such command", "Unknown command")

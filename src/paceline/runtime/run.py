@@ -42,15 +42,21 @@ class Run:
     """An open session, as the script sees it. Every rank calls the same methods in the same order.
 
     Attributes:
-        rank, world_size, local_rank: As in torch.distributed.
-        dp_rank, dp_size: This rank's place among the ranks with different samples, and how many there are.
+        rank: The number of this process, from 0, as in torch.distributed.
+        world_size: The number of ranks.
+        local_rank: The number of this process on its node.
         identity: These and more: `local_world_size`, `node`, `num_nodes`, and `source`, what started the ranks.
         device: The device of this rank.
         params: The script's parameters: `[params]` of paceline.toml and `--param`. Read-only.
         settings: The settings of the session, with what the command line has overridden.
-        project, experiment: Their names.
+        project: The project's name.
+        experiment: The experiment's name.
         folder: The run folder; None without one.
-        source_dir, scratch_dir, data_dir, checkpoints_dir, logs_dir: Folders of this run; None if there is none.
+        source_dir: The folder of the code that runs.
+        scratch_dir: The scratch folder, which holds all runs; None if there is none.
+        data_dir: The folder of staged data on this node; None if there is none.
+        checkpoints_dir: The folder of this run's checkpoints; None if there is none.
+        logs_dir: The folder of this run's logs; None if there is none.
     """
 
     def __init__(

@@ -16,10 +16,21 @@ from paceline.errors import SpecError
 from paceline.spec.load import read_file
 from paceline.spec.tables import Count, FolderName, Line, Strings, Table, Tables
 from paceline.spec.typed_flags import Flag
-from paceline.spec.validation_errors import explain, explain_flag, nearest, show
+from paceline.spec.validation_errors import explain, explain_flag, nearest, reference, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
 MODIFIERS = ("step", "log", "when")  # keys that may accompany a range
+# An example and the meaning of each, for the reference.
+RANGE_HELP = {
+    "grid": ("{ grid = [0.1, 0.01] }", "One of these values; the same as a list alone."),
+    "uniform": ("{ uniform = [0.0, 0.5] }", "A number between the two."),
+    "log_uniform": ("{ log_uniform = [1e-4, 1.0] }", "A number between the two, on a log scale."),
+    "integer": ("{ integer = [2, 8] }", "A whole number, both ends included."),
+    "step": ("{ integer = [2, 8], step = 2 }", "The distance of whole numbers."),
+    "log": ("{ integer = [1, 100], log = true }", "Choose whole numbers on a log scale."),
+    "when": ('{ uniform = [0.5, 0.99], when = { optimizer = "sgd" } }',
+             "The parameter applies only if another one has this value, or one of these."),
+}  # fmt: skip
 SECRET = "is a secret, but the points of a sweep are in files that others can read."
 SECRET_HINT = "Pass it as an environment variable: put it into .env, or list its name in [environment] secrets."
 # What other libraries call our ranges, without underscores.
@@ -89,7 +100,7 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
             close = nearest(key, known)
-            raise SpecError(f"{path}: unknown key {key!r}.", hint=_suggest(close, known))
+            raise SpecError(f"{path}: unknown key {key!r}.", hint=_suggest(close, known, ""))
     table = with_flags(_parse_table(sweep, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
     check_sweep(found)
@@ -103,8 +114,9 @@ def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
         raise explain(problem, where=str(path), prefix=("sweep",), root=SweepTable) from None
 
 
-def _suggest(close: str | None, known: Sequence[str]) -> str:
-    return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
+def _suggest(close: str | None, known: Sequence[str], table: str = "space") -> str:
+    hint = f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
+    return f"{hint} {reference(table)}"
 
 
 def _nearest_range(word: str, known: Sequence[str]) -> str | None:

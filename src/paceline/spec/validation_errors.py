@@ -84,7 +84,13 @@ def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError
         hint = f"Move it to [{tables[0]}]."
     else:
         hint = f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."
-    return SpecError(f"Unknown key {key!r} in {table}.", hint=hint)
+    page = tables[0] if tables else path[-2] if path[:-1] else ""
+    return SpecError(f"Unknown key {key!r} in {table}.", hint=f"{hint} {reference(page)}")
+
+
+def reference(table: str) -> str:
+    """Return what to type to read about the keys of a table, or about all tables."""
+    return f"See `paceline reference {'sweep.toml' if table == 'sweep' else table}".rstrip() + "`."
 
 
 def explain(
