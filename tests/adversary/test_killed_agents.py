@@ -7,15 +7,15 @@ from pathlib import Path
 
 from tests.conftest import Completed
 
-# Kills the head agent of the first attempts, named in its events.
+# Kills an agent in the first attempts, named in its events: that of the rank in the second argument.
 KILLS = """\
 import json, os, signal, sys, time
 from pathlib import Path
 attempt = int(os.environ["PACELINE_ATTEMPT"])
 if attempt > int(sys.argv[1]):
     print(f"attempt {attempt} is complete")
-elif os.environ["RANK"] == "0":
-    lines = Path(os.environ["PACELINE_RUN"], "events", "agent-0.jsonl").read_text().splitlines()
+elif os.environ["RANK"] == sys.argv[2]:
+    lines = Path(os.environ["PACELINE_RUN"], "events", f"agent-{sys.argv[2]}.jsonl").read_text().splitlines()
     pids = [event["pid"] for event in map(json.loads, lines) if event["event"] == "started"]
     os.kill(pids[-1], signal.SIGKILL)
     time.sleep(600)
@@ -26,18 +26,28 @@ else:
 
 def test_a_killed_head_agent_costs_a_restart(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text(KILLS)
-    done = paceline("run", "--nproc", "2", "--cpu", "--max-restarts", "1", "train.py", "1")
+    done = paceline("run", "--nproc", "2", "--cpu", "--max-restarts", "1", "train.py", "1", "0")
     assert done.returncode == 0, done.stderr
     assert "attempt 2 is complete" in done.stdout
-    assert "the head agent was killed: restarting from the script's own checkpoint, if any (1 of 1)" in done.stderr
+    assert "an agent was killed: restarting from the script's own checkpoint, if any (1 of 1)" in done.stderr
     shown = paceline("show").stdout
     assert "attempt 1  failed: launch on" in shown
-    assert "The head agent was killed." in shown
+    assert "An agent was killed." in shown
+
+
+def test_a_killed_member_agent_costs_a_restart(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+    (tmp_path / "train.py").write_text(KILLS)
+    command = ("run", "--nodes", "2", "--nproc", "1", "--cpu", "--max-restarts", "1", "train.py", "1", "1")
+    done = paceline(*command)
+    assert done.returncode == 0, done.stderr
+    assert "attempt 2 is complete" in done.stdout
+    assert "failed: its agent was killed" in done.stderr
+    assert "restarting from the script's own checkpoint, if any (1 of 1)" in done.stderr
 
 
 def test_a_head_agent_that_is_killed_too_often_ends_the_run(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text(KILLS)
-    done = paceline("run", "--nproc", "2", "--cpu", "train.py", "9")
+    done = paceline("run", "--nproc", "2", "--cpu", "train.py", "9", "0")
     assert done.returncode == 1
-    assert "The head agent was killed once, and the run may restart 0 times." in done.stderr
+    assert "Agents were killed once, and the run may restart 0 times." in done.stderr
     assert "Traceback" not in done.stderr

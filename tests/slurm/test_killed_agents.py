@@ -1,4 +1,4 @@
-"""A head agent that is killed on a real cluster: the batch script starts the agents again."""
+"""An agent that is killed on a real cluster: the batch script starts the agents again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,26 @@ def test_a_killed_head_agent_on_two_nodes(tmp_path: Path, cluster: Cluster, slur
     home = project(tmp_path / "project", KILLS)
     done = slurm_paceline(
         "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait",
-        "train.py", "1", cwd=home, timeout=250,
+        "train.py", "1", "0", cwd=home, timeout=250,
     )  # fmt: skip
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     assert [read_verdict(attempt.verdict) for attempt in folder.attempts()] == ["failed", "done"]
     assert "attempt 2 is complete" in folder.attempt(2).log(1).read_text()
-    assert "the head agent was killed; starting the agents again" in folder.slurm_log.read_text()
+    assert "an agent was killed; starting the agents again" in folder.slurm_log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_member_agent_on_two_nodes(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+    home = project(tmp_path / "project", KILLS)
+    done = slurm_paceline(
+        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait",
+        "train.py", "1", "1", cwd=home, timeout=250,
+    )  # fmt: skip
+    folder = run_of(done)
+    assert done.returncode == 0, diagnostics(folder, done)
+    assert [read_verdict(attempt.verdict) for attempt in folder.attempts()] == ["failed", "done"]
+    # In the same allocation, with the same nodes.
+    assert [job_start.path.name.partition("-")[2] for job_start in folder.job_starts()] == ["0"]
+    assert "an agent was killed; starting the agents again" in folder.slurm_log.read_text()

@@ -37,7 +37,7 @@ from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS, AttemptFolder, JobStartFolder, RunFolder
-from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, STOPPED
+from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 
 if TYPE_CHECKING:  # most runs stage nothing
@@ -119,21 +119,25 @@ class Agent:
             self.verdicts.try_write(self._remove_leftovers)
         return self._run_attempts()
 
-    def fail(self, problem: PacelineError) -> None:
-        """Report an error of the agent itself, on the console and in the run folder."""
+    def fail(self, problem: PacelineError) -> int:
+        """Report an error of the agent itself, on the console and in the run folder. Return the exit code."""
         self.say(f"error: {problem}")
         if self.rendezvous is not None and self.rendezvous.placement.count > 1:
             host = self.placement.host if self.placement else "?"
             failure = Failure(restart_policy.ERROR, host, message=problem.message, time=time.time())
             self.rendezvous.send({"kind": "failed", "failure": vars(failure), "sent": time.time()})
         self.events.write("failed", reason=problem.message)
+        is_head = self.placement is None or self.placement.is_head
+        if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
+            return RESTART_EXIT  # without a verdict, so this counts like a head agent that was killed
         if isinstance(problem, AgentsMissing):
             self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, problem.hosts))
-        if self.placement is None or self.placement.is_head:
+        if is_head:
             self.verdicts.write_verdict(FAILED)
         elif self.rendezvous is not None:
             # The scheduler may end the whole step once one agent fails: let the head agent write its verdict first.
             await_verdict(self.job_start, self._interrupted)
+        return problem.exit_code
 
     def cancel_start(self) -> None:
         """End before any rank runs, because the user pressed Ctrl-C: the run is stopped, and has not failed."""
@@ -237,12 +241,20 @@ class Agent:
                     return INTERRUPTED_EXIT
                 return 0 if outcome.verdict in (DONE, STOPPED) else 1
             self._sleep(outcome.restart_delay)
+            if outcome.agent_killed and not self.requests.interrupt:
+                return self._make_way() if self.placement.is_head else 0
             if self.placement.is_head and (warning := self.input.rewind(fork_safety.read_program(self.launch_spec))):
                 self.warn(warning)
             if self.requests.cancels_start:
                 if self.placement.is_head:
                     self.verdicts.write_verdict(STOPPED if self.requests.interrupt else FAILED)
                 return INTERRUPTED_EXIT if self.requests.interrupt else 1
+
+    def _make_way(self) -> int:
+        """End this head agent, so that whoever started the agents starts all of them again."""
+        self.say("starting the agents again")
+        self.verdicts.expect_new_agents()
+        return RESTART_EXIT
 
     def _run_attempt(self) -> Outcome:
         assert self.placement is not None
@@ -307,7 +319,10 @@ class Agent:
         self.events.write(outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields)
         if outcome.restart_delay is not None:
             self.events.write("restarted", attempt=self.attempt_number + 1, delay=outcome.restart_delay)
-        message = {"kind": "verdict", "verdict": outcome.verdict, "restart_delay": outcome.restart_delay}
+        message = {
+            "kind": "verdict", "verdict": outcome.verdict, "restart_delay": outcome.restart_delay,
+            "agent_killed": outcome.agent_killed,
+        }  # fmt: skip
         self.rendezvous.send(message)
 
     def _clean_work_folder(self, work: WorkFolder, outcome: Outcome) -> None:

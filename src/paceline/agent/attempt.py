@@ -42,6 +42,7 @@ class Outcome:
     exits: list[RankExit] = field(default_factory=list)
     stop_requested: bool = False
     restart_delay: float | None = None  # seconds until the next attempt; None if there is none
+    agent_killed: bool = False  # the next attempt needs new agents
 
 
 class Attempt:
@@ -81,6 +82,7 @@ class Attempt:
         self.unexplained: list[Exit] = []  # their reason may be on its way: see `_is_unexplained`
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
         self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
+        self.agent_killed = False  # that of another node
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -304,7 +306,9 @@ class Attempt:
                 exits = [RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]]
                 self.member_exits[message["from"]] = exits
             elif kind == "verdict":
-                self.outcome = Outcome(message["verdict"], restart_delay=message["restart_delay"])
+                self.outcome = Outcome(
+                    message["verdict"], restart_delay=message["restart_delay"], agent_killed=message["agent_killed"]
+                )
             elif kind == independence.REPORT:
                 self.independence.update(message)
             elif kind == "end":
@@ -316,15 +320,23 @@ class Attempt:
             elif kind == "stacks":
                 self.hang_monitor.dump_stacks(set(self.rank_of) - self.ended)
             elif kind in ("lost", "left"):
-                self._handle_loss(message["index"] if kind == "lost" else message["from"])
+                closed = bool(message.get("closed"))
+                self._handle_loss(message["index"] if kind == "lost" else message["from"], closed=closed)
 
-    def _handle_loss(self, index: int) -> None:
+    def _handle_loss(self, index: int, *, closed: bool) -> None:
         if index in self.member_exits or self.outcome is not None:
             return
         self.member_exits[index] = []
         host = str(self.rendezvous.roster[index].get("host", "?"))
-        message = "its agent is gone: the node died, or was cut off"
-        self._fail(Failure(restart_policy.LOST, host, message=message, time=time.time()))
+        lost = time.time()
+        self.termination.start()  # before asking the node, which may take a moment
+        if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):
+            self.agent_killed = True
+            message = "its agent was killed, perhaps because the node is out of memory"
+            self._fail(Failure(restart_policy.KILLED, host, message=message, time=lost))
+        else:
+            message = "its agent is gone: the node died, or was cut off"
+            self._fail(Failure(restart_policy.LOST, host, message=message, time=lost))
         if index == 0 and not self.placement.is_head:
             self.outcome = Outcome(FAILED)
 
@@ -348,4 +360,4 @@ class Attempt:
         exits.sort(key=lambda rank_exit: rank_exit.rank)
         if verdict == DONE:
             self.independence.conclude(rank_exit.coordination for rank_exit in exits)
-        return Outcome(verdict, failure, exits, self.stop.requested)
+        return Outcome(verdict, failure, exits, self.stop.requested, agent_killed=self.agent_killed)

@@ -41,8 +41,7 @@ def main() -> int:
         if requests.interrupt:  # it is the reason, or somebody left because of it
             agent.cancel_start()
             return INTERRUPTED_EXIT
-        agent.fail(problem)
-        return problem.exit_code
+        return agent.fail(problem)
     except OSError as problem:  # this machine has no memory, descriptors or disk space left
         agent.fail(LaunchError(f"The agent cannot continue: {problem}."))
         return 1

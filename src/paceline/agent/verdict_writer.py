@@ -49,7 +49,7 @@ class VerdictWriter:
     def begin(self, *, host: str) -> None:
         """Prepare the job start's folder, and reserve space for the verdict. Called by the head agent.
 
-        A head agent that finds the traces of another was started again because that one was killed. This costs a
+        A head agent that finds the traces of another was started again because an agent was killed. This costs a
         restart. Raises LaunchError if none are left.
         """
         killed = 0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
@@ -61,19 +61,23 @@ class VerdictWriter:
             return
         attempts = self.run.attempts()
         if attempts and not attempts[-1].verdict.exists():
-            message = "The head agent was killed. The out-of-memory killer may have ended it."
+            message = "An agent was killed. The out-of-memory killer may have ended it."
             failure = Failure(restart_policy.KILLED, host, message=message, time=time.time())
             self.try_write(lambda: failures.write_failure(attempts[-1], failure))
             self.try_write(lambda: write_atomically(attempts[-1].verdict, FAILED + "\n"))
         if killed > self.launch_spec.max_restarts:
             times = "once" if killed == 1 else f"{killed} times"
             raise LaunchError(
-                f"The head agent was killed {times}, and the run may restart {self.launch_spec.max_restarts} times.",
-                hint="Check the memory of the node. --max-attempts sets how often the run may start.",
+                f"Agents were killed {times}, and the run may restart {self.launch_spec.max_restarts} times.",
+                hint="Check the memory of the nodes. --max-attempts sets how often the run may start.",
             )
         uses_runtime = fork_safety.uses_runtime(self.launch_spec)
         start = restart_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
-        self.say(f"the head agent was killed: restarting {start} ({killed} of {self.launch_spec.max_restarts})")
+        self.say(f"an agent was killed: restarting {start} ({killed} of {self.launch_spec.max_restarts})")
+
+    def expect_new_agents(self) -> None:
+        """Let other agents continue: this attempt's failure has been counted already."""
+        self.try_write(lambda: write_atomically(self.job_start.agent, "0\n"))
 
     def record_attempt(self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool) -> None:
         """Write what came of an attempt, and set `outcome.restart_delay` if there is another.
@@ -215,9 +219,11 @@ class VerdictWriter:
         )  # fmt: skip
         self.try_write(lambda: restart_policy.write_summary(attempt, summary))
         earlier = [each for each in restart_policy.read_history(self.run) if each.number != attempt.number]
+        # Once an agent is killed, srun sends SIGTERM to the others. If the batch shell got one too, it starts no more.
+        stopped_by_srun = outcome.agent_killed and self.from_queue and not self.job_start.stop.exists()
         return restart_policy.decide(
             [*earlier, summary], self.launch_spec.max_restarts,
-            other_nodes=self.from_queue, stop_requested=outcome.stop_requested,
+            other_nodes=self.from_queue, stop_requested=outcome.stop_requested and not stopped_by_srun,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from paceline.contract.files.foreign_records import read_bounded
 STOPPED_EXIT = 75  # EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
 USAGE_EXIT = 2  # the command line or a configuration file is wrong
 INTERRUPTED_EXIT = 130  # Ctrl-C
+RESTART_EXIT = 76  # of a head agent: an agent was killed, so start all of them again
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 VERDICTS = (DONE, STOPPED, FAILED)

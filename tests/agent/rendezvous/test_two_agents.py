@@ -18,7 +18,7 @@ import pytest
 from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+from paceline.contract.verdict import DONE, FAILED, RESTART_EXIT, STOPPED, read_verdict
 from tests.agent.conftest import write_fake_torch
 
 WITHIN = 120.0  # seconds: two imports of torch on a busy machine
@@ -181,13 +181,28 @@ def test_the_first_failure_is_found_whatever_the_clocks_say(pair: Callable[..., 
     assert (run.failure()["rank"], run.failure()["message"]) == (0, "the first"), run.console(0)
 
 
+def test_a_killed_agent_is_not_a_lost_node(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as inside:
+        inside.setenv("SLURM_JOB_ID", "1")
+        run = pair(SCRIPT + "\ntime.sleep(600)\n", max_restarts=3)
+    run.await_line("sum 1", 2)
+    run.processes[1].kill()
+    assert run.codes()[0] == RESTART_EXIT
+    assert (run.failure()["cause"], run.failure()["host"]) == ("killed", "b")
+    assert read_verdict(run.job_start.verdict) is None  # whoever started the agents starts them again
+    assert run.job_start.agent.read_text() == "0\n"  # and this costs no restart beyond the attempt's
+    assert not run.job_start.excluded_nodes.exists()
+
+
+@pytest.mark.slow
 def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "1")  # nodes are excluded only if a scheduler has others
         run = pair(SCRIPT + "\ntime.sleep(600)\n", max_restarts=3)
     run.await_line("sum 1", 2)
+    run.processes[1].send_signal(signal.SIGSTOP)
+    assert run.processes[0].wait(120) == 1
     run.processes[1].kill()
-    assert run.codes()[0] == 1
     assert (run.failure()["cause"], run.failure()["host"]) == ("lost", "b")
     assert "node b" in run.console(0)
     assert not run.run.attempt(2).path.exists()  # there is no second node to restart on

@@ -6,11 +6,14 @@ from paceline.errors import LaunchError
 
 
 class AgentsMissing(LaunchError):
-    """Some agents did not join; `hosts` are their nodes, as far as they are known."""
+    """Some agents did not join; `hosts` are their nodes, as far as they are known.
 
-    def __init__(self, message: str, *, hint: str = "", hosts: list[str] | None = None) -> None:
+    `killed`: they were killed, and their nodes are up.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", hosts: list[str] | None = None, killed: bool = False) -> None:
         super().__init__(message, hint=hint)
-        self.hosts = hosts or []
+        self.hosts, self.killed = hosts or [], killed
 
 
 class Interrupted(LaunchError):

@@ -86,7 +86,8 @@ class Rendezvous:
     def poll(self) -> list[Message]:
         """Return what has arrived.
 
-        Beside messages of other agents: {"kind": "left", "from": i} and {"kind": "lost", "index": i, "reason": text}.
+        Beside messages of other agents: {"kind": "left", "from": i}, and {"kind": "lost", "index": i, "reason": text,
+        "closed": flag}.
         """
         if self._transport is not None:
             self._route(self._transport.poll())
@@ -101,6 +102,10 @@ class Rendezvous:
     def present(self) -> set[int]:
         """The other agents that are still connected (for a member: the head agent)."""
         return set() if self._transport is None else set(self._transport.present)
+
+    def was_killed(self, index: int, *, closed: bool) -> bool:
+        """Whether a lost agent was killed, rather than its node lost. `closed`: its connection was closed."""
+        return closed and self._transport is not None and self._transport.responds(index)
 
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when `poll` has something new."""
@@ -161,7 +166,10 @@ class Rendezvous:
 
     def _missing(self, indices: set[int], what: str) -> AgentsMissing:
         names = ", ".join(self.describe(index) for index in sorted(indices))
-        return AgentsMissing(f"{what}: {names}.", hosts=sorted({self.roster[index]["host"] for index in indices}))
+        closed = {message["index"] for message in self._arrived if message.get("kind") == "lost" and message["closed"]}
+        killed = all(self.was_killed(index, closed=index in closed) for index in indices)
+        hosts = sorted({self.roster[index]["host"] for index in indices})
+        return AgentsMissing(f"{what}: {names}.", hosts=hosts, killed=killed)
 
 
 def join(

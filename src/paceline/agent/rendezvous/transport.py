@@ -23,6 +23,7 @@ from paceline.agent.rendezvous.handshake import STRANGER
 Message = dict[str, Any]
 
 PING_INTERVAL = 2.0  # seconds
+PROBE_TIMEOUT = 3.0  # seconds for the node of a lost agent to answer
 MAX_LINE = 64 << 20  # bytes; a peer that sends more without a newline is not an agent
 _PING = b"{}\n"
 
@@ -59,13 +60,15 @@ class _Peer:
         self.unsent = bytearray()
         self.silence = 0.0
         self.since_ping = 0.0
+        self.address = _peer_address(sock)
         self.left = False  # it left on purpose, so a closed connection is not a lost agent
 
 
 class Transport:
     """Messages to and from connected agents. `send` and `poll` never block.
 
-    A lost peer arrives as {"kind": "lost", "index": i, "reason": text}.
+    A lost peer arrives as {"kind": "lost", "index": i, "reason": text, "closed": flag}. If its connection was not
+    closed, it was silent for too long.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Transport:
         self.silence_timeout = silence_timeout
         self._peers = {number: _Peer(number, sock) for number, sock in peers.items()}
         self._present = set(peers)
+        self._addresses = {peer.index: peer.address for peer in self._peers.values()}
         self._inbox: deque[Message] = deque()
         self._outbox: deque[tuple[int | None, bytes]] = deque()
         self._closing = threading.Event()
@@ -106,6 +110,17 @@ class Transport:
     def present(self) -> set[int]:
         """The peers that are connected now."""
         return set(self._present)
+
+    def responds(self, index: int) -> bool:
+        """Return whether the node of a peer is up. Its kernel refuses a connection even if the agent is gone."""
+        address = self._addresses.get(index)
+        if address is None:
+            return False
+        try:
+            socket.create_connection(address, timeout=PROBE_TIMEOUT).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return True
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` has something."""
@@ -218,12 +233,13 @@ class Transport:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._lose(peer, error.strerror or str(error))
+            self._lose(peer, error.strerror or str(error), closed=_is_closed(error))
             return
         interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
         self._selector.modify(peer.sock, interest, peer)
 
     def _receive(self, peer: _Peer) -> None:
+        reset = True
         try:
             while data := peer.sock.recv(1 << 16):
                 peer.unread += data
@@ -232,6 +248,7 @@ class Transport:
             closed, reason = False, ""
         except OSError as error:
             closed, reason = True, error.strerror or str(error)
+            reset = _is_closed(error)
         peer.silence = 0.0
         *lines, rest = bytes(peer.unread).split(b"\n")
         peer.unread = bytearray(rest)
@@ -239,7 +256,7 @@ class Transport:
             if line != _PING[:-1]:
                 self._handle_line(peer, line)
         if closed or len(rest) > MAX_LINE:
-            self._lose(peer, reason or "it sent something that is not a message")
+            self._lose(peer, reason or "it sent something that is not a message", closed=closed and reset)
 
     def _handle_line(self, peer: _Peer, line: bytes) -> None:
         try:
@@ -257,12 +274,12 @@ class Transport:
         if to is None or to == self.index:
             self._deliver(message)
 
-    def _lose(self, peer: _Peer, reason: str) -> None:
+    def _lose(self, peer: _Peer, reason: str, *, closed: bool = False) -> None:
         self._drop(peer)
         if peer.left:
             return
         self._present.discard(peer.index)
-        message = {"kind": "lost", "index": peer.index, "reason": reason}
+        message = {"kind": "lost", "index": peer.index, "reason": reason, "closed": closed}
         self._deliver(message)
         if self.is_head and not self._closing.is_set():
             line = encode(message)
@@ -284,3 +301,17 @@ class Transport:
             os.write(pipe, b".")
         except BlockingIOError:  # the pipe is full, so its reader wakes up anyway
             pass
+
+
+def _peer_address(sock: socket.socket) -> tuple[str, int] | None:
+    """Return where a peer's node can be reached, with a port that nobody listens on there."""
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return None
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
+
+
+def _is_closed(error: OSError) -> bool:
+    """Whether the other side's kernel has closed the connection, so that the node was still up."""
+    return isinstance(error, ConnectionResetError | BrokenPipeError)

@@ -15,6 +15,7 @@ from types import FrameType
 from paceline.cluster.runs.claims import local_job_start_name, record_processes
 from paceline.contract import env
 from paceline.contract.process import die_with_parent
+from paceline.contract.verdict import RESTART_EXIT
 from paceline.errors import LaunchError
 from paceline.plan.local import AgentCommand, LocalPlan
 
@@ -25,14 +26,14 @@ EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
-    If the head agent is killed, starts them again; the new head agent knows how often that may happen.
+    If an agent is killed, starts them again; the new head agent knows how often that may happen.
     `zygote_socket` is the descriptor of a zygote that waits for its agent; only a single agent can use it.
     """
     job_start = plan.run_path.folder.job_start(local_job_start_name())
     while True:
         code = _run_once(plan, zygote_socket)
         zygote_socket = None
-        if code not in KILLED or job_start.verdict.exists() or not job_start.agent.exists():
+        if code not in (*KILLED, RESTART_EXIT) or job_start.verdict.exists() or not job_start.agent.exists():
             return code if code >= 0 else 128 - code
         job_start.head.unlink(missing_ok=True)
 

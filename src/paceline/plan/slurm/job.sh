@@ -175,7 +175,7 @@ paceline_share_container_entry() {
         >"$paceline_run/job-starts/$paceline_job_start/inside.sh" || paceline_fail "Cannot write to $paceline_run."
 }
 
-# Start the agents and wait for them, again if the head agent was killed. All work on the nodes happens in this one
+# Start the agents and wait for them, again if one of them was killed. All work on the nodes happens in this one
 # step: after a cancel, a preemption or the time limit Slurm refuses to start another.
 paceline_launch() {
     paceline_keep_commands
@@ -194,15 +194,16 @@ paceline_launch() {
         fi
         paceline_await $!
         paceline_mpirun_pid=''
-        paceline_head_was_killed || break
-        echo "paceline: job $paceline_job: the head agent was killed; starting the agents again"
+        paceline_agent_was_killed || break
+        echo "paceline: job $paceline_job: an agent was killed; starting the agents again"
         rm -f "$paceline_run/job-starts/$paceline_job_start"/{head,join-error-*} || :
         [ -z "${PACELINE_RENDEZVOUS-}" ] || paceline_open_rendezvous "$((number * 101))"
     done
 }
 
-# Whether the head agent began and left no verdict, although nobody ended the job. The out-of-memory killer does that.
-paceline_head_was_killed() {
+# Whether the head agent began and left no verdict, although nobody ended the job: the out-of-memory killer ended it, or
+# it found that another agent was killed.
+paceline_agent_was_killed() {
     local folder="$paceline_run/job-starts/$paceline_job_start"
     [ -z "$paceline_terminated" ] && [ -e "$folder/agent" ] && [ ! -e "$folder/verdict" ] &&
         [ ! -e "$paceline_run/cancelled" ]
