@@ -130,7 +130,7 @@ class Agent:
         is_head = self.placement is None or self.placement.is_head
         if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
             return RESTART_EXIT  # without a verdict, so this counts like a head agent that was killed
-        if isinstance(problem, AgentsMissing):
+        if is_head and isinstance(problem, AgentsMissing):
             self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, problem.hosts))
         if is_head:
             self.verdicts.write_verdict(FAILED)
