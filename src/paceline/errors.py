@@ -85,6 +85,10 @@ class CheckpointError(RunError):
     pass
 
 
+class TakenOver(CheckpointError):
+    """Another start of the run, or another run, has the folder now: this one may not write there any more."""
+
+
 class NonFinite(RunError):
     pass
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.attempt import Outcome
-from paceline.agent.failures import RankExit
+from paceline.agent.failures import Failure, RankExit
 from paceline.agent.health.preflight import exclude_nodes
 from paceline.agent.restart_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
 from paceline.agent.verdict_writer import VerdictWriter
@@ -103,6 +103,25 @@ def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> s
     verdicts.record_attempt(outcome, attempt, saved_before=verdicts.first_checkpoint, may_restart=True)
     assert verdicts.job_start.requeue.exists() is (read_verdict(verdicts.job_start.verdict) == "stopped")
     return read_verdict(verdicts.job_start.verdict)
+
+
+def test_a_job_start_that_lost_its_claim_is_not_restarted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(tmp_path)
+    run.claims.mkdir()
+    (run.claims / "1").symlink_to("7-0")
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=3)
+    environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-0"}
+    verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    for number, restarts in ((1, True), (2, False)):
+        attempt = run.attempt(number)
+        attempt.path.mkdir()
+        outcome = Outcome("failed", Failure("killed", "a", message=f"reason {number}"))
+        verdicts.record_attempt(outcome, attempt, saved_before=-1, may_restart=True)
+        assert (outcome.restart_delay is not None) is restarts
+        (run.claims / "2").symlink_to("7-1") if restarts else None
+    assert "no restart: job start 7-1 has this run now" in capsys.readouterr().out
+    assert read_verdict(verdicts.job_start.verdict) == "failed"
+    assert not verdicts.job_start.requeue.exists()
 
 
 def save(run: RunFolder, step: int) -> None:

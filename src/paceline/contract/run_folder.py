@@ -66,6 +66,17 @@ class RunFolder:
             number += 1
         return 0
 
+    def holder(self) -> str:
+        """Return the name of the job start that has the run folder now, or had it last; "" if nobody claimed it.
+
+        Lists the folder: a network file system may remember for a minute that a single link was not there.
+        """
+        try:
+            number = max((int(name) for name in os.listdir(self.claims) if name.isdigit()), default=0)
+            return os.readlink(self.claims / str(number)) if number else ""
+        except OSError:
+            return ""
+
     def job_start(self, name: str) -> JobStartFolder:
         return JobStartFolder(self.path / "job-starts" / name)
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from paceline.contract import env
 from paceline.contract.checkpoint.marker import list_checkpoints
-from paceline.errors import CheckpointError
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import CheckpointManager, folder_lock
 from paceline.runtime.checkpoint.folder_lock import FILE, SIZE, FolderLock, Holder
 from tests.forked_ranks import Ranks
@@ -132,12 +133,41 @@ def test_a_run_that_was_taken_for_dead_commits_nothing(
     checkpoints.restore()
     checkpoints.save(1, wait=True)
     hold(tmp_path, other[0])
-    checkpoints.save(2, wait=True)
+    with pytest.raises(TakenOver, match=f"Another run has taken over .*: process {other[1].pid}"):
+        checkpoints.save(2, wait=True)
     assert [saved.complete for saved in checkpoints.poll()] == [True, False]
-    assert f"another run has taken over this folder: process {other[1].pid}" in warnings[0]
     checkpoints.close()
     assert list_checkpoints(tmp_path) == [tmp_path / "step-00000001"]
     assert (tmp_path / FILE).exists(), "this is the file of the other run"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    """A run folder that job start 7-0 has claimed, as its ranks see it."""
+    run = RunFolder(tmp_path)
+    run.claims.mkdir()
+    os.symlink("7-0", run.claims / "1")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PACELINE_RUN", str(run.path))
+        environment.setenv("PACELINE_JOB_START", "7-0")
+        yield run
+
+
+def test_a_job_start_that_lost_its_claim_commits_nothing(run: RunFolder) -> None:
+    """It was cut off, and Slurm has started the job again: the run folder belongs to the new start."""
+    checkpoints = CheckpointManager(run.checkpoints)
+    checkpoints.register(model=nn.Linear(1, 1))
+    checkpoints.restore()
+    checkpoints.save(1, wait=True)
+    os.symlink("7-1", run.claims / "2")
+    with pytest.raises(TakenOver, match=r"Job start 7-0 no longer has run .*: job start 7-1 has taken over"):
+        checkpoints.save(2, wait=True)
+    assert [saved.complete for saved in checkpoints.poll()] == [True, False]
+    checkpoints.close()
+    assert list_checkpoints(run.checkpoints) == [run.checkpoints / "step-00000001"]
+    # Nor does a new attempt of the old start get the folder.
+    with pytest.raises(TakenOver, match="job start 7-1 has taken over"):
+        CheckpointManager(run.checkpoints, attempt=2).restore()
 
 
 def resume(folder: Path) -> str:

@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.errors import CheckpointError
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import CheckpointError, TakenOver
 
 FILE = ".in-use"
 SIZE = 2048  # bytes of the description; the count follows it
 INTERVAL = 5.0  # seconds between two counts
+TAKEN_OVER_HINT = "This process was cut off or paused, and was taken for dead. The other one continues."
 PATIENCE = 4  # intervals without a new count, after which a holder on another host counts as gone
 
 
@@ -100,10 +102,11 @@ class FolderLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the folder. Raises CheckpointError if another live run has it.
+        """Take the folder. Raises CheckpointError if another live run has it, or another job start has this run.
 
         A folder that can't be written is not locked: saving there fails, and says so.
         """
+        check_claim()
         try:
             if not self.path.parent.is_dir():
                 self.path.parent.mkdir(parents=True)
@@ -190,10 +193,11 @@ class FolderLock:
                 os.fsync(self._descriptor)  # other hosts see it now, not when the cache is written
 
     def check(self) -> None:
-        """Raise CheckpointError if another run has taken the folder: this process was taken for dead."""
+        """Raise TakenOver if another start of this run, or another run, has the folder: this one was taken for dead."""
+        check_claim()
         found = _read(self.path) if self._thread is not None else None
         if found is not None and found[0].token != self.me.token:
-            raise CheckpointError(f"another run has taken over this folder: {found[0]}")
+            raise TakenOver(f"Another run has taken over {self.path.parent}: {found[0]}.", hint=TAKEN_OVER_HINT)
 
     def release(self) -> None:
         """Give the folder back."""
@@ -209,6 +213,20 @@ class FolderLock:
                 self.path.unlink()
             if self._made_folder:
                 self.path.parent.rmdir()  # fails if there are checkpoints in it
+
+
+def check_claim(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise TakenOver if another job start has the run folder: this one was cut off, and the run goes on elsewhere."""
+    run, job_start = environ.get(env.RUN), environ.get(env.JOB_START)
+    if not run or not job_start:
+        return
+    folder = RunFolder(Path(run))
+    holder = folder.holder()
+    if holder != job_start and folder.claim_number(job_start):  # otherwise it was started by hand
+        raise TakenOver(
+            f"Job start {job_start} no longer has run {Path(run).name}: job start {holder} has taken over.",
+            hint=TAKEN_OVER_HINT,
+        )
 
 
 def _read(path: Path) -> tuple[Holder, str] | None:

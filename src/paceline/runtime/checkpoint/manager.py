@@ -289,7 +289,7 @@ class CheckpointManager:
         return self._thread is not None and self._thread.is_alive()
 
     def _finish_save(self, *, committed: bool = False) -> None:
-        """Wait for the running save, if any, and record its outcome."""
+        """Wait for the running save, if any, and record its outcome. Raises TakenOver if this run must end."""
         task, thread = self._task, self._thread
         if task is None:
             return
@@ -301,6 +301,8 @@ class CheckpointManager:
         if self.rank == 0 and self._values:
             self._attach_values()
         self._finished.append(Saved(task.step, task.final, task.error is None, task.error, task.seconds))
+        if task.taken_over is not None:
+            raise task.taken_over
         if task.error is not None and self.rank == 0:
             self.warn(
                 f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; "

@@ -20,7 +20,7 @@ from paceline.contract.checkpoint import names
 from paceline.contract.checkpoint.marker import FileChecksum, Marker, read_marker
 from paceline.contract.checkpoint.safetensors import BLOCK
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import retention
 from paceline.runtime.checkpoint.save_buffer import Image
 from paceline.runtime.checkpoint.sharded import state as sharded
@@ -54,6 +54,7 @@ class SaveTask:
     before_commit: Callable[[], None] | None = None  # on rank 0: raises an error if it may not be committed
     on_commit: Callable[[], None] | None = None  # on rank 0: retention
     error: str | None = None
+    taken_over: TakenOver | None = None  # on rank 0: why nothing may be saved any more
     seconds: float = 0.0
 
     @property
@@ -85,6 +86,9 @@ def run(task: SaveTask) -> None:
             _commit(task, _collect_reports(task))
         elif task.failed.exists():
             raise CheckpointError(ABANDONED)
+    except TakenOver as error:
+        task.error, task.taken_over = error.message, error
+        _abandon(task)
     except Exception as error:
         task.error = _describe(error)
         _abandon(task)
