@@ -22,7 +22,9 @@ from tests.runtime.test_wrap import quiet
 def weight(folder: Path, step: int) -> float:
     """The weight in a checkpoint."""
     model = nn.Linear(1, 1, bias=False)
-    with quiet(folder=folder / "copy", start_from=str(folder / f"checkpoints/step-{step:08d}")) as run:
+    with quiet(
+        folder=folder / "copy", start_from=str(folder / f"checkpoints/step-{step:08d}"), start_continue=True
+    ) as run:
         run.resume(model=model)
     return model.weight.item()
 
@@ -120,7 +122,7 @@ def test_a_save_on_one_rank_alone_names_the_others(ranks: Ranks, tmp_path: Path)
 def test_a_relative_folder_is_fixed_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    for settings in ({"folder": "one"}, {"folder": "two", "start_from": "one"}):
+    for settings in ({"folder": "one"}, {"folder": "two", "start_from": "one", "start_continue": True}):
         train = Trainable()
         with quiet(**settings, save_every_steps=1) as run:
             monkeypatch.chdir(tmp_path / "elsewhere")

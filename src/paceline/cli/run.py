@@ -123,12 +123,15 @@ def _launch(plan: LocalPlan) -> int:
     from paceline.cluster.local.agents import run_agents
     from paceline.cluster.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
+    from paceline.watch.goodput import had_nothing_left, read_events
 
     started = time.monotonic()
     folder = plan.run_path.folder
     code = run_agents(plan, zygote_socket=_zygote_socket())
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     took = show_seconds(time.monotonic() - started)
+    if verdict == DONE and had_nothing_left(read_events(folder.events)):
+        took += ", with nothing left to do"
     console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict == STOPPED:
         console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({_describe_resume(folder)})")

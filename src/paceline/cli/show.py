@@ -17,7 +17,7 @@ from paceline.contract.run_folder import AttemptFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
-from paceline.watch.goodput import SHARES, Goodput, compute_goodput, read_events
+from paceline.watch.goodput import SHARES, Goodput, compute_goodput, had_nothing_left, read_events
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import Record, read_json, read_record
 
@@ -77,6 +77,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("run", record.run_id),
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
         ("why", _why(record)),
+        ("note", "nothing was left to do" if had_nothing_left(read_events(record.folder.events)) else ""),
         ("job", _jobs(record)),
         ("ranks", _ranks(record)),
         ("command", command_line(str(arg) for arg in details.get("command", []))),

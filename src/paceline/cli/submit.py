@@ -136,6 +136,7 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
 
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
+    from paceline.watch.goodput import had_nothing_left, read_events
     from paceline.watch.logs import RunMonitor, wait_until_over
     from paceline.watch.logs import follow as stream
     from paceline.watch.records import requeue_problem
@@ -150,7 +151,8 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
         else:
             record = wait_until_over(folder)
     colour = console.GREEN if record.status == DONE else console.RED
-    console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}", colour=colour)
+    left = ", with nothing left to do" if had_nothing_left(read_events(folder.events)) else ""
+    console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour)
     if record.status == DONE:
         return 0
     if requeue_problem(folder):

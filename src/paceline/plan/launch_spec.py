@@ -25,6 +25,8 @@ RUNTIME_KEYS = {
     "on_nonfinite": "runtime.on_nonfinite",
     "replica_check": "runtime.replica_check",
     "start_from": "runtime.start_from",
+    "start_continue": "runtime.start_continue",
+    "start_strict": "runtime.start_strict",
     "save_every_steps": "checkpoint.every_steps",
     "save_every_seconds": "checkpoint.every_seconds",
     "keep_last": "checkpoint.keep_last",
@@ -58,8 +60,9 @@ def runtime_settings(job: Job) -> dict[str, Any]:
     settings = {}
     for name, key in RUNTIME_KEYS.items():
         table, field = key.split(".")
-        value = getattr(getattr(job.tables, table), field)
-        if value is not None and value is not False:
+        values = getattr(job.tables, table)
+        value = getattr(values, field)
+        if value is not None and value != type(values).model_fields[field].default:
             settings[name] = value
     return settings
 

@@ -28,6 +28,7 @@ class Loop:
         self.step = 0  # the number of steps done, over all epochs and attempts
         self.epoch = 0
         self.begun = False
+        self.entered = False  # whether the script has entered a loop, whether or not there was a step left
         self.micro: MicroBatch | None = None  # set while the loop's body runs
         self.weighted = False  # whether the loader counts the samples of each slice
         self.left_inside = False  # whether `step` includes one that the script left by `break` or an error
@@ -115,7 +116,7 @@ class Loop:
         return self.step if self.left_inside else self.step + 1
 
     def epochs(self, count: int) -> Iterator[int]:
-        self.in_epochs, self._loops = True, 0
+        self.in_epochs, self._loops, self.entered = True, 0, True
         try:
             while self.epoch < count and self.step < self._max_steps:
                 self._epoch_is_whole = True
@@ -134,6 +135,7 @@ class Loop:
                 "run.steps was called inside another loop of run.steps.",
                 hint="Let one loop count the steps: `for a, b in zip(run.steps(loader_a), loader_b):`.",
             )
+        self.entered = True
         if self.is_complete:
             self._epoch_is_whole = False
             self._pass_empty(loader)

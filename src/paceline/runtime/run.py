@@ -225,7 +225,9 @@ class Run:
         `per_rank` have a state of their own on each rank, such as a replay buffer; they resume only on as many ranks,
         unless they have a method `load_rank_states(states)`, which gets the states of all saved ranks. Checkpoints go
         to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored (`step`,
-        `epoch`, `folder`, ...), or None after a fresh start.
+        `epoch`, `folder`, ...), or None after a fresh start. A fresh run takes the weights of `--start-from`, or of
+        `session(start_from=...)`: those of all modules among the objects whose name or keys match. `weights_only` is
+        true then, and the step is 0.
 
         Objects that the checkpoint does not have yet keep their state, with a note. With `strict=False`, so does all
         that does not fit: parameters that are new or have another shape, and objects that cannot load their state.
@@ -237,10 +239,7 @@ class Run:
             raise UsageError(f"{twice[0]!r} is given to run.resume twice.", hint="Leave it out outside of per_rank.")
         self._boundary.replicas.watch(objects)
         objects |= own
-        checkpoints_dir = Path(folder).absolute() if folder is not None else None
-        if checkpoints_dir is None and self._run_folder is not None:
-            checkpoints_dir = self._run_folder.checkpoints
-        self._lacks_folder = checkpoints_dir is None
+        checkpoints_dir = self._choose_checkpoints_dir(folder)
         if checkpoints_dir is None:
             self._draw_own_numbers()
             return None
@@ -261,8 +260,9 @@ class Run:
         )  # fmt: skip
         in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
         checkpoints.declare(per_rank=own, in_sync=in_sync)
-        self._restored = restored = schedule.resume(checkpoints, objects, strict=strict)
-        if restored is not None:
+        restored = schedule.resume(checkpoints, objects, strict=strict)
+        self._restored = None if restored is not None and restored.weights_only else restored
+        if restored is not None and not restored.weights_only:
             position = (restored.meta or {}).get("position", {})
             self._loop.resume(step=restored.step, epoch=restored.epoch, position=position)
             if self.rank == 0:
@@ -270,6 +270,18 @@ class Run:
                 note(f"{what} from {restored.folder}")
         self._draw_own_numbers()
         return restored
+
+    def _choose_checkpoints_dir(self, folder: str | Path | None) -> Path | None:
+        """Return where checkpoints go; None if nothing is saved."""
+        found = Path(folder).absolute() if folder is not None else None
+        if found is None and self._run_folder is not None:
+            found = self._run_folder.checkpoints
+        self._lacks_folder = found is None
+        if found is None and self.settings.start_from is not None:
+            raise UsageError(
+                "start_from needs a folder for checkpoints.", hint="Use `paceline run`, or session(folder=...)."
+            )
+        return found
 
     def _draw_own_numbers(self) -> None:
         """Let each rank draw its own random numbers from here on; up to here all drew the same, to build one model.

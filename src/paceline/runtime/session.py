@@ -59,7 +59,10 @@ class session:
         keep_every: Also keep each checkpoint whose step is a multiple of this.
         best: Also keep the checkpoint with the best value of this metric: "loss:min", "reward:max", or a usual name
             alone, such as "val_loss" or "accuracy".
-        start_from: Another run's folder, or a checkpoint, to start a fresh run from, at its step and epoch.
+        start_from: What a fresh run takes its weights from: another run's folder, a checkpoint, or a file
+            (.safetensors, .pt, .pth, .bin). The optimizer, the schedule and the step start fresh.
+        start_continue: With `start_from`, also continue with the optimizer, the schedule, the step and the epoch.
+        start_strict: With `start_from`, require that everything fits. False takes what does.
         on_nonfinite: What to do about a NaN or infinite loss: "stop" the run, "skip" the step (costs a device
             sync per update), or "ignore" it.
         straggler_factor: Report ranks whose own part of a step takes this many times the median. 0 turns it off.
@@ -95,6 +98,8 @@ class session:
         keep_every: int | None = None,
         best: str | None = None,
         start_from: str | None = None,
+        start_continue: bool = False,
+        start_strict: bool = True,
         on_nonfinite: str = "stop",
         straggler_factor: float = 1.5,
         replica_check: int = 100,
@@ -109,7 +114,8 @@ class session:
             seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
             profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
             save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
-            start_from=start_from, on_nonfinite=on_nonfinite, straggler_factor=straggler_factor,
+            start_from=start_from, start_continue=start_continue, start_strict=start_strict,
+            on_nonfinite=on_nonfinite, straggler_factor=straggler_factor,
             replica_check=replica_check, progress=progress, report=report, mesh=mesh,
         )  # fmt: skip
         spec = self._context.launch_spec
@@ -208,6 +214,7 @@ class session:
         boundary.progress.close()
         if run.rank == 0 and not stopped and not run._pruned:
             _note_unlogged_best(run, boundary.metrics)
+            _note_nothing_left(run, boundary)
         launched = self._context.launch_spec is not None  # then the agent prints it
         if run.rank == 0 and self._settings.report and not stopped and not launched:
             steps = f", {run.step} steps" if run.step else ""
@@ -222,6 +229,18 @@ def _note_unlogged_best(run: Run, metrics: Metrics) -> None:
     nearest = difflib.get_close_matches(name, metrics.latest, n=1, cutoff=0.0)
     logged = f"the nearest name is {nearest[0]!r}" if nearest else "nor was any other number"
     note(f"best={run.settings.best!r}: nothing was logged as {name!r} in this session; {logged}")
+
+
+def _note_nothing_left(run: Run, boundary: Boundary) -> None:
+    """Say so if the script wanted to train, but all was done before it was resumed."""
+    restored = run._restored
+    if restored is None or not run._loop.entered or run.step != restored.step:
+        return
+    boundary.events.write("nothing_left", step=run.step)
+    note(
+        f"nothing was left to do: step {run.step} was the last one already (epoch {run.epoch}); to train longer, ask "
+        "for more epochs or steps"
+    )
 
 
 def _is_plain_exit(error: BaseException) -> bool:

@@ -41,6 +41,8 @@ class Settings:
     keep_every: int | None = None
     best: str | None = None
     start_from: str | None = None
+    start_continue: bool = False
+    start_strict: bool = True
     on_nonfinite: str = "stop"
     straggler_factor: float = 1.5
     replica_check: int = 100
@@ -64,6 +66,8 @@ class Settings:
                     f"{name} is {value!r}, but must be positive.", hint=f"Leave {name} out to turn it off."
                 )
         best_metric(self.best)
+        if self.start_continue and self.start_from is None:
+            raise UsageError("start_continue needs start_from.", hint="Name the run to continue, or leave it out.")
         if self.replica_check < 0:
             raise UsageError(f"replica_check is {self.replica_check}.", hint="Use 0 to turn it off.")
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 from typing import Any
 
 # Groups, in the order in which `--help` shows them.
@@ -62,7 +63,8 @@ class Option:
 
     @property
     def parameter(self) -> str:
-        return self.name.removeprefix("--").replace("-", "_")
+        name = self.name.removeprefix("--").replace("-", "_")
+        return f"{name}_" if iskeyword(name) else name
 
     @property
     def metavar(self) -> str | None:
@@ -208,7 +210,12 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("runtime.precision", "--precision TYPE", "Autocast precision: fp32, bf16 or fp16."),
         _number("runtime.seed", "--seed N", "Seed for Python, NumPy and torch on all ranks."),
         _number("runtime.max_steps", "--max-steps N", "Stop after N training steps."),
-        Option("runtime.start_from", "--start-from FOLDER", "Start from a checkpoint, or from a run's newest."),
+        Option("runtime.start_from", "--start-from --init-from RUN|FILE",
+               "Start with the weights of a run, a checkpoint or a file (.safetensors, .pt)."),
+        _switch("runtime.start_continue", "--continue",
+                "With --start-from: also continue its step, schedule and optimizer."),
+        _switch("runtime.start_strict", "--strict",
+                "With --start-from: all weights must fit (default); --no-strict takes those that do."),
         _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only."),
         Option("runtime.on_nonfinite", "--on-nonfinite ACTION", "On a NaN or infinite loss: stop, skip or ignore."),
         _number("runtime.replica_check", "--replica-check N",

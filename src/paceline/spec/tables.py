@@ -176,6 +176,8 @@ class Runtime(Table):
     on_nonfinite: Literal["stop", "skip", "ignore"] | None = None
     replica_check: Annotated[int, Field(ge=0)] | None = None
     start_from: Line | None = None
+    start_continue: bool = False
+    start_strict: bool = True
     system_metrics: Seconds = 15
 
 

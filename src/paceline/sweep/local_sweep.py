@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.trial import close_trial, open_trial
+from paceline.cluster.checks.start_source import resolve_start
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.local.parallel_runs import ParallelRuns
 from paceline.cluster.runs.claims import claim_run
@@ -31,7 +32,7 @@ class LocalSweep(SweepStart):
 
     def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
         super().__init__(settings, reporter)
-        self.job = with_ranks(settings.job)
+        self.job = with_ranks(resolve_start(settings.job, os.environ))
         self.slots = slots(self.job, detect_machine(os.environ), self.search.parallel)[: self.parallel]
         self.pool = ParallelRuns(len(self.slots))
         self.results: dict[int, Mapping[str, Any]] = {}

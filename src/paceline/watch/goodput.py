@@ -69,6 +69,12 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda event: event["time"])
 
 
+def had_nothing_left(events: Iterable[dict[str, Any]]) -> bool:
+    """Return whether the last start of a run found that all its steps were done already."""
+    last = [event["event"] for event in events if event["event"] in ("started", "nothing_left")]
+    return last[-1:] == ["nothing_left"]
+
+
 def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodput:
     """Divide a run's wall time into categories. For a run that is still active, pass the current time as `now`."""
     result = Goodput()

@@ -186,10 +186,19 @@ def test_starting_from_a_finished_run_with_another_batch_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "a", batch_size=8, epochs=2) == [0, 4, 4, 8]
-    assert train(tmp_path / "b", batch_size=16, epochs=4, start_from=str(tmp_path / "a")) == [8, 2, 2, 12]
+    assert train(tmp_path / "b", batch_size=16, epochs=4, start_from=str(tmp_path / "a"), start_continue=True) == [
+        8,
+        2,
+        2,
+        12,
+    ]
     assert "starting at step 8 and epoch 2 from" in capsys.readouterr().err
     assert train(tmp_path / "c", batch_size=8, epochs=2, max_steps=6) == [0, 4, 2, 6]
-    assert train(tmp_path / "d", batch_size=16, epochs=2, start_from=str(tmp_path / "c")) == [6, 2, 8]
+    assert train(tmp_path / "d", batch_size=16, epochs=2, start_from=str(tmp_path / "c"), start_continue=True) == [
+        6,
+        2,
+        8,
+    ]
     assert "not loaded: 'loader_0' (The checkpoint is in the middle of an epoch" in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.cluster.checks.start_source import resolve_start
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.claims import claim_run, require_not_running
@@ -25,7 +26,7 @@ class NewRun:
     """A run to start here. Nothing is written before `prepare`."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self.job = job = resolve_start(job, os.environ)
         self.machine, self.python = detect_machine(os.environ), interpreter(job)
         self.secrets = read_secrets(job, os.environ)
         self.plan = self._plan(folders.new_run_path(job, os.environ))
@@ -56,6 +57,8 @@ class ResumedRun:
     """An existing run to resume here, with what was typed this time."""
 
     def __init__(self, job: Job, folder: RunFolder, launch_spec: LaunchSpec) -> None:
+        if job.is_typed("runtime.start_from"):
+            job = resolve_start(job, os.environ)
         self.job, self.folder = job, folder
         self.plan = plan_local(
             job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job),

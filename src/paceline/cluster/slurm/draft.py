@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import check_job
+from paceline.cluster.checks.start_source import resolve_start
 from paceline.cluster.environment.store import resolve_environment
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.claims import find_holder
@@ -50,7 +51,10 @@ class Draft:
         self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None, run_path: RunPath | None = None
     ) -> None:
         self.trials = trials
-        self.job = job = resolve_environment(job, os.environ)
+        job = resolve_environment(job, os.environ)
+        if run_path is None or job.is_typed("runtime.start_from"):  # otherwise the run has begun
+            job = resolve_start(job, os.environ, after=after)
+        self.job = job
         self.run_path = run_path or folders.new_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.partitions: list[Partition] = find_partitions()

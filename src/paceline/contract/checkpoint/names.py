@@ -9,6 +9,7 @@ OBJECTS_FILE = "objects.json"  # the state of all replicated objects, with refer
 SHARDED_FOLDER = "sharded"  # tensors sharded over a device mesh: a file per rank, and an index of their parts
 SHARD_INDEX = "index.json"
 SHARE_SUFFIX = ".safetensors"
+WEIGHTS_SUFFIXES = (SHARE_SUFFIX, ".pt", ".pth", ".bin")  # of files that a run can start from
 PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
 FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: abandoned, for ranks that wait for it
 REMOVED = ".removed-"  # step-N.removed-<attempt>: being deleted
@@ -31,6 +32,11 @@ def rank_suffix(rank: int, world_size: int) -> str:
 def share_file(rank: int, world_size: int) -> str:
     """Return the name of the file that holds a rank's share of the tensors."""
     return f"share-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
+
+
+def is_weights_file(name: str) -> bool:
+    """Return whether a file, by its name, holds a model's weights: in safetensors, or as torch.save writes them."""
+    return name.endswith(WEIGHTS_SUFFIXES)
 
 
 def is_share(name: str) -> bool:

@@ -73,7 +73,9 @@ def _shared_folders(job: Job, run_path: RunPath) -> list[str]:
 
 def _binds(job: Job) -> list[str]:
     """Return what the user adds: "outside:inside", or one path for both."""
-    return [bind if ":" in bind else f"{bind}:{bind}" for bind in job.environment.binds]
+    start = job.runtime.start_from
+    binds = [*job.environment.binds, *([start] if start and start.startswith("/") else [])]
+    return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
 
 
 def _pyxis_options(job: Job, shared: list[str]) -> list[str]:

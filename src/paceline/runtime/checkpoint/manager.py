@@ -20,6 +20,7 @@ from paceline.contract.checkpoint.score import Score
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import restore, retention, rng, shares, state_tree, writer
 from paceline.runtime.checkpoint.folder_lock import FolderLock
+from paceline.runtime.checkpoint.initial_weights import load_weights
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.retention import RetentionPolicy
@@ -57,6 +58,7 @@ class Restored:
     folder: Path
     world_size: int  # how many ranks wrote it
     own: bool  # False if it came from `start_from`
+    weights_only: bool = False  # whether all but the weights is fresh
 
 
 class CheckpointManager:
@@ -311,10 +313,18 @@ class CheckpointManager:
 
     # -- restoring -------------------------------------------------------------------------------------
 
-    def restore(self, start_from: Path | None = None, *, strict: bool = True) -> Restored | None:
+    def restore(
+        self,
+        start_from: Path | None = None,
+        *,
+        weights_only: bool = False,
+        strict: bool = True,
+        start_strict: bool = True,
+    ) -> Restored | None:
         """Load the newest complete checkpoint of this run, otherwise that of `start_from`, otherwise return None.
 
-        Without `strict`, what does not fit an object is left out, with a warning.
+        With `weights_only`, only the modules are loaded from `start_from`, which may be a file then. Without `strict`,
+        what does not fit an object is left out, with a warning; without `start_strict`, only of `start_from`.
         Damaged and partial checkpoints are skipped with a warning; if all are damaged, an error is raised. All
         ranks load the same one.
         """
@@ -328,9 +338,20 @@ class CheckpointManager:
         self._damaged += damaged
         if newest is not None:
             return self._load(newest, own=True, strict=strict)
+        strict = strict and start_strict
         if start_from is None:
             return None
+        if weights_only:
+            place = load_weights(
+                start_from, self._objects, strict=strict, ranks=ranks, new_group=self._get_writer_group,
+                warn=self._warn_once,
+            )  # fmt: skip
+            return Restored(0, 0, {}, place, self.world_size, own=False, weights_only=True)
         return self._load(find_start(Path(start_from), ranks, warn=self.warn), own=False, strict=strict)
+
+    def _warn_once(self, text: str) -> None:
+        if self.rank == 0:
+            self.warn(text)
 
     def _lock_folder(self, ranks: RankGroup) -> None:
         """Take the folder for this run; all ranks raise an error if another live run has it."""
@@ -349,7 +370,7 @@ class CheckpointManager:
         with CheckpointReader(folder) as reader:
             options = restore.Options(
                 per_rank=self._per_rank, rank=self.rank, world_size=self.world_size, tensor=self.tensor, seed=self.seed,
-                new_group=self._get_writer_group, warn=self.warn if self.rank == 0 else lambda text: None,
+                new_group=self._get_writer_group, warn=self._warn_once,
                 strict=strict, own=own,
             )  # fmt: skip
             restore.load(reader, self._objects, options)

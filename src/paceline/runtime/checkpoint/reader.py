@@ -45,7 +45,7 @@ class CheckpointReader:
         self._files.clear()
 
     def _open_share(self, path: Path) -> None:
-        file = _open(path)
+        file = open_share(path)
         self._files.append(file)
         pieces, begin = read_header(file, name=path.name, size=os.fstat(file.fileno()).st_size)
         for piece in pieces:
@@ -58,6 +58,11 @@ class CheckpointReader:
     def rank_state(self, rank: int) -> dict[str, Any]:
         """Return the state of a saved rank, with the trees of its own objects. Each can be decoded."""
         return read_rank_state(self.folder, self.marker, state_file(rank, self.marker.world_size))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape; empty if there is no such tensor."""
+        parts = self._pieces.get(name)
+        return parts[0][2].shape if parts else ()
 
     def tensor(self, name: str) -> torch.Tensor:
         parts = self._pieces.get(name)
@@ -76,7 +81,8 @@ class CheckpointReader:
         return tensor
 
 
-def _open(path: Path) -> FileIO:
+def open_share(path: Path) -> FileIO:
+    """Open a file of tensors."""
     try:
         return FileIO(open_without_waiting(path, follow=True))
     except OSError as error:
@@ -131,7 +137,7 @@ def _check_trees(file: str, trees: dict[str, Any], marker: Marker, names: list[s
 def read_file(folder: Path, marker: Marker, name: str) -> None:
     """Read what a file of a checkpoint says about itself. Raises CheckpointError if it makes no sense."""
     if is_share(name):
-        with _open(folder / name) as file:
+        with open_share(folder / name) as file:
             read_header(file, name=name, size=os.fstat(file.fileno()).st_size)
     elif name == OBJECTS_FILE:
         read_objects(folder, marker)

@@ -92,16 +92,14 @@ def _choose_objects(reader: CheckpointReader, objects: Mapping[str, Any], option
     renamed = {_group_of(state_tree.kind_of(objects[name])) for name in new} & {_group_of(kinds[name]) for name in gone}
     if renamed and options.strict:
         raise CheckpointError(
-            f"{reader.folder.name} has no state for {_listed(new)}, but one for {_listed(gone)}.",
+            f"{reader.folder.name} has no state for {listed(new)}, but one for {listed(gone)}.",
             hint="Resume objects under the names they were saved with. If they are really different ones, write "
             "run.resume(..., strict=False): the new ones then start as they are.",
         )
     if new:
-        options.warn(f"not loaded: {_listed(new)} ({reader.folder.name} has no state of that name)")
+        options.warn(f"not loaded: {listed(new)} ({reader.folder.name} has no state of that name)")
     if gone:
-        options.warn(
-            f"not resumed: {_listed(gone)} ({reader.folder.name} has a state that run.resume does not ask for)"
-        )
+        options.warn(f"not resumed: {listed(gone)} ({reader.folder.name} has a state that run.resume does not ask for)")
     return {name: thing for name, thing in objects.items() if name in kinds}
 
 
@@ -110,7 +108,7 @@ def _group_of(kind: str) -> str:
     return "state" if kind == "rank" else kind
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     more = f" and {len(names) - MAX_KEYS_SHOWN} more" if len(names) > MAX_KEYS_SHOWN else ""
     return ", ".join(map(repr, names[:MAX_KEYS_SHOWN])) + more
 
@@ -215,13 +213,13 @@ def _load_object(
             return targets.sharded[reference["$sharded"]]
         key = reference["$tensor"]
         if key not in fetched:
-            fetched[key] = _shard_like(reader.tensor(key), targets.counterpart(name, key, thing))
+            fetched[key] = shard_like(reader.tensor(key), targets.counterpart(name, key, thing))
         return fetched[key]
 
     state = state_tree.decode(tree, fetch)
     current = targets.states[name]
     if isinstance(thing, torch.nn.Module):
-        _load_module(name, thing, state, current, metadata=metadata, options=options)
+        load_module(name, thing, state, current, metadata=metadata, strict=options.strict, warn=options.warn)
         return
     if not options.strict and hasattr(thing, "param_groups") and isinstance(state, dict):
         _drop_misshapen(name, thing, state, options)
@@ -235,16 +233,24 @@ def _has_more_groups(state: Any, thing: Any) -> bool:
     return isinstance(saved, list) and len(saved) > len(getattr(thing, "param_groups", saved))
 
 
-def _load_module(
-    name: str, module: torch.nn.Module, state: Any, current: Any, *, metadata: Mapping[str, Any], options: Options
+def load_module(
+    name: str,
+    module: torch.nn.Module,
+    state: Any,
+    current: Any,
+    *,
+    metadata: Mapping[str, Any],
+    strict: bool,
+    warn: Callable[[str], None],
 ) -> None:
+    """Load a module's state. Without `strict`, load what fits, and warn about the rest."""
     problems = _mismatches(state, current)
-    if problems and options.strict and not _translates(module):
+    if problems and strict and not _translates(module):
         raise _does_not_fit(name, problems)  # before anything is changed
     state = OrderedDict(state)
     # The versions by which modules recognize the state of an older class.
     state._metadata = {key: metadata.get(key, {"version": 1}) for key, _ in module.named_modules()}
-    if options.strict:
+    if strict:
         try:
             with _explain_errors(name):
                 module.load_state_dict(state)
@@ -258,7 +264,7 @@ def _load_module(
     with _explain_errors(name):
         module.load_state_dict(state, strict=False)
     if problems:
-        options.warn(f"{name!r} is loaded in part; {'; '.join(problems)}")
+        warn(f"{name!r} is loaded in part; {'; '.join(problems)}")
 
 
 def _translates(module: torch.nn.Module) -> bool:
@@ -290,7 +296,7 @@ def _drop_misshapen(name: str, optimizer: Any, state: dict[str, Any], options: O
         options.warn(f"{name!r} is loaded in part; {len(dropped)} of {len(parameters)} parameters have another shape")
 
 
-def _shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
+def shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
     dtensor = state_tree.dtensor_class()
     if dtensor is not None and isinstance(like, dtensor) and like.shape == tensor.shape:
         return sharded.distribute(tensor, like)

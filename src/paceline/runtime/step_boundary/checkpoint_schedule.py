@@ -49,8 +49,11 @@ class CheckpointSchedule:
         self.checkpoints = checkpoints
         self._objects = objects
         checkpoints.register(**objects)
-        start = self.settings.start_from
-        found = checkpoints.restore(Path(start) if start else None, strict=strict)
+        start, settings = self.settings.start_from, self.settings
+        found = checkpoints.restore(
+            Path(start) if start else None, weights_only=not settings.start_continue, strict=strict,
+            start_strict=settings.start_strict,
+        )  # fmt: skip
         self._since = time.perf_counter()
         if found is not None and found.own:
             self.last_step = found.step
