@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.runtime.step_boundary import stragglers
 
 EPOCHS, PER_EPOCH, BATCH = 5, 12, 8
 
@@ -44,6 +45,7 @@ class Faults:
         self.faults = [fault.split(":") for fault in args.faults.split(",") if fault]
         self.step = 0
         self.straggler, self.pause = args.straggler, args.pause
+        stragglers.MIN_DURATION = 0.0  # the training is short
         self._fsync = os.fsync
         if any(gate.startswith("save-") for gate in self.gates):
             os.fsync = self._slow_fsync

@@ -7,6 +7,8 @@ import enum
 import io
 import json
 import re
+import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
 from paceline.runtime.metrics.metrics import describe_difference
+from paceline.runtime.metrics.progress_bar import ProgressBar
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net
 from tests.runtime.test_wrap import quiet
@@ -237,3 +240,13 @@ def test_logged_values_are_written_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         training()
     assert [line["number"] for line in lines_of(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_the_bar_counts_epochs_as_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = StringIO()
+    monkeypatch.setattr(console, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", console)
+    bar = ProgressBar(True)
+    bar.begin(epoch=0, done=0, total=3)
+    bar.close()
+    assert "epoch 0" in console.getvalue()

@@ -26,6 +26,11 @@ def load(folder: Path, text: str, *flags: tuple[str, str, Any], **options: Any) 
 # The text of a file, and what the error must contain; FILE is its path.
 WRONG = {
     "unknown key": ("[job]\nnods = 2", ["Unknown key 'nods' in [job] of FILE.", "Did you mean 'nodes'?"]),
+    "key of another tool": (
+        "[job]\nranks_per_node = 2",
+        ["Unknown key 'ranks_per_node' in [job] of FILE.", "Did you mean 'nproc' in [launch]?"],
+    ),
+    "near a key of another table": ("[job]\nhang_timout = 2", ["Did you mean 'hang_timeout' in [resume]?"]),
     "unknown table": ("[jobs]\nnodes = 2", ["Unknown key 'jobs' in FILE.", "Did you mean 'job'?"]),
     "key of another table": ('[job]\nstyle = "fork"', ["Unknown key 'style' in [job] of FILE.", "Move it to [launch]"]),
     "nothing near": ("[resume]\nzzz = 1", ["'zzz' in [resume]", "Use one of exit_timeout, grace, hang_timeout"]),

@@ -303,7 +303,7 @@ class Agent:
         if "NCCL_SOCKET_IFNAME" in variables:  # shown, so that the user can override a wrong choice with --env
             self.events.write("network", attempt=folder.number, host=self.placement.host, **variables)
             if self.placement.is_head and not self.requests.wants_stop:
-                self.say("network: " + " ".join(f"{name}={value}" for name, value in variables.items()))
+                self.say(network.describe_network(variables))
         if self.staging is not None:
             variables |= self.staging.variables
         return Launch(

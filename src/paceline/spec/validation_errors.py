@@ -22,6 +22,26 @@ _EXPECTED = {
     "model_attributes_type": "a table",
 }
 
+# Names from other tools, and the table and the key that mean the same here.
+_MEANT = {
+    **dict.fromkeys(("ranks_per_node", "ranks", "nproc_per_node", "procs_per_node", "ntasks", "ntasks_per_node",
+                     "tasks_per_node", "num_processes", "devices"), ("launch", "nproc")),
+    **dict.fromkeys(("nnodes", "num_nodes", "n_nodes"), ("job", "nodes")),
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "gres"), ("job", "gpus_per_node")),
+    **dict.fromkeys(("cpus_per_task", "cpus", "cores"), ("job", "cpus_per_gpu")),
+    **dict.fromkeys(("mem", "memory"), ("job", "mem_per_node")),
+    **dict.fromkeys(("walltime", "time_limit", "timelimit", "time_min"), ("job", "time")),
+    **dict.fromkeys(("queue",), ("job", "partition")),
+    **dict.fromkeys(("job_name",), ("job", "name")),
+    **dict.fromkeys(("max_restarts", "restarts", "retries"), ("resume", "max_attempts")),
+    **dict.fromkeys(("save_every", "save_every_steps", "checkpoint_every"), ("checkpoint", "every_steps")),
+    **dict.fromkeys(("save_every_seconds",), ("checkpoint", "every_seconds")),
+    **dict.fromkeys(("env", "environment_variables"), ("environment", "variables")),
+    **dict.fromkeys(("venv", "conda"), ("environment", "path")),
+    **dict.fromkeys(("container", "container_image"), ("environment", "image")),
+    **dict.fromkeys(("launcher",), ("launch", "style")),
+}  # fmt: skip
+
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """Return the known name that a misspelt one most likely means."""
@@ -69,23 +89,41 @@ def _table(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None
 def _tables_with(key: str) -> list[str]:
     """Return the tables that have a key: a key is often right, but in the wrong table."""
     found = []
-    for name, field in Tables.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and key in kind.model_fields:
+    for name in Tables.model_fields:
+        model = _model(name)
+        if model is not None and key in model.model_fields:
             found.append(name)
     return found
+
+
+def _model(table: str) -> type[BaseModel] | None:
+    kind = Tables.model_fields[table].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError:
     key = path[-1]
     table = f"[{'.'.join(path[:-1])}] of {where}" if path[:-1] else where
-    close, tables = nearest(key, known), _tables_with(key)
-    if tables:
-        hint = f"Move it to [{tables[0]}]."
-    else:
-        hint = f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."
-    page = tables[0] if tables else path[-2] if path[:-1] else ""
+    hint, page = _suggest(key, path[-2] if path[:-1] else "", known)
     return SpecError(f"Unknown key {key!r} in {table}.", hint=f"{hint} {reference(page)}")
+
+
+def _suggest(key: str, table: str, known: Sequence[str]) -> tuple[str, str]:
+    """Return what to use instead of an unknown key, of its own table or of the one it belongs in, and that table."""
+    if right := _tables_with(key):
+        return f"Move it to [{right[0]}].", right[0]
+    meant = _MEANT.get(key.lower().replace("-", "_"))
+    close = nearest(key, known)
+    if meant is None and close is None:
+        every = {
+            name: each for each in Tables.model_fields for name in sorted(getattr(_model(each), "model_fields", ()))
+        }
+        close = nearest(key, list(every))
+        meant = (every[close], close) if close else None
+    if meant is not None:
+        where = "" if meant[0] == table else f" in [{meant[0]}]"
+        return f"Did you mean {meant[1]!r}{where}?", meant[0]
+    return (f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."), table
 
 
 def reference(table: str) -> str:

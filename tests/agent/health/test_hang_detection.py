@@ -45,6 +45,15 @@ def test_a_rank_that_the_kernel_holds_is_stuck() -> None:
     assert "stopped by a signal" in str(hang)
 
 
+def test_ranks_that_stop_at_the_same_moment_are_not_listed() -> None:
+    """None of them is the cause, as far as heartbeats tell."""
+    alike = [RankHeartbeat(rank, RUNNING, 3, 12.0, "a") for rank in range(2)]
+    assert str(Watchdog(10).check(alike)) == (
+        "no progress for 12 s; all 2 ranks are stuck at step 3, none longer than the others: compare their stacks"
+    )
+    assert "rank 0 on a is stuck at step 3" in str(Watchdog(10).check(alike[:1]))
+
+
 def test_the_head_agent_sees_all_nodes() -> None:
     cluster = ClusterHeartbeats()
     own = [RankHeartbeat(0, RUNNING, 7, 30, "a"), RankHeartbeat(1, RUNNING, 7, 30, "a")]

@@ -17,6 +17,9 @@ def test_network_variables_are_for_several_nodes_and_never_override_the_user(mon
     assert network.network_variables(nodes=1, environ={}, runtime={}, **common) == {}
     both = network.network_variables(nodes=2, environ={}, runtime={}, **common)
     assert both == {"NCCL_SOCKET_IFNAME": "=ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_DISABLE": "1"}
+    shown = network.describe_network(both)
+    choice = "to use another one, set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
+    assert shown == f"network: interface ib0 ({choice}), NCCL_IB_DISABLE=1"
     mine = network.network_variables(
         nodes=2, environ={"NCCL_SOCKET_IFNAME": "eth1"}, runtime={"debug": True}, peer="10.0.0.2", infiniband=True
     )

@@ -36,8 +36,12 @@ class Hang:
     stuck: list[RankHeartbeat]
     seconds: float  # without progress
     step: int
+    running: int = 0  # how many ranks train, stuck or waiting
 
     def __str__(self) -> str:
+        if len(self.stuck) == self.running > 1 and not any(each.process in _HELD for each in self.stuck):
+            who = f"all {self.running} ranks are stuck at step {self.step}, none longer than the others"
+            return f"no progress for {self.seconds:.0f} s; {who}: compare their stacks"
         ranks = "; ".join(_describe(heartbeat) for heartbeat in self.stuck[:8])
         return f"no progress for {self.seconds:.0f} s; {ranks}"
 
@@ -65,7 +69,7 @@ class Watchdog:
         oldest = max(heartbeat.age for heartbeat in running)
         if oldest <= self.timeout:
             return None
-        return Hang(find_stuck(running), oldest, min(heartbeat.step for heartbeat in running))
+        return Hang(find_stuck(running), oldest, min(heartbeat.step for heartbeat in running), len(running))
 
 
 def find_stuck(running: list[RankHeartbeat]) -> list[RankHeartbeat]:

@@ -166,6 +166,14 @@ def _is_roce_v2(port: Path, entry: Path) -> bool:
         return False
 
 
+def describe_network(variables: Mapping[str, str]) -> str:
+    """Return which interface the ranks use and which variables choose it. NCCL's "=" before a name means exactly it."""
+    chosen = [name for name in variables if name.endswith("_IFNAME")]
+    interface = variables[chosen[0]].removeprefix("=")
+    others = [f"{name}={value}" for name, value in variables.items() if name not in chosen]
+    return ", ".join([f"network: interface {interface} (to use another one, set {' and '.join(chosen)})", *others])
+
+
 def network_variables(
     *, nodes: int, peer: str, environ: Mapping[str, str], runtime: Mapping[str, Any], infiniband: bool | None = None
 ) -> dict[str, str]:

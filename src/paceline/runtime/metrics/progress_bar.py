@@ -31,7 +31,7 @@ class ProgressBar:
             if self._bar is None:
                 self._on = False
                 return
-        self._task = self._bar.add_task(f"epoch {epoch + 1}", total=total, completed=done, values="")
+        self._task = self._bar.add_task(f"epoch {epoch}", total=total, completed=done, values="")
         self._draw()
 
     def _make(self) -> Any:

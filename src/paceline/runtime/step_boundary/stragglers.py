@@ -8,6 +8,7 @@ One step per consensus is measured, and the result travels with the consensus.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections import deque
@@ -22,7 +23,10 @@ MAX_RANKS = 1024  # in larger worlds the consensus has no slot per rank
 WINDOW = 7  # measurements whose median counts, so that one hiccup does not make a straggler
 MIN_MEASUREMENTS = 3
 MIN_SHARE = 0.1  # of the step time that a rank must cost the others before it is reported
+MIN_SECONDS = 0.005  # that it must cost them, too: in shorter steps, differences are noise
 MIN_REPEATS = 3  # consensus rounds in a row
+MIN_DURATION = 10.0  # seconds of these rounds: short runs have no stragglers
+PAIR_FACTOR = 2.0  # at least, if there are only two ranks: neither of them is "the others"
 REPEAT_AFTER = 300.0  # seconds before the same rank is reported again
 
 
@@ -41,6 +45,7 @@ class StragglerDetector:
         self._start: Any = None
         self._pending: tuple[Any, Any] | None = None  # CUDA events that have not completed
         self._slow_rounds: dict[int, int] = {}
+        self._slow_since: dict[int, float] = {}
         self._reported: dict[int, float] = {}
 
     # -- measure ---------------------------------------------------------------------------------------
@@ -84,13 +89,17 @@ class StragglerDetector:
         """Print and log ranks that have been slow for a while. Called after a consensus; acts on rank 0."""
         if self._rank:
             return
-        slow = find_stragglers(seconds, factor=self._factor, min_seconds=MIN_SHARE * seconds_per_step)
-        self._slow_rounds = {rank: self._slow_rounds.get(rank, 0) + 1 for rank in slow}
+        min_seconds = max(MIN_SECONDS, MIN_SHARE * seconds_per_step)
+        slow = find_stragglers(seconds, factor=self._factor, min_seconds=min_seconds)
         now = time.monotonic()
+        self._slow_rounds = {rank: self._slow_rounds.get(rank, 0) + 1 for rank in slow}
+        self._slow_since = {rank: self._slow_since.get(rank, now) for rank in slow}
         due = {
             rank: ratio
             for rank, ratio in slow.items()
-            if self._slow_rounds[rank] >= MIN_REPEATS and now - self._reported.get(rank, -REPEAT_AFTER) >= REPEAT_AFTER
+            if self._slow_rounds[rank] >= MIN_REPEATS
+            and now - self._slow_since[rank] >= MIN_DURATION
+            and now - self._reported.get(rank, -math.inf) >= REPEAT_AFTER
         }
         if not due:
             return
@@ -100,15 +109,21 @@ class StragglerDetector:
         self._lines.append(json.dumps(line) + "\n")
         for rank, ratio in due.items():
             host = f" on {self._hosts[rank]}" if rank < len(self._hosts) else ""
-            text = f"{ratio:.1f} times the median, {seconds[rank] * 1000:.1f} ms of its own per step"
-            note(f"rank {rank}{host} is slower than the others: {text}")
+            is_pair = len(seconds) == 2
+            peers, reference = (f"rank {1 - rank}", "as long") if is_pair else ("the others", "the median")
+            text = f"{ratio:.1f} times {reference}, {seconds[rank] * 1000:.1f} ms of its own per step"
+            note(f"rank {rank}{host} is slower than {peers}: {text}")
 
 
 def find_stragglers(seconds: list[float], *, factor: float, min_seconds: float) -> dict[int, float]:
-    """Return ranks slower than the median by `factor` and by `min_seconds`, slowest first, with their ratio to it."""
+    """Return ranks slower than the median by `factor` and by `min_seconds`, slowest first, with their ratio to it.
+
+    Of two ranks, one must take at least twice as long as the other.
+    """
     known = sorted(each for each in seconds if each > 0)
     if len(known) < 2:
         return {}
+    factor = max(factor, PAIR_FACTOR) if len(seconds) == 2 else factor
     median = known[(len(known) - 1) // 2]  # the lower one: of two ranks, the faster is the reference
     slow = {
         rank: each / median
