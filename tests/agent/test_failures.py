@@ -15,6 +15,7 @@ from paceline.agent.failures import Failure, first_failure
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import Launch, is_alive, until
+from tests.small_disk import mount_small_disk
 
 # Rank 1 fails; rank 0 would run forever.
 FAILING = """
@@ -28,16 +29,22 @@ time.sleep(3600)
 @pytest.mark.parametrize(
     ("deed", "how", "seen"),
     [
-        ("import no_such_module", "exit code 1", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("raise ValueError('ünïcode\\nsecond line')", "exit code 1", "ValueError: ünïcode"),
+        (
+            "import no_such_module",
+            "ModuleNotFoundError: No mod",
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        ("raise ValueError('ünïcode\\nsecond line')", "ValueError: ünïcode\n  at train.py:4 in <module>: ", "ünïcode"),
+        ("import argparse; argparse.ArgumentParser().error('no x')", "exit code 2: train.py: error: no x", "no x"),
+        ("import json; json.loads('{')", "JSONDecodeError: Expecting property name", "at train.py:4 in <module>: "),
         ("sys.exit(5)", "exit code 5", ""),
-        ("sys.exit('too bad')", "exit code 1", "too bad"),
+        ("sys.exit('too bad')", "exit code 1: too bad", "too bad"),
         ("os._exit(3)", "exit code 3", ""),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", ""),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "killed by SIGTERM", ""),
         ("1 +", "exit code 1", "SyntaxError"),
-        ("import threading; threading.excepthook = None; raise BaseException('bare')", "exit code 1", "bare"),
+        ("import threading; threading.excepthook = None; raise BaseException('bare')", "BaseException: bare", "bare"),
     ],
 )
 def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: str) -> None:
@@ -49,7 +56,7 @@ def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: st
         assert failure["rank"] == 1
         assert f"rank 1 of 2 on host {failure['host']} failed: {how}" in started.err()
     assert seen in started.err() + started.out()
-    assert seen in failure["traceback"]
+    assert seen in failure["traceback"] or seen.startswith("at ")
     assert failure["log"] == str(started.attempt().log(failure["rank"]))
     # As Python prints it, without our own frames.
     assert "paceline/agent" not in failure["traceback"] or "Fatal" in seen
@@ -267,3 +274,26 @@ def test_a_rank_that_crashes_while_stacks_are_dumped_has_still_hung(launch: Laun
     started = launch(HANGS + crash + "stuck_here()", hang_timeout=0.5)
     assert started.wait() == 1
     assert (started.failure()["cause"], started.failure()["rank"]) == ("hang", 1)
+
+
+UNSAVED_STATE = """
+import contextlib, os, time
+from paceline.contract.heartbeat_file import FINISHED, SLOT, UNSAVED, slot_offset, unsaved_offset
+if os.environ["RANK"] == "0":
+    with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
+        os.pwrite(file.fileno(), SLOT.pack(FINISHED, 7, os.getpid(), time.time(), 0.1), slot_offset(0))
+        os.pwrite(file.fileno(), UNSAVED.pack(7 + 1), unsaved_offset(0))
+    with contextlib.suppress(OSError), open("ballast", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+"""
+
+
+def test_a_run_whose_last_state_could_not_be_saved_is_marked(launch: Launch, tmp_path: Path) -> None:
+    """The mark goes into space that was reserved: the disk may be full."""
+    with mount_small_disk(tmp_path / "small", "2m") as disk:
+        started = launch(UNSAVED_STATE, folder=disk / "run")
+        assert started.wait() == 0, started.err()
+        assert started.job_start.unsaved.read_text() == "the last state (step 7) could not be saved\n"
+        assert read_verdict(started.job_start.verdict) == "done"
+    assert "warning: the last state (step 7) could not be saved" in started.err()

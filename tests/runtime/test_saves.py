@@ -15,6 +15,7 @@ from torch import nn
 from paceline.errors import RunError, UsageError
 from paceline.runtime.distributed import process_group
 from paceline.runtime.settings import best_metric
+from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from tests.forked_ranks import Ranks
 from tests.runtime.test_wrap import quiet
 
@@ -357,3 +358,22 @@ def test_the_direction_is_stated_or_known() -> None:
     for unknown in ("quality", "loss_accuracy", "min:loss", "loss:", ":min", ""):
         with pytest.raises(UsageError, match="lower or a higher"):
             quiet(best=unknown)
+
+
+def test_a_last_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the agent, without a disk; and as an event."""
+    marked: list[int] = []
+    monkeypatch.setattr(Heartbeat, "mark_unsaved", lambda _, step: marked.append(step))
+    for saves in (True, False):
+        folder = tmp_path / str(saves)
+        folder.mkdir()
+        if not saves:  # root can write everywhere, so a file blocks the folder
+            (folder / "checkpoints").write_text("in the way")
+        with quiet(folder=folder) as run:
+            model = run.wrap(torch.nn.Linear(1, 1))
+            run.resume(model=model)
+            for _ in run.steps([1, 2, 3]):
+                pass
+        events = "".join(path.read_text() for path in (folder / "events").iterdir())
+        assert marked == ([] if saves else [3])
+        assert ("save_failed" in events) is not saves

@@ -227,6 +227,7 @@ class Attempt:
         self.exits.append(RankExit(
             rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination,
             got_term=self.stop.has_terminated(heartbeat),
+            unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
         ))  # fmt: skip
         if failure is not None and self.termination.started:
             self._fail(failure)

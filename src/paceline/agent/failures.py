@@ -31,6 +31,9 @@ CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!File )(.+))?', re.MULTILINE)
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/runtime/|paceline\.zip/")
+MAX_LINE = 300  # characters of a log's last line
 CALLS_SPAWN = "torch/multiprocessing/spawn.py"
 RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
 
@@ -49,6 +52,8 @@ class Failure:
     step: int | None = None
     time: float = 0.0
     log: str = ""
+    where: str = ""  # the last frame of the traceback in the user's own code
+    last_line: str = ""  # of the log, if there was no exception, such as the message of argparse
 
     @property
     def is_consequence(self) -> bool:
@@ -61,13 +66,19 @@ class Failure:
             return f"{self.type}: {self.message}".splitlines()[0]
         return self._describe_exit()
 
+    @property
+    def summary(self) -> str:
+        """One line for people: the exception, or how the rank exited and what it printed last."""
+        return f"{self.error}: {self.last_line}" if self.last_line else self.error
+
     def _describe_exit(self) -> str:
         return processes.describe_exit(self.code) if self.code is not None else self.message
 
     def headline(self, world_size: int) -> str:
         if self.rank is None:
             return f"node {self.host} failed: {self.message}"
-        return f"rank {self.rank} of {world_size} on host {self.host} failed: {self._describe_exit()}"
+        where = f"\n  at {self.where}" if self.where else ""
+        return f"rank {self.rank} of {world_size} on host {self.host} failed: {self.summary}{where}"
 
     def hint(self, style: str) -> str:
         """Return what to do about a script that clashes with how its ranks are started; empty if it does not."""
@@ -103,6 +114,7 @@ class RankExit:
     failure: Failure | None = None
     coordination: int = UNKNOWN  # of `contract.heartbeat_file`
     got_term: bool = False  # a stop request had sent it SIGTERM or SIGINT
+    unsaved: int | None = None  # the step of the last state, if that could not be saved
 
     @property
     def is_stop(self) -> bool:
@@ -168,15 +180,30 @@ def _read_failure(
     if code < 0:
         name = processes.signal_name(-code)
         cause = restart_policy.CRASH if name in restart_policy.CRASH_SIGNALS else restart_policy.KILLED
-    last_lines = "\n".join(tail.splitlines()[-20:])
-    plain = Failure(cause, host, rank, code, step=step, time=when, log=str(log), traceback=last_lines)
+    lines = tail.splitlines()
+    last = next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")
+    plain = Failure(
+        cause, host, rank, code, step=step, time=when, log=str(log), traceback="\n".join(lines[-20:]),
+        last_line=last if code > 0 else "",
+    )  # fmt: skip
     try:
+        trace = str(report["traceback"])
         return replace(
-            plain, type=str(report["type"]), message=str(report["message"]),
-            traceback=str(report["traceback"]) or plain.traceback, time=min(when, float(report["time"])),
+            plain, type=str(report["type"]), message=str(report["message"]), traceback=trace or plain.traceback,
+            time=min(when, float(report["time"])), where=find_user_frame(trace),
+            last_line="" if report["type"] else plain.last_line,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):
         return plain
+
+
+def find_user_frame(trace: str) -> str:
+    """Return the last frame of a traceback that is not in a library, such as `train.py:12 in main: loss = f(x)`."""
+    frames = [found for found in FRAME.findall(trace) if not LIBRARY.search(found[0])]
+    if not frames:
+        return ""
+    path, line, function, code = frames[-1]
+    return f"{Path(path).name}:{line} in {function}{f': {code.strip()}' if code.strip() else ''}"
 
 
 def with_stack(failure: Failure, attempt: AttemptFolder) -> Failure:

@@ -326,7 +326,7 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
         return "stopped before its end"
     for attempt in reversed(trial.attempts()):
         if failure := _read(attempt.failure):
-            return Failure(**failure).error
+            return Failure(**failure).summary
     try:  # no rank started: the last message of the agent or the batch script
         lines = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

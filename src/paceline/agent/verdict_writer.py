@@ -55,7 +55,7 @@ class VerdictWriter:
         """
         killed = 0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
         self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
-        for path in (self.job_start.verdict, self.job_start.requeue):
+        for path in (self.job_start.verdict, self.job_start.requeue, self.job_start.unsaved):
             self.try_write(functools.partial(reserve, path))
         self.try_write(lambda: write_atomically(self.job_start.agent, f"{killed + 1}\n"))
         if not killed:
@@ -109,10 +109,20 @@ class VerdictWriter:
                     self.try_write(lambda: preflight.exclude_nodes(self.job_start, decision.exclude))
                     verdict = STOPPED if self.from_queue else verdict
         self.try_write(lambda: write_atomically(attempt.verdict, outcome.verdict + "\n"))
+        if outcome.verdict != FAILED:
+            self._report_unsaved(outcome)
         if outcome.verdict == STOPPED:
             self.write_stopped(progress=self._has_progressed(outcome))
         elif outcome.restart_delay is None:
             self.write_verdict(verdict)
+
+    def _report_unsaved(self, outcome: Outcome) -> None:
+        """Say so, and leave a mark in reserved space, if the last state could not be saved: the disk may be full."""
+        steps = [rank_exit.unsaved for rank_exit in outcome.exits if rank_exit.unsaved is not None]
+        if steps:
+            text = f"the last state (step {max(steps)}) could not be saved"
+            self.say(f"warning: {text}")
+            self.try_write(lambda: write_reserved(self.job_start.unsaved, text + "\n"))
 
     def write_stopped(self, *, progress: bool) -> None:
         """Write the job start's verdict after a stop: `stopped`, or `failed` after too many without progress."""
@@ -154,6 +164,7 @@ class VerdictWriter:
 
         self.try_write(lambda: self._write_requeue(verdict))
         self.try_write(write)
+        self.try_write(lambda: release(self.job_start.unsaved))
 
     def try_write(self, action: Callable[[], object]) -> None:
         """Change something in the run folder. A full disk or a missing folder causes a warning."""

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
 from paceline.watch.logs import RunMonitor, find_log
 from paceline.watch.logs import follow as stream
-from paceline.watch.records import read_record
+from paceline.watch.records import newest_verdict, read_record
 
 
 def command(
@@ -38,6 +40,7 @@ def command(
             for text in stream(folder, rank=rank, monitor=RunMonitor(folder)):
                 sys.stdout.write(text)
                 sys.stdout.flush()
+        _say_failure(folder)
         return 0
     path = folder.slurm_log if batch else find_log(folder, rank=rank, attempt=attempt)
     if path is None or not path.exists():
@@ -49,4 +52,13 @@ def command(
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             sys.stdout.write(line)
+    sys.stdout.flush()
+    if attempt is None and not batch:
+        _say_failure(folder)
     return 0
+
+
+def _say_failure(folder: RunFolder) -> None:
+    """Say who failed first: it may be another rank than the one whose log is printed."""
+    if newest_verdict(folder) == FAILED:
+        runs.say_failure(folder)

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cli.resume_hint import submit_again
-from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT, read_verdict
+from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.plan.local import LocalPlan
     from paceline.spec import Job, Program
 
-COLOURS = {DONE: console.GREEN, STOPPED: console.GREY, FAILED: console.RED}
+COLOURS = {DONE: console.GREEN, DONE_UNSAVED: console.RED, STOPPED: console.GREY, FAILED: console.RED}
 
 
 @options.takes_settings("run", script=True)
@@ -132,6 +132,8 @@ def _launch(plan: LocalPlan) -> int:
     took = show_seconds(time.monotonic() - started)
     if verdict == DONE and had_nothing_left(read_events(folder.events)):
         took += ", with nothing left to do"
+    if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
+        code, verdict = 1, DONE_UNSAVED
     console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict == STOPPED:
         console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({_describe_resume(folder)})")

@@ -36,3 +36,11 @@ def goes_on(folder: RunFolder) -> Iterator[None]:
         run = folder.path.name
         console.say_note(f"{run} goes on; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}")
         raise
+
+
+def say_failure(folder: RunFolder) -> None:
+    """Print why a run failed: the first failing rank, its error and where it happened."""
+    from paceline.watch.failures import describe_failure
+
+    for number, line in enumerate(describe_failure(folder)):
+        console.say(line if number else f"paceline: {line}", colour="" if number else console.RED)

@@ -17,9 +17,10 @@ from paceline.contract.run_folder import AttemptFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
+from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.goodput import SHARES, Goodput, compute_goodput, had_nothing_left, read_events
 from paceline.watch.node_usage import read_node_usage
-from paceline.watch.records import Record, read_json, read_record
+from paceline.watch.records import Record, read_record
 
 WIDTH = 60
 MAX_NODES = 8  # nodes whose usage is shown
@@ -85,6 +86,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("folder", str(record.folder.path)),
         ("files", _files(record)),
         ("step", "" if record.step is None else str(record.step)),
+        ("saves", _failed_saves(record)),
         ("best", _best(record)),
         ("to go on", _resume(record)),
     ]
@@ -133,6 +135,14 @@ def _files(record: Record) -> str:
     return f"{path}{': ' + ', '.join(map(str, names[-1])) if names else ''}"
 
 
+def _failed_saves(record: Record) -> str:
+    """Return how many checkpoints could not be written, and why the last one could not."""
+    failed = [event for event in read_events(record.folder.events) if event["event"] == "save_failed"]
+    if not failed:
+        return ""
+    return f"{len(failed)} failed, the last at step {failed[-1].get('step', '?')}: {failed[-1].get('error', '')}"
+
+
 def _best(record: Record) -> str:
     """Return the checkpoint that `session(best=...)` keeps, and its value."""
     found = find_best(find_checkpoints(record.folder.path))
@@ -141,12 +151,12 @@ def _best(record: Record) -> str:
 
 def _attempt(attempt: AttemptFolder) -> str:
     verdict = read_verdict(attempt.verdict) or "no verdict"
-    failure = read_json(attempt.failure)
+    failure = read_failure(attempt)
     if not failure:
         return verdict
     who = f"rank {failure['rank']}" if failure.get("rank") is not None else "launch"
-    what = ": ".join(str(failure[key]) for key in ("type", "message") if failure.get(key)) or failure.get("cause", "")
-    return f"{verdict}: {who} on {failure.get('host', '?')}: {what}"
+    where = f"\n           at {failure['where']}" if failure.get("where") else ""
+    return f"{verdict}: {who} on {failure.get('host', '?')}: {failure_text(failure)}{where}"
 
 
 def bar(shares: Goodput) -> str:

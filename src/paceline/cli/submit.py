@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options, runs
-from paceline.contract.verdict import DONE, STOPPED, STOPPED_EXIT
+from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
 
@@ -155,7 +155,9 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour)
     if record.status == DONE:
         return 0
-    if requeue_problem(folder):
+    if requeue_problem(folder) or record.status == DONE_UNSAVED:
         console.say_note(record.detail)
-    console.say_note(f"logs: {folder.slurm_log}")
+    if record.status not in (STOPPED, DONE_UNSAVED):
+        runs.say_failure(folder)
+    console.say_note(f"output of the job: {folder.slurm_log}")
     return STOPPED_EXIT if record.status == STOPPED else 1

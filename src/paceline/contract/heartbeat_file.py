@@ -27,6 +27,9 @@ UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
 # 1 once the script has ended normally, its threads and exit handlers included: only the process is still to exit.
 SCRIPT_ENDED = struct.Struct("=q")
 
+# On rank 0, once its last state could not be saved: the step of that state, plus 1.
+UNSAVED = struct.Struct("=q")
+
 
 def slot_offset(local_rank: int) -> int:
     """Return where the slot of a local rank begins."""
@@ -39,6 +42,10 @@ def coordination_offset(local_rank: int) -> int:
 
 def script_ended_offset(local_rank: int) -> int:
     return coordination_offset(local_rank) + COORDINATION.size
+
+
+def unsaved_offset(local_rank: int) -> int:
+    return script_ended_offset(local_rank) + SCRIPT_ENDED.size
 
 
 def file_size(ranks: int) -> int:

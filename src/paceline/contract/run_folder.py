@@ -119,6 +119,7 @@ class JobStartFolder:
 
     stop = Entry("stop")  # made by the batch shell's trap; the head agent polls it
     verdict = Entry("verdict")  # the last attempt's verdict: what the batch script acts on
+    unsaved = Entry("unsaved")  # present if the run's last state could not be saved; says which one
     process = Entry("process")  # of a local run: its host, its processes, and when each was started
 
     @property

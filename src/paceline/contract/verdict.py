@@ -13,6 +13,7 @@ RESTART_EXIT = 76  # of a head agent: an agent was killed, so start all of them 
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 VERDICTS = (DONE, STOPPED, FAILED)
+DONE_UNSAVED = "done, not saved"  # how people see a run that is done, but whose last state could not be saved
 
 
 def read_verdict(path: Path) -> str | None:

@@ -190,6 +190,9 @@ class session:
         if pruned and run.rank == 0:
             boundary.progress.close()
             note(f"pruned at step {run.step}")
+        schedule = boundary.checkpoint_schedule
+        if run.rank == 0 and not pruned and schedule.last_step == schedule.failed_step >= 0:
+            boundary.heartbeat.mark_unsaved(schedule.failed_step)
         self._print_summary(run, boundary, stopped)
         parts.lines.close()
         boundary.events.close()

@@ -23,6 +23,7 @@ from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, Sweep
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import STORE
 from paceline.sweep.folder import is_starting
+from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records
 
 RUNNING, PENDING = "running", "pending"
@@ -253,10 +254,8 @@ def _trial(folder: TrialFolder, record: Mapping[str, Any], *, state: str, **know
 def _find_error(folder: RunFolder) -> str:
     """Return the first error line of the newest attempt that failed."""
     for attempt in reversed(folder.attempts()):
-        failure = read_json(attempt.failure)
-        if failure:
-            parts = [str(failure[key]) for key in ("type", "message") if failure.get(key)]
-            return first_line(": ".join(parts) or str(failure.get("cause", "")))
+        if failure := read_failure(attempt):
+            return first_line(failure_text(failure))
     return ""
 
 

@@ -23,9 +23,10 @@ from paceline.contract.files.foreign_records import (
     read_tail,
 )
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
 from paceline.plan.run_path import STORE
+from paceline.watch.failures import describe_failure, failed_saves
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
@@ -37,7 +38,19 @@ RUN_FIELDS: Fields = {
 
 # Statuses of runs that are over.
 _LOCAL_STATUS = {claims.HERE: "running", claims.ELSEWHERE: "unknown", claims.OVER: "lost"}
-OVER = {DONE, FAILED, STOPPED, "cancelled", "lost", "timed out", "node failed", "out of memory", "preempted", "revoked"}
+OVER = {
+    DONE,
+    DONE_UNSAVED,
+    FAILED,
+    STOPPED,
+    "cancelled",
+    "lost",
+    "timed out",
+    "node failed",
+    "out of memory",
+    "preempted",
+    "revoked",
+}
 
 
 @dataclass(frozen=True)
@@ -64,14 +77,26 @@ class Record:
 
     @property
     def detail(self) -> str:
-        """Why the run is waiting, where it runs, or why it did not go back into the queue."""
+        """Why the run is waiting, where it runs, why it failed, or why it did not go back into the queue."""
+        saves = failed_saves(self.folder)
+        parts = [self._reason(), f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else ""]
+        return "; ".join(part for part in parts if part)
+
+    def _reason(self) -> str:
         if self.is_over and (problem := requeue_problem(self.folder)):
             return f"not requeued: {problem}"
+        if self.is_over and self.status not in (DONE, STOPPED, "cancelled") and (problem := self._problem()):
+            return problem
         if self.state is None:
             return str(self.details.get("host", "")) if self.job is None else ""
         if self.state.reason.startswith("Dependency"):
             return self._dependency(self.state)
         return self.state.reason if self.state.phase == WAITING else self.state.nodes
+
+    def _problem(self) -> str:
+        if self.status == DONE_UNSAVED:
+            return unsaved_state(self.folder)
+        return next(iter(describe_failure(self.folder)), "").partition("\n")[0]
 
     def _dependency(self, state: JobState) -> str:
         jobs = ", ".join(awaited_jobs(self.folder, state.id))
@@ -128,7 +153,7 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
         return state.label
     verdict = newest_verdict(folder)
     if verdict == DONE:
-        return DONE
+        return DONE_UNSAVED if unsaved_state(folder) else DONE
     if folder.cancelled.exists():
         return "cancelled"
     if state is not None:
@@ -148,6 +173,15 @@ def newest_verdict(folder: RunFolder) -> str | None:
     """Return the verdict of the job start that has the run folder, or had it last."""
     holder = find_holder(folder)
     return read_verdict(holder.job_start.verdict) if holder else None
+
+
+def unsaved_state(folder: RunFolder) -> str:
+    """Return which last state of the run could not be saved; empty if it could."""
+    holder = find_holder(folder)
+    try:
+        return read_bounded(holder.job_start.unsaved, 10_000).decode().strip() if holder else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def requeue_problem(folder: RunFolder) -> str:

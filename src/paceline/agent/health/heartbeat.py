@@ -19,10 +19,12 @@ from paceline.contract.heartbeat_file import (
     READY,
     SCRIPT_ENDED,
     SLOT,
+    UNSAVED,
     coordination_offset,
     file_size,
     script_ended_offset,
     slot_offset,
+    unsaved_offset,
 )
 
 PREFIX = "heartbeat-"
@@ -77,6 +79,11 @@ class Heartbeats:
     def has_script_ended(self, local_rank: int) -> bool:
         """Whether nothing of the rank's script is left to run, although its process may still exist."""
         return bool(SCRIPT_ENDED.unpack_from(self._map, script_ended_offset(local_rank))[0])
+
+    def read_unsaved(self, local_rank: int) -> int | None:
+        """Return the step of a rank's last state if that could not be saved."""
+        step: int = UNSAVED.unpack_from(self._map, unsaved_offset(local_rank))[0]
+        return step - 1 if step else None
 
     def remove(self) -> None:
         self._map.close()

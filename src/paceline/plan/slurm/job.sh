@@ -377,6 +377,8 @@ paceline_finish_job() {
         [ -z "$paceline_next" ] || echo "$paceline_next" >"$paceline_run/job" || :
     fi
     if paceline_needs_no_secrets; then paceline_forget_secrets "$paceline_run/environment.sh"; fi
+    # A run whose last state could not be saved is done, but what depends on it must not start.
+    [ ! -e "$folder/unsaved" ] || [ "$paceline_verdict" != done ] || exit 1
     case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
 }
 

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from paceline.contract.heartbeat_file import ABSENT, HEADER, SLOT, slot_offset
+from paceline.contract.heartbeat_file import ABSENT, HEADER, SLOT, UNSAVED, slot_offset, unsaved_offset
 
 
 class Heartbeat:
@@ -19,6 +19,7 @@ class Heartbeat:
         self.seconds_per_step = 0.0
         self._pid = os.getpid()
         self._offset = slot_offset(local_rank)
+        self._unsaved_offset = unsaved_offset(local_rank)
         self._map: mmap.mmap | None = None
         if path and Path(path).exists():
             with open(path, "r+b") as file:
@@ -50,6 +51,11 @@ class Heartbeat:
         """Enter a state and write it. Within one process, states only move forward."""
         self.state = state
         self.write(self.step)
+
+    def mark_unsaved(self, step: int) -> None:
+        """Tell the agent that the last state could not be saved. It takes no space on a disk, which may be full."""
+        if self._map is not None:
+            UNSAVED.pack_into(self._map, self._unsaved_offset, step + 1)
 
     def close(self) -> None:
         mapped, self._map = self._map, None

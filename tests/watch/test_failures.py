@@ -1,0 +1,84 @@
+"""Why a run failed, and what could not be saved, as `ps`, `show`, `logs` and `submit --wait` show it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import logs, show
+from paceline.cluster.slurm.states import JobState
+from paceline.contract.run_folder import RunFolder
+from paceline.sweep.results import _find_error
+from paceline.watch.failures import describe_failure
+from paceline.watch.records import read_record
+from tests.watch.test_records import make_run
+
+RAISED = {"type": "ValueError", "message": "no data", "where": "train.py:9 in main: raise ValueError", "code": 1}
+EXITED = {"type": "", "message": "", "code": 2, "last_line": "train.py: error: argument --lr: invalid float value: 'x'"}
+
+
+def fail(folder: RunFolder, failure: dict[str, Any]) -> RunFolder:
+    attempt = folder.attempt(1)
+    attempt.path.mkdir()
+    attempt.verdict.write_text("failed\n")
+    attempt.failure.write_text(json.dumps({"cause": "error", "host": "n2", "rank": 3, **failure}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (RAISED, "rank 3 on n2: ValueError: no data"),
+        (EXITED, "rank 3 on n2: exit code 2: train.py: error: argument --lr: invalid float value: 'x'"),
+        ({"code": -9, "cause": "killed"}, "rank 3 on n2: killed"),
+    ],
+)
+def test_the_first_failing_rank_is_shown(
+    tmp_path: Path, failure: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fail(make_run(tmp_path, verdict="failed"), failure)
+    assert read_record(folder, lambda jobs: {"7": JobState("7", "FAILED")}).detail == line
+    lines = describe_failure(folder)
+    assert lines[0] == line
+    assert lines[-1] == f"  its log: paceline logs --rank 3 {folder.path.name}"
+    logs._say_failure(folder)
+    assert f"paceline: {line}\n" in capsys.readouterr().err
+    if "where" in failure:
+        assert lines[1] == "  at train.py:9 in main: raise ValueError"
+        assert show._attempt(folder.attempt(1)).endswith(
+            "ValueError: no data\n           at train.py:9 in main: raise ValueError"
+        )
+    assert line.endswith(_find_error(folder))  # what a sweep shows
+
+
+def test_a_run_that_started_no_rank_says_why(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, verdict="failed")
+    folder.events.mkdir()
+    (folder.events / "agent-0.jsonl").write_text(
+        '{"time": 1, "event": "failed", "reason": "Some nodes cannot run it."}\n'
+    )
+    assert describe_failure(folder) == ["Some nodes cannot run it."]
+
+
+def test_checkpoints_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, job=None, verdict="done")
+    folder.events.mkdir()
+    lines = [
+        {"time": step, "event": "save_failed", "step": step, "error": "No space left on device"} for step in (4, 8)
+    ]
+    (folder.events / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = read_record(folder)
+    assert record.status == "done"
+    assert "2 checkpoints could not be written" in record.detail
+    assert show._failed_saves(record) == "2 failed, the last at step 8: No space left on device"
+
+
+def test_a_run_whose_last_state_is_not_saved_is_not_plainly_done(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, job=None, verdict="done")
+    folder.job_start("pid-1-a").unsaved.write_text("the last state (step 8) could not be saved\n")
+    record = read_record(folder)
+    assert (record.status, record.is_over) == ("done, not saved", True)
+    assert record.detail == "the last state (step 8) could not be saved"
