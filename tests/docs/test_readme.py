@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from paceline.sandbox.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 MADE = ("make demo", "make test")
+BUILD = ("Makefile", "pyproject.toml", "constraints.txt")
 
 
 def blocks(text: str) -> list[list[str]]:
@@ -33,15 +36,28 @@ def needs_slurm(commands: list[str]) -> bool:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The project as a newcomer has it: what git knows of, and nothing else."""
+    """The project as a newcomer has it: what git knows of, with a fifth of the digits."""
     listed = subprocess.run(
-        ["git", "-c", "safe.directory=*", "-C", ROOT, "ls-files", "-z", "examples"], capture_output=True, check=True
+        ["git", "-c", "safe.directory=*", "-C", ROOT, "ls-files", "-z", "examples", *BUILD],
+        capture_output=True,
+        check=True,
     ).stdout.decode()
     for name in filter(None, listed.split("\0")):
         target = tmp_path / "paceline" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
+        if target.name.endswith("-ubyte.xz"):
+            keep_a_fifth(target)
     return tmp_path / "paceline"
+
+
+def keep_a_fifth(path: Path) -> None:
+    """Cut off an IDX file: four bytes, the last of which counts the dimensions, then these, then the data."""
+    content = lzma.decompress(path.read_bytes())
+    head = 4 + 4 * content[3]
+    count = struct.unpack(">I", content[4:8])[0] // 5
+    data = content[head : head + (len(content) - head) // 5]
+    path.write_bytes(lzma.compress(content[:4] + struct.pack(">I", count) + content[8:head] + data, preset=0))
 
 
 @pytest.mark.timeout(600)
@@ -78,23 +94,24 @@ def test_the_commands_work(copy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_make_demo_reads_the_digits(tmp_path: Path) -> None:
-    """Run a quarter of the demo; the virtual environment exists already, because the tests run in it."""
-    made = {"PACELINE_SCRATCH": str(tmp_path), "COLUMNS": "110"}
+def test_make_demo_reads_the_digits(copy: Path, tmp_path: Path) -> None:
+    """Run a part of the demo, in the virtual environment of these tests."""
+    (copy / ".make").mkdir()
+    (copy / ".make" / "venv").touch()  # it is set up
     done = subprocess.run(
-        ["make", "demo", "EPOCHS=1"],
-        cwd=ROOT,
-        env={**os.environ, **made},
+        ["make", "demo", "EPOCHS=1", f"VENV={Path(sys.executable).parents[1]}"],
+        cwd=copy,
+        env={**os.environ, "PACELINE_SCRATCH": str(tmp_path / "scratch"), "COLUMNS": "110"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=380,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    accuracy = re.search(r"final test accuracy: ([\d.]+)%", done.stdout)
+    accuracy = re.search(r"final test accuracy: ([\d.]+)% of 400 images", done.stdout)
     assert accuracy, done.stdout[-2000:]
-    assert float(accuracy[1]) >= 90
-    assert str(tmp_path) in done.stdout + done.stderr, "the run folder's path is printed"
+    assert float(accuracy[1]) >= 60, "a fifth of an epoch; tests/examples trains two"
+    assert str(tmp_path / "scratch") in done.stdout + done.stderr, "the run folder's path is printed"
 
 
 def test_the_two_commands_come_first() -> None:
