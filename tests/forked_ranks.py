@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "torch._dynamo", "tests.forked_ranks"]
+PRELOAD = "tests.preloaded"
 
 
 def free_port() -> int:
@@ -32,6 +33,7 @@ def _be_a_rank(
 
     torch.set_num_threads(1)
     try:
+        assert PRELOAD in sys.modules, "the server ignores errors of this import: try it by hand"
         result.send((True, function(*args)))
     except BaseException:
         result.send((False, traceback.format_exc()))
@@ -44,7 +46,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
+        self.context.set_forkserver_preload([PRELOAD])
         # Now, while no test is running: the guard attributes later processes to tests.
         forkserver.ensure_running()
 
