@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fake_torch import write_fake_torch
 from tests.forked_ranks import Ranks
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +88,14 @@ Completed = subprocess.CompletedProcess[str]
 def scratch(tmp_path: Path) -> Path:
     """The scratch folder of a test's runs."""
     return tmp_path / "scratch"
+
+
+@pytest.fixture
+def without_torch(guard: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An empty torch for all processes that the test starts: their scripts do not use it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(write_fake_torch(tmp_path_factory.mktemp("light"))))
+        yield
 
 
 @pytest.fixture

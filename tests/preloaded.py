@@ -10,8 +10,9 @@ for name in (
     "pytest", "torch._dynamo", "torch.utils.data", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-    "paceline.runtime.session", "paceline.runtime.checkpoint.manager", "paceline.runtime.training.ddp",
-    "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap", "tests.forked_ranks", "tests.runtime.models",
+    "paceline.runtime.session", "paceline.runtime.start", "paceline.runtime.checkpoint.manager",
+    "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
+    "tests.forked_ranks", "tests.runtime.models",
 ):  # fmt: skip
     importlib.import_module(name)
 gc.freeze()  # no collection in a rank copies the pages of these objects

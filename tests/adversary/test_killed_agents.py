@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Completed
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 # Kills an agent in the first attempts, named in its events: that of the rank in the second argument.
 KILLS = """\

@@ -24,15 +24,9 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import read_verdict
 from paceline.plan.local import START_AGENT
+from tests.fake_torch import write_fake_torch
 
 WITHIN = 100.0  # seconds; for a busy machine
-
-FAKE_TORCH = """
-class default_generator:
-    @staticmethod
-    def seed(): pass
-def set_num_threads(count): pass
-"""
 
 
 class Launched:
@@ -90,15 +84,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
-
-
-def write_fake_torch(folder: Path) -> Path:
-    """Write an empty torch, and return the folder to import it from."""
-    fake_torch = folder / "fake" / "torch"
-    (fake_torch / "distributed").mkdir(parents=True)
-    (fake_torch / "__init__.py").write_text(FAKE_TORCH)
-    (fake_torch / "distributed" / "__init__.py").write_text("")
-    return fake_torch.parent
 
 
 Launch = Callable[..., Launched]

@@ -25,16 +25,19 @@ from paceline.watch.records import read_record
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
+light = pytest.mark.usefixtures("without_torch")  # whose script does not use it
+
 SCRIPT = """\
 import json, os, sys
-import torch.distributed
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PACELINE_RUN", "ODD"]
 report = {"argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__}
 report |= {name: os.environ.get(name) for name in names}
-report["debug"] = torch.distributed.get_debug_level().name
 with open(f"report-{report['RANK']}.json", "w") as file:
     json.dump(report, file)
 """
+
+# Torch reads its variable when it is imported.
+WITH_TORCH = "import torch.distributed\nassert torch.distributed.get_debug_level().name == 'DETAIL', 'too early'\n"
 
 ODD_ARGS = [
     "a b", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "$HOME", "two\nlines\n", "a;b&c|d", "a,b", "é漢🙂",
@@ -65,7 +68,7 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     paceline: Paceline, project: Path, scratch: Path
 ) -> None:
     script = project / "my script.py"
-    script.write_text(SCRIPT)
+    script.write_text(WITH_TORCH + SCRIPT)
     odd = "a, 'b'\n$(c) é"
     done = paceline(
         "run", "--nproc", "2", "--env", f"ODD={odd}", "--env", "API_KEY=hush", "--param", "lr=0.5", "--experiment",
@@ -77,7 +80,6 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
         assert report["argv"] == [str(script), *ODD_ARGS]
         assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (str(rank), "2", "0", odd)
         assert (report["path"], report["cwd"], report["name"]) == (str(project), str(project), "__main__")
-        assert report["debug"] == "DETAIL", "torch was imported before the rank had its variables"
     assert not (project / "pwned").exists()
 
     folder = only_run(scratch)
@@ -85,7 +87,7 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     assert "done after" in done.stderr
     assert str(folder.path) in done.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "done"
-    assert (folder.code / "my script.py").read_text() == SCRIPT
+    assert (folder.code / "my script.py").read_text() == WITH_TORCH + SCRIPT
     assert folder.run_half.is_file()
     assert stat.S_IMODE(folder.launch_spec.stat().st_mode) == 0o600
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
@@ -95,6 +97,7 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     assert json.loads(record)["spec"]["environment"]["variables"]["API_KEY"] == "***"
 
 
+@light
 def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
     package = project / "package"
     package.mkdir()
@@ -109,6 +112,7 @@ def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
         )  # fmt: skip
 
 
+@light
 def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("import sys, os; sys.exit(int(not os.path.exists('ready')))\n")
     failed = paceline("run", "--nproc", "1", "train.py", "arg", cwd=project)
@@ -230,6 +234,7 @@ def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_p
     assert "Cannot create the run folder" in done.stderr
 
 
+@light
 def test_too_much_code_is_a_warning(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").touch()
     (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')
@@ -316,6 +321,7 @@ def read_terminal(terminal: int) -> bytes:
         return b""
 
 
+@light
 def test_ctrl_c_reaches_the_ranks_of_all_nodes(project: Path, scratch: Path) -> None:
     process = start(project, scratch, "--nodes", "2", "--nproc", "1", script=SLEEP.replace("signal.signal(", "print("))
     process.send_signal(signal.SIGINT)
@@ -326,6 +332,7 @@ def test_ctrl_c_reaches_the_ranks_of_all_nodes(project: Path, scratch: Path) -> 
     # The guard of all tests now waits for every process that this one started.
 
 
+@light
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_request_to_stop_is_passed_on(nodes: str, project: Path, scratch: Path) -> None:
     """To the ranks of all nodes, whether the script saves on SIGUSR1 or handles no signal."""
@@ -347,6 +354,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@light
 @pytest.mark.parametrize("victim", ["command", "agent"])
 def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scratch: Path) -> None:
     process = start(project, scratch, "--nproc", "2")

@@ -83,6 +83,7 @@ def test_a_secret_file_readable_by_others_is_rejected(
     assert "chmod 600" in doctor.stdout
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_variables_are_set_before_torch_is_imported(paceline: Paceline, tmp_path: Path) -> None:
     """The prestarted zygote does not know the file."""
     (tmp_path / ".env").write_text("CUDA_MODULE_LOADING=EAGER\n")

@@ -122,8 +122,8 @@ def test_the_examples_run_and_the_port_resumes_exactly(tmp_path: Path) -> None:
         ["second", 2, port("../run")],
     ]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/runtime/flat_scripts.py"), str(tmp_path)],
-        input=json.dumps(scripts), capture_output=True, text=True, timeout=280, check=False,
+        [sys.executable, "-m", "tests.runtime.flat_scripts", str(tmp_path)],
+        cwd=ROOT, input=json.dumps(scripts), capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     logs = {name: (tmp_path / name / "rank-0.log").read_text() for name, _, _ in scripts}

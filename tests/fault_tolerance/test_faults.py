@@ -175,7 +175,8 @@ def test_four_ranks_two_four(undisturbed: Training, training: Make) -> None:
         assert (ours.weights()[name] - tensor).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("style", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["torchrun", "spawn"])
 def test_other_styles(style: str, undisturbed: Training, training: Make) -> None:
     ours = training("--nproc", "2", "--style", style, "--max-restarts", "1", faults="13:1:kill", gates="step-29")
     ours.start(*(["--spawn"] if style == "spawn" else []))

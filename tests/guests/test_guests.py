@@ -31,8 +31,12 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     return run
 
 
-# Kinds of scripts that other tests run too: test_exit_paths, test_frameworks.
-ALSO_ELSEWHERE = {"two_groups", "never_destroys", "config_groups", "lightning_trainer", "fabric_loop"}
+# Kinds of scripts that other tests run too: test_exit_paths, test_frameworks and tests/slurm; the trainer of Hugging
+# Face uses Accelerate.
+ALSO_ELSEWHERE = {
+    "two_groups", "never_destroys", "config_groups", "lightning_trainer", "fabric_loop", "flat_script", "hf_trainer",
+    "mp_spawn",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

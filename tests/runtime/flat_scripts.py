@@ -1,7 +1,7 @@
 """Run scripts as `python script.py` would, from one process that imports torch once: each rank is a fork of it.
 
-Standard input has a list of [name, ranks, code]; each rank writes to `<folder>/<name>/rank-<rank>.log`, and works in
-`<folder>/<name>`. Standard output gets the exit codes of all ranks, by name.
+`python -m tests.runtime.flat_scripts FOLDER`: standard input has a list of [name, ranks, code]. Each rank works in
+`FOLDER/<name>` and writes to `rank-<rank>.log` there. Standard output gets the exit codes of all ranks, by name.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import socket
 import sys
 
 import torch
-import torch._dynamo  # what the first optimizer imports
-import torch.distributed
-import torch.utils.data
 
-import paceline.runtime.start  # noqa: F401 - before the forks, as it takes long
+import tests.preloaded  # noqa: F401 - before the forks, as it takes long
 
 
 def be_a_rank(folder: str, rank: int, world_size: int, port: int) -> None:

@@ -130,8 +130,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("flat")
     scripts = json.dumps([[name, case[0], case[1]] for name, case in CASES.items()])
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("flat_scripts.py")), str(folder)],
-        input=scripts, capture_output=True, text=True, timeout=280, check=False,
+        [sys.executable, "-m", "tests.runtime.flat_scripts", str(folder)],
+        cwd=Path(__file__).parents[2], input=scripts, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)

@@ -56,7 +56,7 @@ helper.end_training()
 @pytest.mark.parametrize(
     ("style", "script"),
     [
-        pytest.param("lightning", LIGHTNING, id="fabric"),
+        pytest.param("lightning", LIGHTNING, id="fabric", marks=pytest.mark.slow),  # the Trainer: tests/guests
         pytest.param("lightning", TRAINER, id="trainer", marks=pytest.mark.slow),
         pytest.param("accelerate", ACCELERATE, id="accelerate"),
     ],

@@ -7,8 +7,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from paceline.contract.sweep.folder import Point, SweepFolder
 from tests.sweep.folders import end, grid, make_sweep
+
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 Completed = subprocess.CompletedProcess[str]
 

@@ -51,7 +51,7 @@ def independent_events(started: Launched) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == "independent"]
 
 
-@pytest.mark.parametrize("style", ["fork", "torchrun"])
+@pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_copies_that_train_are_reported_while_they_do(launch: Launch, style: str) -> None:
     started = launch(TRAIN + FOREVER, light=False, style=style)
     until(lambda: INDEPENDENT in started.err(), f"the warning; console:\n{started.err()}")

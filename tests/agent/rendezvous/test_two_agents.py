@@ -19,7 +19,7 @@ from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, RESTART_EXIT, STOPPED, read_verdict
-from tests.agent.conftest import write_fake_torch
+from tests.fake_torch import write_fake_torch
 
 WITHIN = 120.0  # seconds: two imports of torch on a busy machine
 
@@ -31,6 +31,11 @@ rank, world = dist.get_rank(), dist.get_world_size()
 total = torch.tensor([float(rank)])
 dist.all_reduce(total)
 print("sum", int(total), "of", world, "node", os.environ["GROUP_RANK"], "port", os.environ["MASTER_PORT"], flush=True)
+"""
+READY = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+print("ready", flush=True)
 """
 AGENT = "import runpy; runpy.run_module('paceline.agent', run_name='__main__')"
 WRONG_CLOCK = "import time; _now = time.time; time.time = lambda: _now() + {seconds}\n"
@@ -151,7 +156,7 @@ def test_one_agent_per_rank(pair: Callable[..., Pair]) -> None:
 
 
 def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[..., Pair]) -> None:
-    run = pair(SCRIPT + "\nif rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n")
+    run = pair(READY + "if rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n", light=True)
     assert run.codes() == [1, 1], run.console(0) + run.console(1)
     failure = run.failure()
     assert (failure["rank"], failure["host"], failure["type"]) == (1, "b", "ValueError")
@@ -184,8 +189,8 @@ def test_the_first_failure_is_found_whatever_the_clocks_say(pair: Callable[..., 
 def test_a_killed_agent_is_not_a_lost_node(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "1")
-        run = pair(SCRIPT + "\ntime.sleep(600)\n", max_restarts=3)
-    run.await_line("sum 1", 2)
+        run = pair(READY + "time.sleep(600)\n", light=True, max_restarts=3)
+    run.await_line("ready", 2)
     run.processes[1].kill()
     assert run.codes()[0] == RESTART_EXIT
     assert (run.failure()["cause"], run.failure()["host"]) == ("killed", "b")
@@ -198,8 +203,8 @@ def test_a_killed_agent_is_not_a_lost_node(pair: Callable[..., Pair], monkeypatc
 def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "1")  # nodes are excluded only if a scheduler has others
-        run = pair(SCRIPT + "\ntime.sleep(600)\n", max_restarts=3)
-    run.await_line("sum 1", 2)
+        run = pair(READY + "time.sleep(600)\n", light=True, max_restarts=3)
+    run.await_line("ready", 2)
     run.processes[1].send_signal(signal.SIGSTOP)
     assert run.processes[0].wait(120) == 1
     run.processes[1].kill()
@@ -210,16 +215,16 @@ def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monk
 
 
 def test_members_do_not_outlive_the_head(pair: Callable[..., Pair]) -> None:
-    run = pair(SCRIPT + "\ntime.sleep(600)\n")
-    run.await_line("sum 1", 2)
+    run = pair(READY + "time.sleep(600)\n", light=True)
+    run.await_line("ready", 2)
     run.processes[0].kill()
     assert run.codes()[1] == 1
     assert read_verdict(run.job_start.verdict) in (None, FAILED)
 
 
 def test_a_stop_reaches_the_ranks_of_all_nodes(pair: Callable[..., Pair]) -> None:
-    handle = "\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\nprint('ready', flush=True)\ntime.sleep(600)\n"
-    run = pair(SCRIPT + handle)
+    handle = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
+    run = pair(handle + READY + "time.sleep(600)\n", light=True)
     run.await_line("ready", 2)
     run.job_start.stop.touch()
     assert run.codes() == [0, 0], run.console(0) + run.console(1)

@@ -23,6 +23,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED, STOPPED, read_verdict
 from tests.agent.staging.trees import content, make_tree
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 WITHIN = 120.0
 
 # Prints what it finds, and writes a result.
