@@ -7,7 +7,7 @@ WORKERS ?= 3
 EPOCHS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-all soak soak-guests check docs bench clean
+.PHONY: help demo test test-all system soak soak-guests check docs bench clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,12 +34,16 @@ check: .make/dev  ## check style and types
 # Most tests wait for something: more workers than cores. A file stays on one worker, so that its fixtures are shared.
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 2 -rsR
 
-test: check  ## run all tests except the slowest of each kind
+system:
 	@tests/system.sh
+
+# Packages of the system are installed while pip installs those of Python.
+test:  ## run all tests except the slowest of each kind
+	@$(MAKE) --no-print-directory -j2 system check
 	@$(PYTEST) -m "not slow"
 
-test-all: check  ## run every test
-	@tests/system.sh
+test-all:  ## run every test
+	@$(MAKE) --no-print-directory -j2 system check
 	@$(PYTEST)
 
 MINUTES ?= 60
