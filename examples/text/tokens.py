@@ -39,7 +39,7 @@ class Bytes:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: list[int]) -> str:
-        return bytes(token for token in tokens if token < 256).decode(errors="replace")
+        return bytes(10 if token == self.end else token for token in tokens).decode(errors="replace")
 
 
 class BPE:

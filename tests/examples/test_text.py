@@ -78,7 +78,7 @@ def cut_tokens(folder: str) -> dict[str, Any]:
     text = Path(folder) / "x.txt"
     text.write_text("0123456789" * 10, encoding="utf-8")
     corpus = tokens.prepare(text, Path(folder) / "tokens")
-    found: dict[str, Any] = {"folders": {corpus.folder}}
+    found: dict[str, Any] = {"folders": {corpus.folder}, "lines": corpus.tokenizer.decode([97, 256, 98])}
     for part in ("train", "validation"):
         blocks = corpus.blocks(part, 8)
         inputs, targets = zip(*(blocks[index] for index in range(len(blocks))), strict=True)
@@ -103,6 +103,7 @@ def test_blocks_hold_every_token_once(ranks: Ranks, tmp_path: Path) -> None:
     _, targets = found["validation"]
     assert targets[targets != -100].tolist() == written[92:]
     assert len(found["folders"]) == 3, "changed text and another tokenizer make other files"
+    assert found["lines"] == "a\nb", "a document ends its line"
     assert found["text"].startswith("0123456789")
     assert found["equal"]
 
