@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--faults", default="")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--straggler", type=int, default=-1)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--spawn", action="store_true")
     args = parser.parse_args()
     with paceline.session(seed=7, deterministic=True, cpu=True, save_every_steps=5, keep_last=3, progress=False) as run:
@@ -106,7 +107,7 @@ def train(run: paceline.Run, args: argparse.Namespace, faults: Faults) -> None:
     model = run.wrap(Net(run.params.get("dropout", 0.2)))
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, EPOCHS * PER_EPOCH)
-    loader = run.loader(TensorDataset(x, y), batch_size=BATCH)
+    loader = run.loader(TensorDataset(x, y), batch_size=BATCH, num_workers=args.workers)
     faults.gate("start")
     run.resume(model=model, opt=opt, sched=sched, loader=loader)
     faults.gate("warm-up")
