@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.checks.findings import WARNING
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.folder import create_run_folder
 from paceline.cluster.slurm import arrays, sbatch
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import find_partitions
+from paceline.cluster.slurm.limits import check_limits
+from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitions
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer
 from paceline.plan.run_path import RunPath, new_run_id
+from paceline.plan.slurm.directives import Directive, count_tasks
 from paceline.plan.slurm.plan import SlurmPlan
+from paceline.spec import Program, load_job
 from tests.golden.cases import plan
 
 
@@ -55,6 +59,64 @@ def test_hidden_partitions_and_their_jobs_are_found(tmp_path: Path, monkeypatch:
         assert (arrays._own_jobs(), arrays._all_jobs()) == (1, 1)
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(fields))
         assert [partition.name for partition in find_partitions()] == ["secret"]
+
+
+def test_init_writes_a_profile_that_submit_uses_on_that_cluster(
+    tmp_path: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    fields = ["gpu*", "up", "infinite", "2", "8", "1000", "gpu:4", "(null)", "idle", "1-infinite"]
+    put_command(tmp_path, "sinfo", f"printf '%s\\n' '{slurm.SEPARATOR.join(fields)}'")
+    put_command(tmp_path, "scontrol", "echo 'ClusterName             = east'")
+    put_command(tmp_path, "sbatch", "echo 'would start at 2030'")
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "paceline.toml"
+    file.write_text("[job]\nnodes = 2\n")
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        return paceline(*args, cwd=tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin")
+
+    assert "added [profiles.east]" in call("init").stdout
+    assert file.read_text().startswith("[job]\nnodes = 2\n\n# The cluster east")
+    done = call("submit", "--dry-run", "train.py")
+    assert f"using the profile of this cluster: [profiles.east] of {file}" in done.stderr
+    assert "#SBATCH --gres=gpu:4\n" in done.stdout
+    assert "#SBATCH --nodes=2\n" in done.stdout
+    without = call("submit", "--cpu", "--dry-run", "train.py")
+    assert "#SBATCH --partition=gpu\n" in without.stdout
+    assert "gres" not in without.stdout
+    again = call("init")
+    assert (again.returncode, again.stdout) == (2, "")
+
+
+PARTITIONS = {
+    "gpu": Partition("gpu", is_default=True, kinds=[NodeKind(2, 64, 500_000, {"a100": 4}, (), "idle")]),
+    "cpu": Partition("cpu", max_time=3600, kinds=[NodeKind(2, 64, 500_000, {}, (), "idle")]),
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "warned"),
+    [
+        ({}, ["no time limit of its own, so that of partition gpu", "no GPUs, but the nodes of partition gpu"]),
+        ({"job__partition": "cpu"}, ["that of partition cpu applies: at most 1h"]),
+        ({"job__time": "1h", "runtime__cpu": True}, []),
+        ({"job__gpus_per_node": 1, "job__extra": ["--time=5"]}, []),
+        ({"job__gpus_per_node": 0, "job__time": "1h"}, []),
+    ],
+)
+def test_a_job_without_a_time_limit_or_gpus_is_a_warning(keys: dict[str, Any], warned: list[str]) -> None:
+    tables: dict[str, Any] = {}
+    for key, value in keys.items():
+        table, name = key.split("__")
+        tables.setdefault(table, {})[name] = value
+    job = load_job(Program("train.py"), overlay=(tables, Path("x")))
+    planned = replace(plan({}), directives=(), counts=count_tasks(job), submitter={})
+    if job.resources.time:
+        planned = replace(planned, directives=(Directive("time", "1:00:00"),))
+    found = [each.text for each in check_limits(job, planned, list(PARTITIONS.values())) if each.level == WARNING]
+    assert len(found) == len(warned)
+    for text, part in zip(found, warned, strict=True):
+        assert part in text
 
 
 def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Path) -> None:

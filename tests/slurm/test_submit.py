@@ -305,7 +305,7 @@ def test_doctor_and_init_query_the_cluster(tmp_path: Path, cluster: Cluster, slu
     checked = slurm_paceline("doctor", "--job", "--gpus", "2", "train.py", cwd=home, check=True).stdout
     assert "would start at" in checked
     slurm_paceline("init", cwd=home, check=True)
-    script = slurm_paceline("submit", "--cluster-profile", "sandbox", "--dry-run", "train.py", cwd=home, check=True)
+    script = slurm_paceline("submit", "--dry-run", "train.py", cwd=home, check=True)
     assert "#SBATCH --gres=gpu:4\n" in script.stdout
     assert "#SBATCH --partition=main\n" in script.stdout
     again = slurm_paceline("init", cwd=home)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import SpecError
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import parse_param, parse_value
+from paceline.spec.load import ClusterProfile, parse_param, parse_value
 from paceline.spec.option_table import NAME_OR_PATH, PATH, options_of
 from paceline.spec.typed_flags import read_flags
 
@@ -179,6 +179,61 @@ A = "profile"
     assert job.source("job.partition") == f"job.partition in {file}"
     assert not job.is_set("job.qos")
     assert job.folder == tmp_path
+
+
+PROFILES = """
+[job]
+nodes = 2
+gpus_per_node = 1
+[profiles.Big-One.project]
+scratch = "/big"
+[profiles.Big-One.job]
+gpus_per_node = 8
+gpu_type = "h100"
+[profiles.other.job]
+nodes = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "profile", "used"),
+    [
+        ("big.one", None, "Big-One"),
+        ("third", None, None),
+        (None, None, None),
+        ("big-one", "other", "other"),
+        ("big-one", "$other", "other"),
+        ("big-one", "none", None),
+    ],
+)
+def test_the_profile_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None, profile: str | None, used: str | None
+) -> None:
+    """A profile that begins with "$" comes from the environment."""
+    (tmp_path / "paceline.toml").write_text(PROFILES)
+    with monkeypatch.context() as patch:
+        if profile and profile.startswith("$"):
+            patch.setenv("PACELINE_PROFILE", profile[1:])
+            profile = None
+        job = load_job(SCRIPT, cwd=tmp_path, profile=profile, cluster=ClusterProfile(lambda: cluster))
+    assert job.profile == used
+    assert job.resources.gpus_per_node == (8 if used == "Big-One" else 1)
+
+
+def test_what_runs_here_takes_only_the_folders_from_the_profile_of_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "paceline.toml").write_text(PROFILES)
+    job = load_job(SCRIPT, cwd=tmp_path, cluster=ClusterProfile(lambda: "big-one", ("project",)))
+    assert (job.project.scratch, job.resources.gpus_per_node) == ("/big", 1)
+    (tmp_path / "paceline.toml").write_text("[profiles.x.job]\nnodes = 1")
+    load_job(SCRIPT, cwd=tmp_path, cluster=ClusterProfile(pytest.fail, ("project",)))  # nothing to ask Slurm for
+
+
+def test_cpu_drops_the_gpus_of_files_but_not_those_that_are_typed(tmp_path: Path) -> None:
+    text, cpu = PROFILES + "[profiles.off.runtime]\ncpu = false", ("--cpu", "runtime.cpu", True)
+    job = load(tmp_path, text, cpu, profile="Big-One")
+    assert (job.resources.gpus_per_node, job.resources.gpu_type, job.resources.nodes) == (None, None, 2)
+    assert load(tmp_path, text, cpu, ("--gpus", "job.gpus_per_node", 2)).resources.gpus_per_node == 2
+    assert load(tmp_path, text, ("--no-cpu", "runtime.cpu", False)).resources.gpus_per_node == 1
 
 
 def test_the_default_grace_fits_a_short_job(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console
+from paceline.cli import console, options
 from paceline.cluster.local.staging import Leftover, data_folders, find_leftovers, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.cluster.slurm.node_command import run_on_node
@@ -42,7 +42,7 @@ def command(
     """
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
-    job = load_job(Program(""))
+    job = load_job(Program(""), cluster=options.this_cluster())
     scratch = resolve_scratch(job, os.environ)
     request = staging_request(job, scratch=scratch, environ=os.environ)
     leftovers: list[Leftover | EndedSecrets] = [

@@ -43,7 +43,9 @@ def stage(
     paceline data stage images        <scratch>/<project>/images
     """
     flags = [Flag("PATHS", "data.stage", paths or None)]
-    job = load_job(Program(""), flags=flags, config=config, profile=cluster_profile, cwd=Path.cwd())
+    job = load_job(
+        Program(""), flags=flags, config=config, profile=cluster_profile, cwd=Path.cwd(), cluster=options.this_cluster()
+    )
     request = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     if not request.items:
         raise UsageError("Nothing to stage.", hint="Name paths, or set stage in [data] of paceline.toml.")

@@ -177,7 +177,7 @@ def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment)
 @app.command("list", cls=GroupedCommand)
 def show_all(*, config: options.Config = None, cluster_profile: options.ClusterProfile = None) -> int:
     """List the environments that were built for this project."""
-    job = load_job(Program("env"), config=config, profile=cluster_profile)
+    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=options.this_cluster())
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
     if not found:
@@ -215,7 +215,7 @@ def remove(
     cluster_profile: options.ClusterProfile = None,
 ) -> int:
     """Remove environments. Queued runs that use one of them will fail."""
-    job = load_job(Program("env"), config=config, profile=cluster_profile)
+    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=options.this_cluster())
     found = {each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))}
     for key in keys:
         if key not in found:

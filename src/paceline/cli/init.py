@@ -16,7 +16,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import Partition, find_partitions
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
-from paceline.spec.load import FILE
+from paceline.spec.load import FILE, profile_name, read_file
 from paceline.spec.quantities import slurm_time
 
 
@@ -25,26 +25,33 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     show: Annotated[bool, typer.Option("--print", help="Print it and write nothing.")] = False,
 ) -> int:
-    """Write a commented paceline.toml in this folder, with a profile for your cluster."""
+    """Write a commented paceline.toml in this folder, with a profile for your cluster.
+
+    If there is one without a profile for this cluster, add the profile to it.
+    """
     partitions = find_partitions() if slurm.available() else []
-    text = project_file(Path.cwd().name, partitions, settings() if partitions else {}, os.environ)
+    config = settings() if partitions else {}
+    text = project_file(Path.cwd().name, partitions, config, os.environ)
     if show:
         print(text, end="")
         return 0
     file = Path.cwd() / FILE
-    if file.exists() and not force:
+    profile = _profile(partitions, config)
+    if not file.exists() or force:
+        write_atomically(file, text)
+        print(f"wrote {file}")
+    elif partitions and _cluster(config) not in read_file(file).get("profiles", {}):
+        write_atomically(file, "\n".join([file.read_text(encoding="utf-8").rstrip(), *profile]) + "\n")
+        print(f"added [profiles.{_cluster(config)}] to {file}")
+    else:
         raise UsageError(f"There is a {FILE} here already.", hint="Print one with --print, or use --force.")
-    write_atomically(file, text)
-    print(f"wrote {file}")
     if partitions:
-        name = profile_name(settings())
-        print(f"  use its cluster profile: paceline submit --cluster-profile {name} train.py")
+        print(f"  `paceline submit train.py` uses [profiles.{_cluster(config)}] on this cluster")
     return 0
 
 
-def profile_name(config: Mapping[str, str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", config.get("ClusterName", ""))
-    return name or "cluster"
+def _cluster(config: Mapping[str, str]) -> str:
+    return profile_name(config.get("ClusterName", "")) or "cluster"
 
 
 def project_file(
@@ -115,7 +122,7 @@ def _environment(environ: Mapping[str, str]) -> list[str]:
 def _profile(partitions: Sequence[Partition], config: Mapping[str, str]) -> list[str]:
     if not partitions:
         return ["", "# There is no Slurm here. Run `paceline init` on a login node to add a profile of its cluster."]
-    name = profile_name(config)
+    name = _cluster(config)
     lines = ["", f"# The cluster {name}, Slurm {config.get('SLURM_VERSION', '?')}. Its partitions:"]
     lines += [f"#   {each.name}: {describe(each)}" for each in partitions]
     if config.get("JobRequeue") == "0":

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import console
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option, options_of
 from paceline.spec.typed_flags import Flag, read_flags
 
 if TYPE_CHECKING:
     from paceline.spec import Job, Program
+    from paceline.spec.load import ClusterProfile as ClusterProfileChoice
 
 Command = Callable[..., int]
 
@@ -34,7 +36,8 @@ Config = Annotated[
 ClusterProfile = Annotated[
     str | None,
     typer.Option(
-        "--cluster-profile", metavar="NAME", help="Use [profiles.NAME] of that file.", rich_help_panel=PROJECT
+        "--cluster-profile", metavar="NAME",
+        help="Use [profiles.NAME] of that file, or none; default: that of this cluster.", rich_help_panel=PROJECT,
     ),
 ]  # fmt: skip
 DryRun = Annotated[
@@ -51,14 +54,38 @@ class Settings:
     config: Path | None
     profile: str | None
 
-    def load(self, program: Program, *, cwd: Path | None = None, flags: Sequence[Flag] | None = None) -> Job:
-        """Load the job; `flags` replaces what was typed."""
+    def load(
+        self, program: Program, *, cwd: Path | None = None, flags: Sequence[Flag] | None = None, here: bool = False
+    ) -> Job:
+        """Load the job; `flags` replaces what was typed. With `here`, it runs on this machine, not on the cluster."""
         from paceline.spec.load import load_job
 
-        return load_job(
+        job = load_job(
             program, flags=self.flags if flags is None else flags, params=self.params, config=self.config,
-            profile=self.profile, cwd=cwd,
+            profile=self.profile, cwd=cwd, cluster=this_cluster(here=here),
         )  # fmt: skip
+        if not here:
+            self.note_profile(job)
+        return job
+
+    def note_profile(self, job: Job) -> None:
+        """Say which profile was chosen, unless the user has chosen it."""
+        from paceline.spec.load import PROFILE
+
+        if job.profile is not None and self.profile is None and not os.environ.get(PROFILE):
+            console.say_note(f"using the profile of this cluster: [profiles.{job.profile}] of {job.file}")
+
+
+def this_cluster(*, here: bool = False) -> ClusterProfileChoice:
+    """Choose the profile of the cluster that this machine submits to; with `here`, only where its runs are."""
+    from paceline.spec.load import ClusterProfile
+
+    def find_name() -> str | None:
+        from paceline.cluster.slurm.commands import cluster_name
+
+        return cluster_name()
+
+    return ClusterProfile(find_name, ("project",) if here else None)
 
 
 def takes_settings(name: str, *, script: bool = False, shown: Sequence[str] = ()) -> Callable[[Command], Command]:

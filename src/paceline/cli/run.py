@@ -95,7 +95,7 @@ def _find_run(
         flags.append(Flag("--max-restarts", "resume.max_attempts", max_restarts + 1))
 
     def load(program: Program) -> Job:
-        return settings.load(program, cwd=cwd, flags=flags)
+        return settings.load(program, cwd=cwd, flags=flags, here=True)
 
     if resume is None:
         return NewRun(load(options.find_program(args, is_module=is_module, cwd=cwd)))

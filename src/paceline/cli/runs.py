@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console
+from paceline.cli import console, options
 from paceline.cluster.runs import folder as folders
 from paceline.contract.run_folder import RunFolder
 from paceline.spec import Program, load_job
@@ -20,7 +20,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its start or en
 
 def scratch_here() -> Path:
     """Return the scratch folder of runs that start from here."""
-    return folders.resolve_scratch(load_job(Program("")), os.environ)
+    return folders.resolve_scratch(load_job(Program(""), cluster=options.this_cluster(here=True)), os.environ)
 
 
 def named(name: str) -> RunFolder:

@@ -84,7 +84,7 @@ def command(
         raise UsageError(f'Invalid --resubmit "{resubmit}": use failed or missing.')
     if local:
         _reject_job_flags(settings)
-    sweep = (LocalSweep if local else SlurmSweep)(load(file, settings), ConsoleReporter())
+    sweep = (LocalSweep if local else SlurmSweep)(load(file, settings, here=local), ConsoleReporter())
     if dry_run:
         print(sweep.describe(resubmit))
         return 0
@@ -99,8 +99,8 @@ def _reject_job_flags(settings: options.Settings) -> None:
             raise UsageError(f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it.")
 
 
-def load(file: str, settings: options.Settings) -> SweepSettings:
-    """Load a sweep: its file, and what was typed."""
+def load(file: str, settings: options.Settings, *, here: bool) -> SweepSettings:
+    """Load a sweep: its file, and what was typed. With `here`, its trials run on this machine."""
     from paceline.cli.sweep_output import warn_of_conflict
     from paceline.sweep.settings import read_settings
 
@@ -114,8 +114,11 @@ def load(file: str, settings: options.Settings) -> SweepSettings:
     if known and not any(flag.key == "project.experiment" for flag in flags):
         flags.append(Flag("--experiment", "project.experiment", known.path.parent.name))
     found = read_settings(
-        path, typed=typed, flags=flags, params=settings.params, config=settings.config, profile=settings.profile
-    )
+        path, typed=typed, flags=flags, params=settings.params, config=settings.config, profile=settings.profile,
+        cluster=options.this_cluster(here=here),
+    )  # fmt: skip
+    if not here:
+        settings.note_profile(found.job)
     wandb_sweep = own.get("tracking.wandb_sweep")
     warn_of_conflict(found, path, wandb_sweep.value if wandb_sweep else None)
     check_scripts(found)

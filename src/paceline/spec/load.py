@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,41 @@ else:
 
 FILE = "paceline.toml"
 PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
+NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
 
 
 @dataclass(frozen=True)
 class _Layer:
     values: dict[str, Any]
     source: str
+
+
+@dataclass(frozen=True)
+class ClusterProfile:
+    """Use the profile with the name of this cluster, if no other is chosen. With `tables`, only these of it.
+
+    `find_name` is called only if the file has such profiles: it asks Slurm.
+    """
+
+    find_name: Callable[[], str | None]
+    tables: tuple[str, ...] | None = None
+
+    def choose(self, profiles: Mapping[str, dict[str, Any]]) -> str | None:
+        if not any(self.tables is None or overrides.keys() & set(self.tables) for overrides in profiles.values()):
+            return None
+        cluster = self.find_name()
+        return next((name for name in profiles if cluster and name.lower() == profile_name(cluster).lower()), None)
+
+    def layer(self, profiles: Mapping[str, dict[str, Any]], name: str, file: Path) -> _Layer:
+        values = profiles[name]
+        if self.tables is not None:
+            values = {table: keys for table, keys in values.items() if table in self.tables}
+        return _Layer(values, f"profile {name} of {file}")
+
+
+def profile_name(cluster: str) -> str:
+    """Return the name of a cluster's profile: TOML takes it without quotes."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", cluster)
 
 
 def load_job(
@@ -44,12 +74,13 @@ def load_job(
     cwd: Path | None = None,
     overlay: tuple[Mapping[str, Any], Path] | None = None,
     default_folder: Path | None = None,
+    cluster: ClusterProfile | None = None,
 ) -> Job:
     """Read all layers, check each one, merge them, and check the result.
 
     Flags whose value is None were not typed. `params` are the `key=value` texts of `--param`. `overlay` is the tables
     of another file (a sweep's), which override those of paceline.toml. `default_folder` is the project's folder if
-    there is neither a file nor a repository.
+    there is neither a file nor a repository. `cluster` chooses a profile if neither `profile` nor the environment does.
     """
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
@@ -61,8 +92,12 @@ def load_job(
         profiles = _take_profiles(values, file)
         _validate(values, where=str(file))
         layers.append(_Layer(values, str(file)))
-        layers += _profile_layer(profiles, chosen, file)
-    elif profile is not None:
+        if chosen is None and cluster is not None:
+            chosen = cluster.choose(profiles)
+            layers += [cluster.layer(profiles, chosen, file)] if chosen is not None else []
+        else:
+            layers += _profile_layer(profiles, chosen, file)
+    elif profile not in (None, NO_PROFILE):
         raise SpecError(
             f"Invalid --cluster-profile {profile}: there is no {FILE}.",
             hint="Create one with `paceline init`, or name one with --config.",
@@ -71,7 +106,8 @@ def load_job(
         _validate(overlay[0], where=str(overlay[1]))
         layers.append(_Layer(dict(overlay[0]), str(overlay[1])))
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
-    project = Job(program, Tables(), folder, cwd, file=file, profile=chosen if file is not None else None)
+    used = chosen if file is not None and chosen != NO_PROFILE else None
+    project = Job(program, Tables(), folder, cwd, file=file, profile=used)
     return _finish(project, layers, flags, params)
 
 
@@ -92,6 +128,7 @@ def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], param
     for flag in flags:
         _add_flag(flag, project.folder, merged, sources)
     _add_params(params, merged, sources)
+    _drop_gpus(merged, sources)
     job = replace(project, tables=Tables.model_validate(merged), sources=sources)
     check_consistency(job)
     return job
@@ -185,7 +222,7 @@ def _take_profiles(values: dict[str, Any], file: Path) -> dict[str, dict[str, An
 
 
 def _profile_layer(profiles: Mapping[str, dict[str, Any]], chosen: str | None, file: Path) -> list[_Layer]:
-    if chosen is None:
+    if chosen in (None, NO_PROFILE):
         return []
     if chosen not in profiles:
         close = nearest(chosen, list(profiles))
@@ -243,6 +280,15 @@ def _add_flag(flag: Flag, folder: Path, merged: dict[str, Any], sources: dict[st
     table, key = flag.key.split(".", 1)
     _overlay(merged, {table: {key: from_folder(flag, str(folder))}})
     sources[flag.key] = flag.name
+
+
+def _drop_gpus(merged: dict[str, Any], sources: dict[str, str]) -> None:
+    """If `--cpu` was typed, don't ask for the GPUs that a file asks for."""
+    if sources.get("runtime.cpu") != "--cpu" or not merged["runtime"]["cpu"]:
+        return
+    for key in ("gpus_per_node", "gpu_type"):
+        if key in merged.get("job", {}) and not sources[f"job.{key}"].startswith("--"):
+            del merged["job"][key], sources[f"job.{key}"]
 
 
 def _add_params(params: Iterable[str], merged: dict[str, Any], sources: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.contract.sweep.folder import Search
 from paceline.errors import SpecError, UsageError
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import find_file, repository_root
+from paceline.spec.load import ClusterProfile, find_file, repository_root
 from paceline.spec.sweep import SweepFile, SweepTable, check_metric, in_order, load_sweep, with_flags
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
@@ -40,6 +40,7 @@ def read_settings(
     params: Iterable[str] = (),
     config: Path | None = None,
     profile: str | None = None,
+    cluster: ClusterProfile | None = None,
 ) -> SweepSettings:
     """Read a sweep's file. `typed` are flags for keys of `[sweep]`, `flags` those for its jobs."""
     wandb_file = None
@@ -63,6 +64,7 @@ def read_settings(
         params=params,
         config=config,
         profile=profile,
+        cluster=cluster,
         cwd=folder,
         overlay=(tables, file.path),
         # as for `paceline run` of a script below

@@ -30,6 +30,21 @@ def available() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def cluster_name() -> str | None:
+    """Return the name of the cluster that jobs go to; None if there is no Slurm that responds."""
+    chosen = os.environ.get("SLURM_CLUSTERS", "")
+    if name := os.environ.get("SLURM_CLUSTER_NAME", "") if not chosen or "," in chosen else chosen:
+        return name
+    if not available():
+        return None
+    try:
+        done = call(["scontrol", "show", "config"], check=False)
+    except ClusterError:
+        return None
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
+    return found[1] if found else None
+
+
 def call(
     argv: Sequence[str], *, environ: Mapping[str, str] | None = None, check: bool = True, text: str = ""
 ) -> Completed:

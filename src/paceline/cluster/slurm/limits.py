@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.slurm.commands import error_text
 from paceline.cluster.slurm.partitions import Partition, select_partitions
 from paceline.cluster.slurm.sbatch import test_only
@@ -32,8 +32,31 @@ def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> 
     problems = [_check_partition(job, plan, partition) for partition in candidates]
     if None in problems:
         fits = candidates[problems.index(None)]
-        return [Finding("limits", GOOD, f"partition {fits.name} has {fits.nodes} nodes")]
+        found = [Finding("limits", GOOD, f"partition {fits.name} has {fits.nodes} nodes")]
+        return [*found, *_check_forgotten(job, plan, fits, partitions)]
     return [problem for problem in problems if problem is not None]
+
+
+def _check_forgotten(job: Job, plan: SlurmPlan, partition: Partition, partitions: Sequence[Partition]) -> list[Finding]:
+    """Warn of a job that has no time limit, or no GPUs on a cluster that has some: few people want that."""
+    found = []
+    if plan.value("time") is None and not plan.submitter.get("SBATCH_TIMELIMIT") and not _is_extra(job, "--time", "-t"):
+        limit = f"at most {show_seconds(partition.max_time)}" if partition.max_time else "which may be none"
+        text = f"The job has no time limit of its own, so that of partition {partition.name} applies: {limit}."
+        found.append(Finding("time", WARNING, text, "Set one with --time: shorter jobs usually start earlier."))
+    with_gpus = [each.name for each in partitions if each.gpu_types]
+    wants_none = job.runtime.cpu or job.is_set("job.gpus_per_node") or _is_extra(job, "--gpu", "--gres", "-G")
+    chosen = bool(job.resources.partition or plan.submitter.get("SBATCH_PARTITION"))
+    if not plan.counts.gpus and not wants_none and (partition.gpu_types or (with_gpus and not chosen)):
+        where = partition.name if partition.gpu_types else with_gpus[0]
+        text = f"The job asks for no GPUs, but the nodes of partition {where} have some."
+        found.append(Finding("gpus", WARNING, text, "Ask for them with --gpus N, or add --cpu if you want none."))
+    return found
+
+
+def _is_extra(job: Job, *starts: str) -> bool:
+    """Return whether the user's own arguments of sbatch have such an option."""
+    return any(text.startswith(starts) for text in job.resources.extra)
 
 
 def _unknown_partition(job: Job, name: str, known: Sequence[str]) -> Finding:
