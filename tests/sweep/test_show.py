@@ -92,11 +92,13 @@ def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
 
     folder = make_sweep(tmp_path / "names", grid([{"value": 'a,"b"\n', "seed": [1, 2]}]))
     end(folder, 0, value=1.5)
+    read_sweep(folder).trials[0].folder.config.write_text('{"value": 3, "model": {"width": 8}}')
     head, line = list(csv.reader(to_csv(read_sweep(folder)).splitlines(keepends=True)))
     row = dict(zip(head, line, strict=True))
     assert row["value"] == "1.5"
     assert row["parameter value"] == 'a,"b"\n'
     assert row["parameter seed"] == "[1, 2]"
+    assert {name: row[name] for name in row if name.startswith("config")} == {"config model.width": "8"}
 
 
 def test_the_report_is_one_self_contained_file(

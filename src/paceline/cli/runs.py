@@ -23,6 +23,12 @@ def scratch_here() -> Path:
     return folders.resolve_scratch(load_job(Program(""), cluster=options.this_cluster(here=True)), os.environ)
 
 
+def project_here() -> tuple[Path, str]:
+    """Return the scratch folder and the project of runs that start from here."""
+    job = load_job(Program(""), cluster=options.this_cluster(here=True))
+    return folders.resolve_scratch(job, os.environ), job.project_name
+
+
 def named(name: str) -> RunFolder:
     return folders.find_run(name, scratch_here())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from paceline.contract.run_folder import AttemptFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
+from paceline.watch.config import flatten, read_config
 from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.goodput import SHARES, Goodput, compute_goodput, had_nothing_left, read_events
 from paceline.watch.node_usage import read_node_usage
@@ -82,6 +84,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("job", _jobs(record)),
         ("ranks", _ranks(record)),
         ("command", command_line(str(arg) for arg in details.get("command", []))),
+        ("config", _config(record)),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
         ("folder", str(record.folder.path)),
         ("files", _files(record)),
@@ -91,6 +94,11 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("to go on", _resume(record)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _config(record: Record) -> str:
+    """Return what the script has passed to run.config."""
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in flatten(read_config(record.folder)).items())
 
 
 def _jobs(record: Record) -> str:

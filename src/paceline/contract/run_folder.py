@@ -33,6 +33,7 @@ class RunFolder:
     work = Entry("work")  # where the ranks of a submitted run work; filled by the head agent (`WorkFolder`)
     run_half = Entry("paceline.zip")  # a queued job keeps the version that submitted it
     metrics = Entry("metrics.jsonl")
+    config = Entry("config.json")  # the script's own settings, written by rank 0 (`run.config`)
     events = Entry("events")  # one file per writer
     system = Entry("system")  # CPU, memory, network and GPU use, one file per node
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint import CheckpointManager, Restored, rng
 from paceline.runtime.console import note
@@ -27,6 +28,7 @@ from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
+from paceline.runtime.trackers.config import plain_config
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb.noop import NoopRun
 from paceline.runtime.training.batch_check import check_batch
@@ -111,6 +113,7 @@ class Run:
         self._saved_by_hand = False
         self._lacks_folder = folder is None and bool(settings.asks_for_saves)  # for what the script wants to save
         self._save_calls = 0
+        self._config: dict[str, Any] = {}
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
 
@@ -488,6 +491,21 @@ class Run:
         else:
             samples = micro.global_count if loop.weighted else 0
             self._metrics.log_copies(loop.step + 1, loop.epoch, samples, micro.count, values)
+
+    def config(self, settings: Any) -> None:
+        """Record the script's own settings: the namespace of argparse, a data class or a mapping, nested or not.
+
+        Call it on all ranks; rank 0 writes `config.json` in the run folder and sends it to W&B. `paceline show` and the
+        CSV file of a sweep have it. Texts under names such as `api_key` are hidden. Another call adds to it.
+
+        Raises UsageError for anything else.
+        """
+        values = plain_config(settings)
+        if self.rank == 0:
+            self._config |= values
+            if self._run_folder is not None:
+                write_atomically(self._run_folder.config, json.dumps(self._config, indent=1) + "\n")
+        self._trackers.configure(values)
 
     @property
     def wandb(self) -> Any:

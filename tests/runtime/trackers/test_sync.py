@@ -41,6 +41,26 @@ def test_a_resumed_offline_run_is_uploaded_once_as_one_run(
         assert len(service.operations) == operations
 
 
+def test_all_runs_of_a_project(tmp_path: Path, scratch: Path, paceline: Callable[..., object]) -> None:
+    """Without sending: those of other projects, and what has been sent, are left out."""
+    for project, run, sent in [("mine", "1", False), ("mine", "2", False), ("mine", "3", True), ("other", "4", False)]:
+        folder = scratch / project / "default" / f"20260101-00000{run}-abcd"
+        wandb_run = folder / "trackers" / "wandb" / f"offline-run-20260101_000000-{run}" / f"run-{run}.wandb"
+        wandb_run.parent.mkdir(parents=True)
+        wandb_run.write_bytes(b"x" * 100)
+        (folder / "run.json").write_text("{}")
+        if sent:
+            wandb_run.with_name(f"run-{run}.wandb.synced").touch()
+    (tmp_path / "paceline.toml").write_text('[project]\nname = "mine"\n')
+    done = paceline("sync", "--all", "--dry-run", check=True, cwd=tmp_path)
+    assert [line.rpartition("-")[2] for line in done.stdout.splitlines()] == ["1", "2"]
+    refused = paceline("sync", "--all", cwd=tmp_path, **unreachable_service(tmp_path))
+    assert refused.returncode == 1
+    assert "there is no API key" in refused.stderr
+    (tmp_path / "paceline.toml").write_text('[project]\nname = "third"\n')
+    assert "none of the 0 runs of third" in paceline("sync", "--all", check=True, cwd=tmp_path).stdout
+
+
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [({}, "there is no API key for 127.0.0.1:9"), ({"WANDB_API_KEY": KEY}, "127.0.0.1:9 cannot be reached")],

@@ -38,6 +38,11 @@ class Trackers:
         if self.wandb_thread is not None:
             _wandb_module().share(self.wandb_run)
 
+    def configure(self, values: dict[str, Any]) -> None:
+        """Send the script's own settings to W&B."""
+        if self.wandb_thread is not None:
+            self.wandb_thread.call(lambda: self.wandb.configure(values))
+
     def ids(self) -> dict[str, str]:
         """Return the ids that a checkpoint keeps, so that a resumed run continues its W&B run."""
         return {WANDB: self.wandb.id} if self.wandb is not None and self.wandb.id else {}

@@ -11,6 +11,7 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from paceline.contract.verdict import FAILED, STOPPED
@@ -34,7 +35,7 @@ class TrackerThread:
         self.tracker = tracker
         self.started = threading.Event()  # also set if the start failed
         self._info = info
-        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[str | Callable[[], None] | None] = queue.SimpleQueue()
         self._put = 0  # lines, counted by the training thread
         self._taken = 0  # lines, counted by the tracker's thread
         self._lost = 0
@@ -56,6 +57,10 @@ class TrackerThread:
             return
         self._put += count
         self._queue.put(text)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread, after the lines so far."""
+        self._queue.put(function)
 
     def finish(self, status: str) -> None:
         """Let the tracker finish once it has taken all lines."""
@@ -86,6 +91,9 @@ class TrackerThread:
             self.tracker.start(self._info)
             self.started.set()
             while (text := self._queue.get()) is not None:
+                if not isinstance(text, str):
+                    text()
+                    continue
                 for line in text.splitlines():
                     if self._broken:
                         return

@@ -1,4 +1,4 @@
-"""A sweep's trials as CSV: one line per trial, one column per parameter."""
+"""A sweep's trials as CSV: one line per trial, one column per parameter and per setting in `run.config`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 
 from paceline.sweep.results import Sweep, Trial
+from paceline.watch.config import flatten, read_config
 
 BEFORE, AFTER = ("number", "state", "value"), ("seed", "seconds", "folder", "error")
 
@@ -21,9 +22,12 @@ def to_csv(sweep: Sweep) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     named = columns(sweep)
-    writer.writerow([*BEFORE, *named.values(), *AFTER])
+    configs = {trial.number: flatten(read_config(trial.folder)) for trial in sweep.trials}
+    more = [name for name in dict.fromkeys(name for each in configs.values() for name in each) if name not in named]
+    writer.writerow([*BEFORE, *named.values(), *AFTER, *(f"config {name}" for name in more)])
     for trial in sweep.trials:
-        writer.writerow(_cells(trial, list(named)))
+        config = configs[trial.number]
+        writer.writerow([*_cells(trial, list(named)), *(_text(config.get(name)) for name in more)])
     return out.getvalue()
 
 

@@ -77,6 +77,14 @@ class WandbTracker:
             self.run.log({"step": step, **values})
         self._logged += 1
 
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Add the script's own settings to the config of the run."""
+        self._options["config"] |= values  # for a restart
+        try:
+            self.run.config.update(values, allow_val_change=True)
+        except Exception:
+            self._restart()
+
     def finish(self, status: str) -> None:
         try:
             self._end(status)
