@@ -235,7 +235,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         _number("resume.max_attempts", "--max-attempts N",
                 "Failed attempts before giving up (default: 1 here, 3 on a cluster)."),
         Option("resume.hang_timeout", "--hang-timeout TIME",
-               "Treat ranks as hung after this long without a heartbeat, e.g. 10m; 0s means never."),
+               "Treat ranks as hung after this long without a step or, before the first, any activity; 0s: never."),
         Option("resume.exit_timeout", "--exit-timeout TIME",
                "Once a rank has exited, end the others after this long without progress (default: 30s; 0s: never)."),
         Option("resume.grace", "--grace TIME",

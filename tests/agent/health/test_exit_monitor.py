@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health import exit_monitor
+from paceline.agent.health import activity, exit_monitor
 from paceline.agent.health.exit_monitor import ExitMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.usage import Usage, tree_usage
@@ -112,7 +112,7 @@ def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> 
 def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, cpu = 1000.0, 0.0
     monkeypatch.setattr(exit_monitor, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(exit_monitor, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids})
+    monkeypatch.setattr(activity, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids})
     launched: Any = SimpleNamespace(
         launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0), attempt=None, ranks=lambda: [(0, 0), (1, 1)],
         placement=SimpleNamespace(is_head=True, count=1, host="a"),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,8 @@ TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
     "all send heartbeats": ([(RUNNING, 5, 0.1), (RUNNING, 5, 9.9)], None),
     "a long compilation": ([(READY, 0, 900.0), (READY, 0, 900.0), (ABSENT, 0, 9e9)], None),
     "one rank compiles, the other waits for it": ([(RUNNING, 1, 3.0), (READY, 0, 50.0)], None),
+    "no step boundaries, and nobody does anything": ([(READY, 0, 12.0), (READY, 0, 11.0)], [0, 1]),
+    "no step boundaries, and one rank computes": ([(READY, 0, 12.0), (READY, 0, 2.0)], None),
     "one behind, the rest wait": ([(RUNNING, 8, 12.0), (RUNNING, 7, 12.0), (RUNNING, 8, 12.0)], [1]),
     "all at one step: the oldest heartbeat": ([(RUNNING, 8, 11.0), (RUNNING, 8, 11.0), (RUNNING, 8, 14.0)], [2]),
     "no difference between them": ([(RUNNING, 8, 12.0), (RUNNING, 8, 12.1)], [1, 0]),
@@ -63,6 +69,20 @@ def test_the_head_agent_sees_all_nodes() -> None:
     hang = Watchdog(10).check(cluster.all(own))
     assert hang is not None
     assert [(each.rank, each.host) for each in hang.stuck] == [(2, "b")]
+
+
+def test_a_plain_script_that_does_nothing_hangs(paceline: Callable[..., Any], tmp_path: Path) -> None:
+    """It computes in silence first, for longer than the timeout."""
+    (tmp_path / "train.py").write_text(
+        "import os, time\n"
+        "while time.process_time() < 1.5: pass\n"
+        "print('computed', flush=True)\n"
+        "time.sleep(600)\n"
+    )  # fmt: skip
+    done = paceline("run", "--cpu", "--nproc", "2", "--hang-timeout", "1s", "train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "computed" in done.stdout
+    assert re.search(r"2 ranks used no CPU time, wrote nothing and received nothing for \d+ s", done.stderr)
 
 
 def test_the_state_of_a_process() -> None:

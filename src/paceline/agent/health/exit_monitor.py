@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.agent import restart_policy
 from paceline.agent.failures import Failure
+from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.usage import Usage, tree_usage
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
@@ -22,12 +22,7 @@ from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
 
 # The kinds of messages: all agents begin to watch their ranks; a member reports to the head agent.
 RANK_EXITED, REPORT = KINDS = ("rank_exited", "idle")
-CHECKS = 6  # per timeout
-PAUSE = 2.0  # seconds; after a longer time without a check, the whole job may have been suspended
 WITH_CHILDREN = 10  # times the timeout for ranks that may wait for a child process
-# A rank that uses more than this, its child processes included, makes progress.
-BUSY_CPU = 0.01  # of one core
-BUSY_IO = 1024  # bytes per second
 HINT = "--exit-timeout changes that, and 0s means never"
 
 
@@ -58,20 +53,6 @@ def has_finished(state: int, *, script_ended: bool) -> bool:
     return script_ended or state == SAVED_AND_STOPPED
 
 
-@dataclass
-class _Activity:
-    usage: Usage | None
-    heartbeat: float  # time of the last one
-    since: float  # when it last made progress
-
-    def differs(self, before: _Activity, elapsed: float) -> bool:
-        """Whether the rank has made progress since `before`."""
-        now, then = self.usage, before.usage
-        if now is None or then is None or self.heartbeat != before.heartbeat or now.is_suspended:
-            return True
-        return abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed or abs(now.io - then.io) >= BUSY_IO * elapsed
-
-
 class ExitMonitor:
     """One agent's part: a member reports its ranks to the head agent, which finds those that linger."""
 
@@ -82,8 +63,7 @@ class ExitMonitor:
         self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self._timeout = launch.launch_spec.exit_timeout
         self._is_watching = self._has_warned = False
-        self._last_check = 0.0
-        self._activity: dict[int, _Activity] = {}  # by local rank
+        self._activity = ActivityMonitor(heartbeats, self._timeout)
         self._reported: dict[int, list[IdleRank]] = {}  # by agent
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -97,19 +77,16 @@ class ExitMonitor:
 
         Ranks that are not overdue yet are returned once, for a warning.
         """
-        now, interval = time.monotonic(), self._timeout / CHECKS
-        if not self._timeout or now - self._last_check < interval:
+        now = time.monotonic()
+        if not self._timeout or not self._activity.is_due(now):
             return []
-        elapsed, self._last_check = now - self._last_check, now
-        if elapsed > max(2 * interval, PAUSE):
-            self._activity.clear()
         pids = self._pids(local_ranks)
         if not self._is_watching:
             if len(pids) == len(self._rank_of):
                 return []
             self._is_watching = True
             self._rendezvous.send({"kind": RANK_EXITED})
-        own = self._idle_ranks(pids, now, elapsed)
+        own = self._idle_ranks(pids, now)
         if not self._placement.is_head:
             self._rendezvous.send({"kind": REPORT, "ranks": [astuple(idle) for idle in own]}, to=0)
             return []
@@ -163,21 +140,14 @@ class ExitMonitor:
         pids = {rank: self._heartbeats.read(rank).pid or started.get(rank, parent) for rank in local_ranks}
         return {rank: pid for rank, pid in pids.items() if not pid or processes.is_alive(pid)}
 
-    def _idle_ranks(self, pids: Mapping[int, int], now: float, elapsed: float) -> list[IdleRank]:
-        usage = tree_usage(pids.values())
-        found = []
-        for local_rank, pid in sorted(pids.items()):
-            heartbeat = self._heartbeats.read(local_rank)
-            before = self._activity.get(local_rank)
-            activity = _Activity(usage.get(pid), heartbeat.time, since=now)
-            if before is not None and not activity.differs(before, elapsed):
-                activity.since = before.since
-            self._activity[local_rank] = activity
-            found.append(IdleRank(
-                self._rank_of[local_rank], self._placement.host, heartbeat.state, round(now - activity.since, 3),
-                self._heartbeats.has_script_ended(local_rank), bool(activity.usage and activity.usage.has_children),
-            ))  # fmt: skip
-        return found
+    def _idle_ranks(self, pids: Mapping[int, int], now: float) -> list[IdleRank]:
+        return [
+            IdleRank(
+                self._rank_of[local_rank], self._placement.host, self._heartbeats.read(local_rank).state,
+                round(now - activity.since, 3), self._heartbeats.has_script_ended(local_rank), activity.has_children,
+            )
+            for local_rank, activity in self._activity.check(pids, now).items()
+        ]  # fmt: skip
 
 
 def _names(ranks: Iterable[IdleRank]) -> str:

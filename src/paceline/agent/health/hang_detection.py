@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.contract.heartbeat_file import RUNNING
+from paceline.contract.heartbeat_file import READY, RUNNING
 
 REPORT_INTERVAL = 1.0  # seconds between the reports that a member sends to the head agent
 REPORT = "heartbeats"  # the kind of such a message
@@ -24,7 +24,7 @@ class RankHeartbeat:
     rank: int
     state: int  # of `contract.heartbeat_file`: READY, RUNNING ...
     step: int
-    age: float  # seconds since the last heartbeat
+    age: float  # seconds since the last heartbeat; of a rank that is READY, without any activity
     host: str = ""
     process: str = ""  # the kernel's state letter of the rank's process, if known
 
@@ -39,6 +39,9 @@ class Hang:
     running: int = 0  # how many ranks train, stuck or waiting
 
     def __str__(self) -> str:
+        if self.stuck[0].state == READY:
+            count = f"{len(self.stuck)} ranks" if len(self.stuck) > 1 else "the rank"
+            return f"{count} used no CPU time, wrote nothing and received nothing for {self.seconds:.0f} s"
         if len(self.stuck) == self.running > 1 and not any(each.process in _HELD for each in self.stuck):
             who = f"all {self.running} ranks are stuck at step {self.step}, none longer than the others"
             return f"no progress for {self.seconds:.0f} s; {who}: compare their stacks"
@@ -55,17 +58,23 @@ def _describe(heartbeat: RankHeartbeat) -> str:
 class Watchdog:
     """Reports a hang once a training rank sends no heartbeat for `timeout` seconds; 0 turns it off.
 
-    Only ranks in state RUNNING count. Before its first step boundary a script may compile or load for as long
-    as it likes, and a rank that has saved or finished sends nothing more.
+    Of ranks that have begun a step, only those in state RUNNING count: one that has saved or finished sends nothing
+    more. Before that, and in a script without step boundaries, ranks may compile or load for as long as they like;
+    they hang if none of them does anything at all.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
 
     def check(self, heartbeats: Iterable[RankHeartbeat]) -> Hang | None:
-        running = [heartbeat for heartbeat in heartbeats if heartbeat.state == RUNNING]
-        if self.timeout <= 0 or not running:
+        known = list(heartbeats)
+        running = [heartbeat for heartbeat in known if heartbeat.state == RUNNING]
+        if self.timeout <= 0 or not known:
             return None
+        if not running:
+            idle = min(heartbeat.age for heartbeat in known)
+            is_hang = idle > self.timeout and all(heartbeat.state == READY for heartbeat in known)
+            return Hang(sorted(known, key=lambda heartbeat: heartbeat.rank), idle, 0) if is_hang else None
         oldest = max(heartbeat.age for heartbeat in running)
         if oldest <= self.timeout:
             return None

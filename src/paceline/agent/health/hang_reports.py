@@ -11,6 +11,7 @@ from typing import Any
 from paceline.agent import restart_policy
 from paceline.agent.failures import Failure
 from paceline.agent.health import hang_detection
+from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.workers import processes
@@ -29,6 +30,8 @@ class HangMonitor:
         self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self._watchdog = hang_detection.Watchdog(launch.launch_spec.hang_timeout)
         self._cluster = hang_detection.ClusterHeartbeats()
+        self._activity = ActivityMonitor(heartbeats, self._watchdog.timeout)
+        self._idle_since: dict[int, float] = {}  # local ranks that have not begun a step, and may never
         self._last_check = 0.0
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -41,7 +44,8 @@ class HangMonitor:
         if not self._watchdog.timeout or now - self._last_check < hang_detection.REPORT_INTERVAL:
             return None
         self._last_check = now
-        own = [self._heartbeat(local_rank) for local_rank in sorted(local_ranks)]
+        self._check_activity(local_ranks, now)
+        own = [self._heartbeat(local_rank, now) for local_rank in sorted(local_ranks)]
         if not self._launch.placement.is_head:
             self._rendezvous.send(hang_detection.make_report(own), to=0)
             return None
@@ -72,10 +76,20 @@ class HangMonitor:
         while time.monotonic() < deadline and not all(_has_text(path) for path in paths):
             time.sleep(0.05)
 
-    def _heartbeat(self, local_rank: int) -> hang_detection.RankHeartbeat:
+    def _check_activity(self, local_ranks: Collection[int], now: float) -> None:
+        """Find out since when ranks without step boundaries have been idle."""
+        waiting = {rank for rank in local_ranks if self._heartbeats.read(rank).state == READY}
+        if waiting and self._activity.is_due(now):
+            pids = {rank: pid for rank, pid in self._pids(local_ranks).items() if rank in waiting and pid}
+            self._idle_since = {rank: each.since for rank, each in self._activity.check(pids, now).items()}
+
+    def _heartbeat(self, local_rank: int, now: float) -> hang_detection.RankHeartbeat:
         heartbeat = self._heartbeats.read(local_rank)
+        age = max(0.0, time.time() - heartbeat.time)
+        if heartbeat.state == READY:
+            age = now - self._idle_since.get(local_rank, now)
         return hang_detection.RankHeartbeat(
-            self._rank_of[local_rank], heartbeat.state, heartbeat.step, max(0.0, time.time() - heartbeat.time),
+            self._rank_of[local_rank], heartbeat.state, heartbeat.step, age,
             self._launch.placement.host, hang_detection.process_state(heartbeat.pid) if heartbeat.pid else "",
         )  # fmt: skip
 
