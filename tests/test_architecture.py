@@ -201,8 +201,8 @@ def test_the_public_surface_is_what_it_was() -> None:
 def test_a_run_has_these_public_attributes() -> None:
     with paceline.session(cpu=True, report=False) as run:
         assert [name for name in dir(run) if not name.startswith("_")] == [
-            "autocast", "backward", "capture", "checkpoints_dir", "config", "data_dir", "device", "dp_rank", "dp_size", "end",
-            "epoch", "epochs", "evaluate", "experiment", "folder", "gather", "group", "identity", "is_rank_zero",
+            "autocast", "backward", "capture", "checkpoints_dir", "config", "data_dir", "device", "dp_rank", "dp_size",
+            "end", "epoch", "epochs", "evaluate", "experiment", "folder", "gather", "group", "identity", "is_rank_zero",
             "join", "loader", "local_rank", "log", "logs_dir", "mean", "mesh", "params", "print", "project", "rank",
             "rank_zero_first", "report", "resume", "save", "scratch_dir", "seed_everything", "settings", "should_stop",
             "source_dir", "step", "steps", "sum", "update", "wandb", "world_size", "wrap",
