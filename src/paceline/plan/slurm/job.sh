@@ -378,7 +378,7 @@ paceline_finish_job() {
     fi
     if paceline_needs_no_secrets; then paceline_forget_secrets "$paceline_run/environment.sh"; fi
     # A run whose last state could not be saved is done, but what depends on it must not start.
-    [ ! -e "$folder/unsaved" ] || [ "$paceline_verdict" != done ] || exit 1
+    [ ! -e "$folder/unsaved" ] || [ "$paceline_verdict" != "done" ] || exit 1
     case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
 }
 
