@@ -36,9 +36,9 @@ from tests.slurm.harness import Cluster
 from tests.soak.faults import Faults
 from tests.soak.runs import DEFECT, OUTCOMES, UNFINISHED, Shape, SoakRun, shared_disks
 
-RUN_FAULT_EVERY, NODE_FAULT_EVERY = 8.0, 30.0  # seconds between two faults, on average
+RUN_FAULT_EVERY, NODE_FAULT_EVERY = 8.0, 45.0  # seconds between two faults, on average
 REPORT_EVERY = 15.0
-FINISH_WITHIN = 420.0  # seconds for the last runs to end
+FINISH_WITHIN = 600.0  # seconds for the last runs to end
 
 
 class Soak:

@@ -45,7 +45,7 @@ class Shape:
         nodes, nproc = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1)])
         style = rng.choice(["fork"] * 6 + ["srun", "torchrun"])
         partition = rng.choice(["main", "main", "low", "grace"])
-        return cls(nodes, nproc, style, partition, round(rng.uniform(0.7, 1.5), 2))
+        return cls(nodes, nproc, style, partition, round(rng.uniform(2.0, 4.0), 2))
 
     @property
     def world_size(self) -> int:

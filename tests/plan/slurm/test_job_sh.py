@@ -209,6 +209,21 @@ def test_a_killed_head_agent_is_started_again(bench: Bench) -> None:
     assert len(bench.calls_of("srun")) == 3
 
 
+def test_agents_are_started_again_if_srun_cannot_reach_a_node(bench: Bench) -> None:
+    """Then srun kills the head agent while it waits for the others."""
+    code, out = bench.carry_out(f": >head; [ -e third ] || {{ mv second third || : >second; exit 1; }}; {DONE}")
+    assert (code, out.splitlines()[-1]) == (0, "paceline: job 7: done")
+    assert (len(bench.calls_of("srun")), bench.calls_of("sleep")) == (3, ["0", "2"])
+
+
+@pytest.mark.parametrize("agents", ["exit 1", ": >head; exit 1"])
+def test_a_run_whose_agents_leave_no_verdict_says_so(bench: Bench, agents: str) -> None:
+    assert bench.carry_out(agents)[0] == 1
+    assert len(bench.calls_of("srun")) == (20 if "head" in agents else 1)
+    problem = (bench.run / "job-starts" / "7-0" / "requeue-failed").read_text()
+    assert problem == f"the agents ended without a verdict; {bench.run}/slurm.log says why\n"
+
+
 @pytest.mark.parametrize("why", ["a verdict", "cancelled", "no agent", "terminated"])
 def test_agents_that_were_not_killed_are_not_started_again(bench: Bench, why: str) -> None:
     agents = {

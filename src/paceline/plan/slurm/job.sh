@@ -177,6 +177,9 @@ paceline_share_container_entry() {
 
 # Start the agents and wait for them, again if one of them was killed. All work on the nodes happens in this one
 # step: after a cancel, a preemption or the time limit Slurm refuses to start another.
+#
+# srun kills the head agent if it cannot reach another node. That node may be back soon; if it is dead, Slurm notices
+# within minutes (SlurmdTimeout) and requeues the job. The pauses add up to six minutes.
 paceline_launch() {
     paceline_keep_commands
     if [ -n "$paceline_terminated" ]; then
@@ -196,17 +199,30 @@ paceline_launch() {
         paceline_mpirun_pid=''
         paceline_agent_was_killed || break
         echo "paceline: job $paceline_job: an agent was killed; starting the agents again"
+        paceline_pause $((number < 16 ? 2 * number - 2 : 30))
+        [ -z "$paceline_terminated" ] || break
         rm -f "$paceline_run/job-starts/$paceline_job_start"/{head,join-error-*} || :
         [ -z "${PACELINE_RENDEZVOUS-}" ] || paceline_open_rendezvous "$((number * 101))"
     done
 }
 
-# Whether the head agent began and left no verdict, although nobody ended the job: the out-of-memory killer ended it, or
-# it found that another agent was killed.
+# Wait this many seconds. A signal ends the pause.
+paceline_pause() {
+    sleep "$1" &
+    wait $! || :
+}
+
+# Whether the head agent began and left no verdict, although nobody ended the job: the out-of-memory killer ended it, it
+# found that another agent was killed, or srun ended it, before all agents had met, because it cannot reach a node.
 paceline_agent_was_killed() {
     local folder="$paceline_run/job-starts/$paceline_job_start"
-    [ -z "$paceline_terminated" ] && [ -e "$folder/agent" ] && [ ! -e "$folder/verdict" ] &&
-        [ ! -e "$paceline_run/cancelled" ]
+    paceline_has_no_verdict && { [ -e "$folder/agent" ] || [ -e "$folder/head" ]; }
+}
+
+# Whether the agents have left no verdict, although nobody ended the job.
+paceline_has_no_verdict() {
+    [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] &&
+        [ ! -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
 }
 
 paceline_read_verdict() {
@@ -370,6 +386,9 @@ paceline_finish_job() {
     paceline_keep_commands
     paceline_read_verdict
     echo "paceline: job $paceline_job: $paceline_verdict"
+    if paceline_has_no_verdict; then
+        echo "the agents ended without a verdict; $paceline_run/slurm.log says why" >"$folder/requeue-failed" || :
+    fi
     if [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] &&
         paceline_wants_requeue; then
         nodes=$(paceline_excluded_nodes "$folder/requeue")
