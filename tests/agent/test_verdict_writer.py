@@ -17,6 +17,7 @@ from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
+from tests.small_disk import fill, mount_small_disk
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-1"}
 
@@ -67,6 +68,16 @@ def test_nodes_that_the_user_chose_are_not_excluded(tmp_path: Path) -> None:
     assert not run.job_start("7-1").requeue.exists()
     head(run, fixed_nodes=True).write_verdict("stopped")
     assert run.job_start("7-1").requeue.read_text() == "\n"
+
+
+def test_a_full_disk_does_not_keep_a_run_from_the_queue(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "disk", "100k") as disk:
+        verdicts = head(RunFolder(disk))
+        verdicts.begin(host="n1")
+        fill(disk)
+        verdicts.write_verdict("stopped")
+        assert read_verdict(verdicts.job_start.verdict) == "stopped"
+        assert verdicts.job_start.requeue.read_text() == "\n"
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "pid-3"}])

@@ -184,10 +184,10 @@ class VerdictWriter:
             release(self.job_start.requeue)
             return
         self.job_start.path.mkdir(parents=True, exist_ok=True)
-        with open(self.run.requeues, "a", encoding="utf-8") as requeues:
-            requeues.write(f"{time.time():.0f} {self.job_start_name}\n")
         exclude = sorted({host for path in lists for host in path.read_text(encoding="utf-8").split()})
         write_reserved(self.job_start.requeue, ",".join(exclude) + "\n")
+        with open(self.run.requeues, "a", encoding="utf-8") as requeues:  # last: it may not fit on a full disk
+            requeues.write(f"{time.time():.0f} {self.job_start_name}\n")
 
     def _requeues_today(self) -> int:
         try:
