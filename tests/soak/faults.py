@@ -61,15 +61,21 @@ class Faults:
         """Slurm signals the job 100 s before the limit, and looks at limits every 30 s."""
         if run := self._pick([run for run in runs if run.step]):
             self.hit("time limit", [run])
-            self.cluster.run(["scontrol", "update", f"jobid={run.job}", "endtime=now+105"], check=False)
+            update = ["scontrol", "update", f"jobid={run.job}"]
+            self.cluster.run([*update, "endtime=now+105"], check=False)
+            self._later(60, lambda: self.cluster.run([*update, "timelimit=60"], check=False))
 
     def fill_disk(self, runs: Sequence[SoakRun]) -> None:
         if run := self._pick([run for run in runs if run.disk.mounted]):
             self.hit("full disk", [run])
             run.disk.fill()
-            timer = threading.Timer(self.rng.uniform(5, 60), run.disk.free)
-            timer.daemon = True
-            timer.start()
+            self._later(self.rng.uniform(5, 60), run.disk.free)
+
+    @staticmethod
+    def _later(seconds: float, action: Callable[[], object]) -> None:
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        timer.start()
 
     # -- to nodes and to the cluster -------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.watch.goodput import read_events
-from paceline.watch.records import Record, read_json, requeue_problem
+from paceline.watch.records import Record, read_json
 from tests.fault_tolerance.runs import STEPS, Training
 from tests.slurm.runs import run_of
 
@@ -201,8 +201,9 @@ class SoakRun:
 
     def cause(self) -> str:
         """What `paceline ps` and `show` say about a run that failed."""
-        if problem := requeue_problem(self.folder):
-            return f"not requeued: {problem}"
+        assert self.record is not None
+        if self.record.requeue_problem:
+            return self.record.detail
         reasons = [str(event["reason"]) for event in read_events(self.folder.events) if event.get("reason")]
         failures = [read_json(attempt.failure) for attempt in self.folder.attempts()]
         last = failures[-1] if failures else {}

@@ -101,6 +101,18 @@ def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
     assert again.detail == "Priority", "somebody has requeued it by hand"
 
 
+def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, verdict="stopped")
+    states = {"7": JobState("7", "FAILED", nodes="n1")}
+    assert read_record(folder, lambda jobs: states).detail == "n1", "it was not meant to be requeued"
+    write_atomically(folder.job_start("7-0").requeue, "\n")
+    assert read_record(folder, lambda jobs: states).detail.startswith("not requeued: Slurm forgot it")
+    cancelled = {"7": JobState("7", "CANCELLED", nodes="n1")}
+    assert read_record(folder, lambda jobs: cancelled).detail == "n1"
+    write_atomically(folder.run_json, '{"spec": {"resume": {"requeue": false}}}')
+    assert read_record(folder, lambda jobs: states).detail == "n1"
+
+
 def test_a_local_run_without_a_verdict_is_lost(tmp_path: Path) -> None:
     folder = make_run(tmp_path, job=None)
     write_atomically(folder.job_start("pid-1-a").process, describe_processes([999999999]))

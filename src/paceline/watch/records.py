@@ -76,6 +76,21 @@ class Record:
         return self.status in OVER
 
     @property
+    def requeue_problem(self) -> str:
+        """Why a run that is over did not go back into the queue; empty if it was not meant to."""
+        holder = find_holder(self.folder) if self.is_over else None
+        if holder is None:
+            return ""
+        with suppress(OSError, ValueError):
+            return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
+        resume = self.details.get("spec", {}).get("resume")
+        allowed = not isinstance(resume, dict) or resume.get("requeue", True)
+        wanted = holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
+        if allowed and wanted and self.state is not None and self.state.state == "FAILED":
+            return f"Slurm forgot it (a controller that crashes may); use `paceline submit --resume {self.run_id}`"
+        return ""
+
+    @property
     def detail(self) -> str:
         """Why the run is waiting, where it runs, why it failed, or why it did not go back into the queue."""
         saves = failed_saves(self.folder)
@@ -83,8 +98,8 @@ class Record:
         return "; ".join(part for part in parts if part)
 
     def _reason(self) -> str:
-        if self.is_over and (problem := requeue_problem(self.folder)):
-            return f"not requeued: {problem}"
+        if self.requeue_problem:
+            return f"not requeued: {self.requeue_problem}"
         if self.is_over and self.status not in (DONE, STOPPED, "cancelled") and (problem := self._problem()):
             return problem
         if self.state is None:
@@ -180,15 +195,6 @@ def unsaved_state(folder: RunFolder) -> str:
     holder = find_holder(folder)
     try:
         return read_bounded(holder.job_start.unsaved, 10_000).decode().strip() if holder else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def requeue_problem(folder: RunFolder) -> str:
-    """Return why the run did not go back into the queue; empty if it did, or was not meant to."""
-    holder = find_holder(folder)
-    try:
-        return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip() if holder else ""
     except (OSError, ValueError):
         return ""
 

@@ -68,6 +68,8 @@ paceline_run_trials {slots}
 paceline_finish_task
 """
 
+AFTER_A_REQUEUE = ["1", "2", "3", "4", "10", "20", "20"]  # seconds between two looks at the job
+
 DONE = "echo done >verdict"
 FAILED = "echo failed >verdict; exit 1"
 STOPPED = "echo >requeue; echo stopped >verdict"
@@ -240,7 +242,19 @@ def test_a_stopped_run_is_requeued(bench: Bench) -> None:
     code, out = bench.carry_out(STOPPED)
     assert (code, out) == (75, "paceline: job 7: stopped\n"), "TERM of the requeue does not end the script early"
     assert bench.requeues() == ["requeue 7"]
-    assert bench.calls_of("sleep") == ["60"]
+    assert bench.calls_of("sleep") == AFTER_A_REQUEUE
+
+
+def test_a_requeue_that_the_controller_forgets_is_repeated(bench: Bench) -> None:
+    """It has crashed, and the job is running again."""
+    (bench.calls / "shown").write_text("   JobState=RUNNING Reason=None\n")
+    bench.put(
+        "scontrol",
+        SCONTROL.replace("kill -TERM", '[ ! -e "$CALLS/once" ] || : >"$CALLS/shown"; : >"$CALLS/once"; kill -TERM'),
+    )
+    code, out = bench.carry_out(UNFIT)
+    assert (code, out.count("asking again")) == (1, 1)
+    assert bench.requeues() == ["requeue 7", "update jobid=7 ExcNodeList=n2,n3"] * 2
 
 
 def test_a_stop_without_a_requeue_request_is_final(bench: Bench) -> None:
@@ -300,14 +314,14 @@ def test_an_unreachable_controller_is_retried(bench: Bench) -> None:
     (bench.calls / "refusals").write_text("no\nno\n")
     bench.carry_out(STOPPED)
     assert bench.requeues() == ["requeue 7"] * 3
-    assert bench.calls_of("sleep") == ["2", "5", "60"]
+    assert bench.calls_of("sleep") == ["2", "5", *AFTER_A_REQUEUE]
 
 
 def test_retries_of_an_unreachable_controller_end(bench: Bench) -> None:
     (bench.calls / "refusals").write_text("no\n" * 9)
     assert bench.carry_out(STOPPED)[0] == 75
     assert len(bench.requeues()) == 5
-    assert "60" not in bench.calls_of("sleep")
+    assert "1" not in bench.calls_of("sleep")
 
 
 @pytest.mark.parametrize(("options", "nodes"), [("", "n2,n3"), ("'--exclude=gpu[7-9,11]'", "gpu[7-9,11],n2,n3")])

@@ -307,7 +307,7 @@ paceline_requeue_job() { # NODES, to exclude. Afterwards paceline_problem says w
             paceline_problem=''
             # Slurm does not exclude nodes from a running job; a requeued one is pending.
             [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
-            sleep 60 || : # until Slurm ends this shell
+            paceline_await_requeue "$1"
             return 0
         fi
         paceline_problem=$(paceline_one_line "${paceline_problem:-scontrol failed}")
@@ -323,6 +323,19 @@ paceline_requeue_job() { # NODES, to exclude. Afterwards paceline_problem says w
                 ;;
         esac
         sleep "$pause" || :
+    done
+}
+
+# Wait until Slurm ends this shell. A controller that crashes just after it has accepted a requeue may forget it: the
+# job is running then.
+paceline_await_requeue() { # NODES, to exclude
+    local pause
+    for pause in 1 2 3 4 10 20 20; do
+        sleep "$pause" || :
+        scontrol --all show job "$paceline_job" 2>/dev/null | grep '^ *JobState=RUNNING' >/dev/null || continue
+        echo "paceline: job $paceline_job: Slurm has forgotten the requeue; asking again"
+        scontrol requeue "$paceline_job" || continue
+        [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
     done
 }
 
