@@ -58,6 +58,7 @@ def main(_: list[str]) -> None:
     local_rank = int(environ.get(env.LOCAL_RANK, "0"))
     under_torchrun = OUTPUT_PIPES in environ
     if under_torchrun:
+        process.die_with_parent(None)
         _redirect_output(json.loads(environ[OUTPUT_PIPES])[str(local_rank)])
     attempt = run.attempt(int(environ[env.ATTEMPT]))
     # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for its first rank.

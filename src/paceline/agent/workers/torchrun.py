@@ -18,7 +18,9 @@ from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH, cannot_start
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 
 TORCHRUN = -1  # the "rank" of torchrun's own output, which goes to the node's log
-RUN_TORCHRUN = f"{DROP_CWD_FROM_PATH}; from torch.distributed.run import main; main()"
+# What `contract.process.die_with_parent` does, where paceline may not be installed.
+DIE_WITH_AGENT = "sys.platform == 'linux' and __import__('ctypes').CDLL(None).prctl(1, 9, 0, 0, 0)"
+RUN_TORCHRUN = f"{DROP_CWD_FROM_PATH}; {DIE_WITH_AGENT}; from torch.distributed.run import main; main()"
 # torchrun reports the exit codes of its ranks only in its failure summary.
 FAILED_RANK = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)")
 GOT_TERM = re.compile(r"got signal: (15|Signals\.SIGTERM)")
@@ -81,8 +83,13 @@ class TorchrunWorkers:
         return self._exits(code)
 
     def pids(self) -> dict[int, int]:
-        found = {}
-        for local_rank in self._local_ranks() if self._torchrun is not None else ():
+        """Until a rank has started, torchrun stands for the first one: it may wait for another node for long."""
+        found: dict[int, int] = {}
+        if self._torchrun is None:
+            return found
+        if not any(self._heartbeats.read(local_rank).pid for local_rank in self._local_ranks()):
+            return {self._local_ranks()[0]: self._torchrun.pid}
+        for local_rank in self._local_ranks():
             pid = self._heartbeats.read(local_rank).pid
             if pid and processes.is_alive(pid):
                 found[local_rank] = pid

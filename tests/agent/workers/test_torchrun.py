@@ -1,0 +1,49 @@
+"""torchrun as a child of the agent: it ends when the agent wants it to, and when the agent is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from paceline.agent.failures import Termination
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.workers.torchrun import DIE_WITH_AGENT, TorchrunWorkers
+
+
+def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:
+    """It has started no rank yet, and would wait for many minutes."""
+    heartbeats = Heartbeats(2)
+    waiting = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        workers = TorchrunWorkers(heartbeats)
+        workers._torchrun = waiting
+        workers._launch = cast(Any, SimpleNamespace(placement=SimpleNamespace(local_ranks=[0, 1])))
+        Termination(workers, heartbeats, kill_after=5.0).start()
+        assert waiting.wait(10) == -signal.SIGTERM
+    finally:
+        waiting.kill()
+        heartbeats.remove()
+
+
+AGENT = """
+import subprocess, sys, time
+code = "import sys; " + sys.argv[1] + "; print('ready', flush=True); import time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do this")
+def test_torchrun_dies_with_its_agent() -> None:
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, DIE_WITH_AGENT], stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"ready\n"
+    agent.kill()
+    agent.wait()
+    assert agent.stdout.read() == b"", "the pipe closes once the child is gone"
+    agent.stdout.close()
