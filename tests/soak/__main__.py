@@ -2,10 +2,10 @@
 
     python -m tests.soak [--minutes 60] [--runs 20] [--seed 0] [--nodes 6] [--json FILE]
 
-Every run must end as done, with the losses and weights of an undisturbed run to the last bit, or as failed with a
-verdict that names the cause. Anything else is a defect: another status, wrong weights, no cause, a run that is stuck,
-or processes and files left behind. The same seed gives the same shapes of runs and the same kinds of faults at the same
-times; which run a fault hits also depends on how fast the machine is.
+Every run must end as done, with the losses and weights of an undisturbed run to the last bit, or as failed or lost, and
+then `paceline ps` or `show` must name the cause. Anything else is a defect: another status, wrong weights, no cause, a
+run that is stuck, or processes and files left behind. The same seed gives the same shapes of runs and the same kinds of
+faults at the same times; which run a fault hits also depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.soak.runs import DEFECT, OUTCOMES, UNFINISHED, Shape, SoakRun, shared
 
 RUN_FAULT_EVERY, NODE_FAULT_EVERY = 8.0, 45.0  # seconds between two faults, on average
 REPORT_EVERY = 15.0
-FINISH_WITHIN = 600.0  # seconds for the last runs to end
+FINISH_WITHIN = 480.0  # seconds for the last runs to end
 
 
 class Soak:

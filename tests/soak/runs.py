@@ -19,9 +19,8 @@ import torch
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED
-from paceline.watch.goodput import read_events
-from paceline.watch.records import Record, read_json
+from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED
+from paceline.watch.records import LOST, Record
 from tests.fault_tolerance.runs import STEPS, Training
 from tests.slurm.runs import run_of
 
@@ -191,24 +190,19 @@ class SoakRun:
         status, cause = self.record.status, self.cause()
         if left := self.processes():
             self.outcome, self.reason = DEFECT, f"{status}, but processes are left: {left}"
-        elif status == DONE:
+        elif status in (DONE, DONE_UNSAVED):
             difference = self.compare(undisturbed)
             self.outcome, self.reason = (DEFECT, difference) if difference else (EXACT, "")
-        elif status == FAILED and cause:
+        elif status in (FAILED, LOST) and cause:
             self.outcome, self.reason = VERDICT, cause
         else:
             self.outcome, self.reason = DEFECT, f"ended as {status}: {cause or 'no cause is named'}"
 
     def cause(self) -> str:
-        """What `paceline ps` and `show` say about a run that failed."""
+        """What `paceline ps` says about a run that is over; a node alone is no cause."""
         assert self.record is not None
-        if self.record.requeue_problem:
-            return self.record.detail
-        reasons = [str(event["reason"]) for event in read_events(self.folder.events) if event.get("reason")]
-        failures = [read_json(attempt.failure) for attempt in self.folder.attempts()]
-        last = failures[-1] if failures else {}
-        named = ": ".join(str(last[key]) for key in ("cause", "host", "type", "message") if last.get(key))
-        return named or (reasons[-1] if reasons else "")
+        nodes = self.record.state.nodes if self.record.state is not None else ""
+        return "" if self.record.detail == nodes else self.record.detail
 
     def compare(self, undisturbed: Training) -> str:
         """Return how its losses and weights differ from those of the undisturbed run; empty if not at all."""

@@ -39,6 +39,7 @@ TABLE = [
     ("RUNNING", "", False, "running", False),
     ("COMPLETING", "done", False, "ending", False),
     ("COMPLETED", "done", False, "done", True),
+    ("COMPLETED", "", False, "lost", True),  # it is another run's job
     ("FAILED", "failed", False, "failed", True),
     ("FAILED", "done", False, "done", True),
     ("CANCELLED", "", True, "cancelled", True),
@@ -111,6 +112,13 @@ def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:
     assert read_record(folder, lambda jobs: cancelled).detail == "n1"
     write_atomically(folder.run_json, '{"spec": {"resume": {"requeue": false}}}')
     assert read_record(folder, lambda jobs: states).detail == "n1"
+
+
+@pytest.mark.parametrize("states", [{}, {"7": JobState("7", "COMPLETED", nodes="n1")}], ids=["unknown", "given away"])
+def test_a_job_that_slurm_forgot_is_named(tmp_path: Path, states: dict[str, JobState]) -> None:
+    record = read_record(make_run(tmp_path), lambda jobs: states)
+    assert (record.status, record.is_over) == ("lost", True)
+    assert record.detail.startswith("Slurm forgot job 7")
 
 
 def test_a_local_run_without_a_verdict_is_lost(tmp_path: Path) -> None:

@@ -37,14 +37,15 @@ RUN_FIELDS: Fields = {
 }  # fmt: skip
 
 # Statuses of runs that are over.
-_LOCAL_STATUS = {claims.HERE: "running", claims.ELSEWHERE: "unknown", claims.OVER: "lost"}
+LOST = "lost"
+_LOCAL_STATUS = {claims.HERE: "running", claims.ELSEWHERE: "unknown", claims.OVER: LOST}
 OVER = {
     DONE,
     DONE_UNSAVED,
     FAILED,
     STOPPED,
     "cancelled",
-    "lost",
+    LOST,
     "timed out",
     "node failed",
     "out of memory",
@@ -87,8 +88,12 @@ class Record:
         allowed = not isinstance(resume, dict) or resume.get("requeue", True)
         wanted = holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
         if allowed and wanted and self.state is not None and self.state.state == "FAILED":
-            return f"Slurm forgot it (a controller that crashes may); use `paceline submit --resume {self.run_id}`"
+            return f"Slurm forgot it (a controller that crashes may); {self._how_to_resume}"
         return ""
+
+    @property
+    def _how_to_resume(self) -> str:
+        return f"use `paceline submit --resume {self.run_id}`"
 
     @property
     def detail(self) -> str:
@@ -100,6 +105,8 @@ class Record:
     def _reason(self) -> str:
         if self.requeue_problem:
             return f"not requeued: {self.requeue_problem}"
+        if self.status == LOST and self.job is not None:
+            return f"Slurm forgot job {self.job} (a controller that crashes may); {self._how_to_resume}"
         if self.is_over and self.status not in (DONE, STOPPED, "cancelled") and (problem := self._problem()):
             return problem
         if self.state is None:
@@ -172,7 +179,8 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
     if folder.cancelled.exists():
         return "cancelled"
     if state is not None:
-        return state.label if state.label != DONE else verdict or state.label
+        # A job is completed only after a verdict: this one is another's, with an id that Slurm has given away twice.
+        return state.label if state.label != DONE else verdict or LOST
     if job is not None and not reachable and verdict in (None, STOPPED):
         return "unknown"  # the last job start may have stopped, with the job back in the queue
     if job is None and find_holder(folder) is None and folder.script.exists():
@@ -181,7 +189,7 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
         holder = find_holder(folder)
         return _LOCAL_STATUS[holder.whereabouts() if holder else claims.OVER]
     # Without a verdict, neither the queue nor accounting knows the job any more.
-    return verdict or "lost"
+    return verdict or LOST
 
 
 def newest_verdict(folder: RunFolder) -> str | None:
