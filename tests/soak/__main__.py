@@ -251,7 +251,8 @@ def main() -> None:
     options = parse()
     # A private folder that all nodes see, with a name short enough for sockets.
     base = Path(tempfile.mkdtemp(prefix="paceline-slurm-"))
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it otherwise
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
     with shared_disks(base / "disks"):
         cluster = Cluster.up(base, nodes=options.nodes, cpus=32, gpus=0, network=network, owner=os.getpid())

@@ -43,7 +43,7 @@ class Faults:
 
     def _kill(self, kind: str, run: SoakRun, processes: Sequence[tuple[str, int]]) -> None:
         host, pid = processes[int(self.rng.random() * len(processes))]
-        if host in run.hosts and self._belongs(host, pid, run):
+        if host in run.hosts and self.cluster.is_running(host) and self._belongs(host, pid, run):
             self.hit(kind, [run])
             self.cluster.exec(host, ["kill", "-KILL", str(pid)], timeout=60)
 

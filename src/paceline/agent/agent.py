@@ -72,6 +72,7 @@ class Agent:
         self.sampler: Sampler | None = None
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.attempt_number = 0
+        self.has_lost_node = False
         self.input = StandardInput()
 
     def say(self, text: str) -> None:
@@ -156,6 +157,8 @@ class Agent:
             self.rendezvous.close()
         if self.heartbeats is not None:
             self.heartbeats.remove()
+        if self.has_lost_node and self.placement is not None and self.placement.is_head:
+            self.verdicts.try_write(self.job_start.node_lost.touch)
 
     def _interrupted(self) -> bool:
         return self.requests.cancels_start
@@ -283,6 +286,7 @@ class Agent:
             output.close()
             self.verdicts.try_write(lambda: _remove_empty(folder.path.glob("stacks-*.txt")))
         if self.placement.is_head:
+            self.has_lost_node = outcome.failure is not None and outcome.failure.cause == restart_policy.LOST
             may_restart = not self.requests.cancels_start
             self.verdicts.record_attempt(outcome, folder, saved_before=saved_before, may_restart=may_restart)
             self._announce(outcome)

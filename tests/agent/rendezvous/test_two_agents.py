@@ -212,6 +212,7 @@ def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monk
     assert "node b" in run.console(0)
     assert not run.run.attempt(2).path.exists()  # there is no second node to restart on
     assert run.job_start.excluded_nodes.read_text() == "b\n"
+    assert run.job_start.node_lost.exists(), "the batch script need not wait for that node"
 
 
 def test_members_do_not_outlive_the_head(pair: Callable[..., Pair]) -> None:

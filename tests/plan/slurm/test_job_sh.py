@@ -218,6 +218,12 @@ def test_agents_are_started_again_if_srun_cannot_reach_a_node(bench: Bench) -> N
     assert (len(bench.calls_of("srun")), bench.calls_of("sleep")) == (3, ["0", "2"])
 
 
+def test_srun_does_not_wait_for_a_lost_node_for_ever(bench: Bench) -> None:
+    code, out = bench.carry_out(f"{STOPPED}; : >node-lost; exec /bin/sleep 600", setup="paceline_poll=0.05")
+    assert (code, out.splitlines()[-1]) == (75, "paceline: job 7: stopped")
+    assert bench.requeues() == ["requeue 7"]
+
+
 @pytest.mark.parametrize("agents", ["exit 1", ": >head; exit 1"])
 def test_a_run_whose_agents_leave_no_verdict_says_so(bench: Bench, agents: str) -> None:
     assert bench.carry_out(agents)[0] == 1

@@ -147,6 +147,25 @@ paceline_await() {
     done
 }
 
+# Wait for srun or mpirun. It may wait for a node that died and came back, for as long as the job may run; so it has a
+# minute once the head agent has ended because of a lost node. `read` waits without a process.
+paceline_await_agents() {
+    local paceline_watcher
+    (
+        trap - USR1 TERM
+        exec {paceline_never}<> <(:)
+        until [ -e "$paceline_run/job-starts/$paceline_job_start/node-lost" ]; do
+            read -r -t "${paceline_poll:-5}" -u "$paceline_never" || :
+        done
+        for _ in {1..12}; do read -r -t "${paceline_poll:-5}" -u "$paceline_never" || :; done
+        kill -KILL "$1"
+    ) 2>/dev/null &
+    paceline_watcher=$!
+    paceline_await "$1"
+    kill "$paceline_watcher" 2>/dev/null || :
+    wait "$paceline_watcher" 2>/dev/null || :
+}
+
 # -- the agents ----------------------------------------------------------------------------------------------
 
 # The rendezvous of the agents: this host, and a port on which nobody answers. Every job, job start and trial tries a
@@ -195,7 +214,7 @@ paceline_launch() {
         else
             "$@" </dev/null &
         fi
-        paceline_await $!
+        paceline_await_agents $!
         paceline_mpirun_pid=''
         paceline_agent_was_killed || break
         echo "paceline: job $paceline_job: an agent was killed; starting the agents again"
