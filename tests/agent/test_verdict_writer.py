@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,30 @@ def test_a_job_start_that_lost_its_claim_is_not_restarted(tmp_path: Path, capsys
     assert "no restart: job start 7-1 has this run now" in capsys.readouterr().out
     assert read_verdict(verdicts.job_start.verdict) == "failed"
     assert not verdicts.job_start.requeue.exists()
+
+
+def test_claims_that_cannot_be_read_do_not_keep_a_run_from_its_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path)
+    run.claims.mkdir()
+    (run.claims / "1").symlink_to("7-1")
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=3)
+    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, say=print)
+    attempt = run.attempt(1)
+    attempt.path.mkdir()
+    list_folder = os.listdir
+
+    def stale(path: Path) -> list[str]:
+        if path == run.claims:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "listdir", stale)
+    outcome = Outcome("failed", Failure("killed", "a", message="killed by SIGKILL"))
+    verdicts.record_attempt(outcome, attempt, saved_before=-1, may_restart=True)
+    assert outcome.restart_delay is not None
+    assert not verdicts.job_start.verdict.exists()
 
 
 def save(run: RunFolder, step: int) -> None:

@@ -1,12 +1,15 @@
-"""Files that are written even if the disk is full."""
+"""Files that are written even if the disk is full, and who has the run folder."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from paceline.contract.run_folder import RESERVED_BYTES, reserve, write_atomically, write_reserved
+from paceline.contract import run_folder
+from paceline.contract.run_folder import RESERVED_BYTES, RunFolder, reserve, write_atomically, write_reserved
 from tests.small_disk import fill, mount_small_disk
 
 
@@ -29,3 +32,35 @@ def test_reserved_space_is_given_back(tmp_path: Path) -> None:
     write_reserved(verdict, "stopped\n")
     assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
     assert verdict.read_text() == "stopped\n"
+
+
+@pytest.mark.parametrize(
+    ("claims", "successor"),
+    [([], ""), (["7-0"], ""), (["7-0", "7-1"], "7-1"), (["6-0", "7-0"], ""), (["6-0", "6-1"], "")],
+)
+def test_who_has_taken_over(tmp_path: Path, claims: list[str], successor: str) -> None:
+    run = RunFolder(tmp_path)
+    for number, job_start in enumerate(claims, 1):
+        run.claims.mkdir(exist_ok=True)
+        (run.claims / str(number)).symlink_to(job_start)
+    assert run.successor("7-0") == successor
+
+
+@pytest.mark.parametrize(("failures", "successor"), [(2, "7-1"), (99, "")])
+def test_a_file_server_that_hiccups_has_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, successor: str
+) -> None:
+    run = RunFolder(tmp_path)
+    run.claims.mkdir()
+    for number, job_start in enumerate(["7-0", "7-1"], 1):
+        (run.claims / str(number)).symlink_to(job_start)
+    list_folder, tries = os.listdir, iter(range(failures))
+
+    def stale(path: Path) -> list[str]:
+        if path == run.claims and next(tries, None) is not None:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "listdir", stale)
+    monkeypatch.setattr(run_folder, "READ_PAUSES", (0, 0, 0))
+    assert run.successor("7-0") == successor

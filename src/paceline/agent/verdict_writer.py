@@ -39,7 +39,6 @@ class VerdictWriter:
         self.run, self.launch_spec, self.say = run, launch_spec, say
         self.job_start_name = environ.get(env.JOB_START) or f"pid-{os.getpid()}"
         self.job_start: JobStartFolder = run.job_start(self.job_start_name)
-        self.has_claim = run.claim_number(self.job_start_name) > 0  # unless it was started by hand
         # Whether there is a queue to go back to, and other nodes in it. A run that was started by hand inside
         # an allocation has neither.
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
@@ -96,9 +95,9 @@ class VerdictWriter:
             outcome.failure = failure = failures.with_stack(failure, attempt)
             self.try_write(lambda: failures.write_failure(attempt, failure))
             self._print(failure)
-            holder = self.run.holder()
-            if self.has_claim and holder != self.job_start_name:
-                self.say(f"no restart: job start {holder} has this run now")
+            successor = self.run.successor(self.job_start_name)
+            if successor:
+                self.say(f"no restart: job start {successor} has this run now")
             elif failure.cause != failures.INTERRUPTED and may_restart:
                 decision = self._decide(outcome, failure, attempt, saved_before)
                 outcome.restart_delay = decision.delay if decision.restart else None

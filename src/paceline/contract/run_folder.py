@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from paceline.contract.files.folder_entry import Entry
 SUBMITTING = "submitting"  # in the folder of a submission while nobody knows whether Slurm has its job
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
+READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,25 @@ class RunFolder:
             number += 1
         return 0
 
-    def holder(self) -> str:
-        """Return the name of the job start that has the run folder now, or had it last; "" if nobody claimed it.
+    def successor(self, job_start: str) -> str:
+        """Return the name of the job start that has taken the run folder over from this one; "" if none has.
 
-        Lists the folder: a network file system may remember for a minute that a single link was not there.
+        Nor has one if the folder of claims cannot be read, even after a few tries: a moment without a free descriptor,
+        or a file server's hiccup, must not end a run. Lists the folder: a network file system may remember for a minute
+        that a single link was not there.
         """
-        try:
-            number = max((int(name) for name in os.listdir(self.claims) if name.isdigit()), default=0)
-            return os.readlink(self.claims / str(number)) if number else ""
-        except OSError:
-            return ""
+        for pause in READ_PAUSES:
+            try:
+                numbers = sorted(int(name) for name in os.listdir(self.claims) if name.isdigit())
+                names = [os.readlink(self.claims / str(number)) for number in numbers]
+            except FileNotFoundError:
+                return ""  # nobody claimed it
+            except OSError:
+                time.sleep(pause)
+                continue
+            # A job start without a claim was started by hand.
+            return names[-1] if job_start in names[:-1] and names[-1] != job_start else ""
+        return ""
 
     def job_start(self, name: str) -> JobStartFolder:
         return JobStartFolder(self.path / "job-starts" / name)

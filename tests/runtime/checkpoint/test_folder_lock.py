@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -19,7 +21,7 @@ from paceline.contract.checkpoint.marker import list_checkpoints
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import CheckpointManager, folder_lock
-from paceline.runtime.checkpoint.folder_lock import FILE, SIZE, FolderLock, Holder
+from paceline.runtime.checkpoint.folder_lock import FILE, SIZE, FolderLock, Holder, check_claim
 from tests.forked_ranks import Ranks
 from tests.runtime.test_wrap import quiet
 
@@ -168,6 +170,26 @@ def test_a_job_start_that_lost_its_claim_commits_nothing(run: RunFolder) -> None
     # Nor does a new attempt of the old start get the folder.
     with pytest.raises(TakenOver, match="job start 7-1 has taken over"):
         CheckpointManager(run.checkpoints, attempt=2).restore()
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_moment_without_descriptors_is_no_other_job_start(run: RunFolder) -> None:
+    with no_free_descriptor():
+        with pytest.raises(OSError, match="Too many open files"):
+            os.listdir(run.claims)
+        check_claim()
+    os.symlink("7-1", run.claims / "2")
+    with pytest.raises(TakenOver, match="job start 7-1 has taken over"):
+        check_claim()
 
 
 def resume(folder: Path) -> str:

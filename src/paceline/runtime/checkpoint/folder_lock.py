@@ -220,11 +220,10 @@ def check_claim(environ: Mapping[str, str] = os.environ) -> None:
     run, job_start = environ.get(env.RUN), environ.get(env.JOB_START)
     if not run or not job_start:
         return
-    folder = RunFolder(Path(run))
-    holder = folder.holder()
-    if holder != job_start and folder.claim_number(job_start):  # otherwise it was started by hand
+    successor = RunFolder(Path(run)).successor(job_start)
+    if successor:
         raise TakenOver(
-            f"Job start {job_start} no longer has run {Path(run).name}: job start {holder} has taken over.",
+            f"Job start {job_start} no longer has run {Path(run).name}: job start {successor} has taken over.",
             hint=TAKEN_OVER_HINT,
         )
 
