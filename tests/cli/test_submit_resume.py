@@ -137,6 +137,26 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     assert "#SBATCH --time=02:00:00\n" in first.script.read_text()
 
 
+def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:
+    lines = ["ulimit -n 4096", "export FOO_TOKEN='hush one'", "export FOO_TOKEN=hush2; export B=1"]
+    login.submit(*(f"--setup={line}" for line in lines), "--param=api_key=hush3", "train.py")
+    folder = login.run
+    record = json.loads(folder.run_json.read_text())
+    assert record["spec"]["environment"]["setup"] == [
+        lines[0], "export FOO_TOKEN='***'", "export FOO_TOKEN=*** export B=1",
+    ]  # fmt: skip
+    login.end("FAILED")
+    login.submit("--resume", "last")
+    assert "\n".join(lines) in folder.script.read_text(), "the job has the lines themselves"
+    readable = [path for path in folder.path.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert folder.run_json in readable
+    assert not [path for path in readable if b"hush" in path.read_bytes()]
+    folder.script.unlink()
+    login.end("FAILED")
+    lost = login("submit", "--no-check", "--resume", "last")
+    assert "the secret in this line of `setup` is not known any more" in lost.stderr
+
+
 def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
     first = login("run", "--cpu", "--nproc", "1", "--param", "lr=3", "train.py", "--epochs", "2")
     assert first.returncode == 0, first.stderr

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.contract.redaction import redact, redact_args, redact_values
+from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Job
@@ -25,6 +25,8 @@ def run_record(
     """Return the text of run.json. `facts` has host, user, python and version; `code` identifies the code."""
     spec = job.tables.model_dump(mode="json", exclude_none=True)
     spec["environment"]["variables"] = {name: redact(name, value) for name, value in job.environment.variables.items()}
+    if job.environment.setup:
+        spec["environment"]["setup"] = [redact_text(line) for line in job.environment.setup]
     spec["params"] = redact_values(job.params)
     value = {
         "run_id": run_path.run_id,

@@ -22,7 +22,7 @@ from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.cluster.slurm.states import ENDED
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, UsageError
 from paceline.plan.run_path import RunPath
@@ -116,7 +116,7 @@ class Draft:
             )
             sbatch.write_files(plan)
             if script_only is not None:
-                write_atomically(script_only.absolute(), plan.script)
+                sbatch.write_script(plan, script_only.absolute())
             else:
                 job_id = self._sbatch(plan)
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.draft import Draft, Submitted
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.redaction import REDACTED
+from paceline.contract.redaction import REDACTED, redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec import Flag, Job, Program, load_job
@@ -128,7 +129,9 @@ def find_resumed_draft(
         )
     project = here if program is not None else _live_project(folder, old, record)
     if was_submitted:
-        job = reload_job(project, _recorded_tables(record, old, typed), flags=typed.flags, params=typed.params)
+        tables = _recorded_tables(record, old, typed)
+        tables["environment"]["setup"] = _restore_setup(tables["environment"].get("setup", []), folder.script)
+        job = reload_job(project, tables, flags=typed.flags, params=typed.params)
     else:
         tables = {key: value for key, value in _recorded_tables(record, old, typed).items() if key in _PORTABLE}
         for key in ("cpu", "backend"):
@@ -195,6 +198,26 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
     if _replaces(typed.flags, "job.mem_per_node"):
         tables["job"].pop("mem_per_gpu", None)
     return tables
+
+
+def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
+    """Return lines of `setup` with the secrets that the record hides, from the script that was submitted."""
+    lines, position = [], 0
+    for shown in setup:
+        if REDACTED not in shown:
+            lines.append(shown)
+            continue
+        text = script.read_text(encoding="utf-8") if script.exists() else ""
+        parts = (re.escape(part) for part in shown.split(REDACTED))
+        found = re.compile(f"^{'.+?'.join(parts)}$", re.MULTILINE | re.DOTALL).search(text, position)
+        if found is None or redact_text(found[0]) != shown:
+            raise UsageError(
+                f"{script} has no line {shown}, so the secret in this line of `setup` is not known any more.",
+                hint="Start a new run, and keep the secret in a secrets file (docs/secrets.md).",
+            )
+        lines.append(found[0])
+        position = found.end()
+    return lines
 
 
 def _replaces(flags: Iterable[Flag], key: str) -> bool:

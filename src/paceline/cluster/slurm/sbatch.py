@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.cluster.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
 from paceline.contract.files.foreign_records import read_objects
+from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
 from paceline.errors import ClusterError, JobRejected, NoAnswer
 from paceline.plan.slurm.plan import SlurmPlan
@@ -30,7 +31,12 @@ def write_files(plan: SlurmPlan) -> None:
     folder = plan.run_path.folder
     write_atomically(folder.environment, plan.environment_file, mode=0o600)
     write_atomically(folder.shell_library, plan.library)
-    write_atomically(folder.script, plan.script)
+    write_script(plan, folder.script)
+
+
+def write_script(plan: SlurmPlan, path: Path) -> None:
+    """Write the batch script. If a line of `setup` has a secret, only its owner can read it."""
+    write_atomically(path, plan.script, mode=0o644 if redact_text(plan.script) == plan.script else 0o600)
 
 
 def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path, known: Sequence[str] = ()) -> str:
