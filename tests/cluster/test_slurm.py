@@ -61,6 +61,24 @@ def test_hidden_partitions_and_their_jobs_are_found(tmp_path: Path, monkeypatch:
         assert [partition.name for partition in find_partitions()] == ["secret"]
 
 
+def test_variables_of_the_user_do_not_change_questions_and_cancels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`SQUEUE_PARTITION=low` would make live jobs look lost, and `SCANCEL_PARTITION=low` would keep them alive."""
+    for name in ("squeue", "sacct", "sinfo", "scancel"):
+        put_command(tmp_path, name, f"env >>{tmp_path}/variables")
+    with monkeypatch.context() as patch:
+        for name in ("SQUEUE_PARTITION", "SCANCEL_PARTITION", "SACCT_FORMAT", "SINFO_PARTITION", "SLURM_CONF"):
+            patch.setenv(name, "low")
+        patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        slurm.states(["7"])
+        find_partitions()
+        slurm.cancel_jobs(["7"])
+    found = {line.partition("=")[0] for line in (tmp_path / "variables").read_text().splitlines()}
+    assert "SLURM_CONF" in found
+    assert not [name for name in found if name.startswith(("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_"))]
+
+
 def test_init_writes_a_profile_that_submit_uses_on_that_cluster(
     tmp_path: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -11,6 +11,9 @@ SPAWNED = "PACELINE_SPAWNED"  # set by paceline.spawn in its children, besides t
 # or names: SLURM_PROCID=0 there does not mean rank 0 of SLURM_NTASKS.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
+# These variables are options of squeue, scancel, sacct and sinfo.
+_SLURM_OPTIONS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")
+
 
 @dataclass(frozen=True)
 class RankVariables:
@@ -33,6 +36,14 @@ def in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Return whether `srun` started this process, or one of its ancestors."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     return step.isdigit() and int(step) < _FIRST_RESERVED_STEP
+
+
+def slurm_query_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for Slurm's commands in which no variable adds an option to a question or to a cancel.
+
+    `SQUEUE_PARTITION=low`, for example, would hide all jobs of other partitions.
+    """
+    return {name: text for name, text in environ.items() if not name.startswith(_SLURM_OPTIONS)}
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:

@@ -176,6 +176,11 @@ def test_only_folders_of_finished_runs_are_removed(tmp_path: Path, squeue: Calla
     assert (private / "run-live").is_dir()
 
 
+def test_variables_of_the_user_hide_no_job(squeue: Callable[[str], dict[str, str]]) -> None:
+    environ = squeue('[ -n "$SQUEUE_PARTITION" ] || echo 11 RUNNING')
+    assert active_jobs({**environ, "SQUEUE_PARTITION": "low"}) == {"11"}
+
+
 def test_cleanup_collects_results_first(tmp_path: Path) -> None:
     private = make_private_folder(tmp_path / "disk")
     back = tmp_path / "run" / "collected"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -386,6 +388,15 @@ def test_what_a_refused_requeue_leads_to(bench: Bench, reason: str, sbatch: bool
     assert not (bench.run / "job-starts" / "7-0" / "requeue-failed").exists()
 
 
+def test_nodes_are_excluded_after_a_requeue_that_was_not_confirmed(bench: Bench) -> None:
+    (bench.calls / "refusals").write_text(
+        "Socket timed out on send/recv operation\nJob is pending execution for job 7\n"
+    )
+    assert bench.carry_out(UNFIT)[0] == 1
+    assert bench.requeues() == ["requeue 7", "requeue 7", "update jobid=7 ExcNodeList=n2,n3"]
+    assert not (bench.run / "job-starts" / "7-0" / "requeue-failed").exists()
+
+
 @pytest.mark.parametrize(
     ("commands", "reason"),
     [
@@ -451,9 +462,28 @@ def test_a_job_that_was_done_does_not_run_again(bench: Bench) -> None:
     assert len(bench.calls_of("srun")) == 1
 
 
+def test_a_port_that_is_taken_is_left_to_the_head_agent(bench: Bench) -> None:
+    """It chooses another. To connect could take minutes: nobody may be accepting there."""
+    with socket.socket() as listener:
+        for job in range(1, 300):
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", 20000 + job * 31))
+                break
+        listener.listen()
+        listener.setblocking(False)
+        assert bench.carry_out(DONE, SLURM_JOB_ID=str(job))[0] == 0
+        assert bench.calls_of("rendezvous") == [f"{os.uname().nodename}:{20000 + job * 31}"]
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 @pytest.mark.parametrize(
-    ("state", "code"), [("RUNNING", 1), ("SUSPENDED", 1), ("COMPLETING", 1), ("COMPLETED", 0), ("PENDING", 0), ("", 0)]
-)
+    ("state", "code"),
+    [
+        ("RUNNING", 1), ("SUSPENDED", 1), ("COMPLETING", 1), ("COMPLETED", 0), ("PENDING", 0), ("", 0),
+        ("UNHEARD_OF", 1), ("COMPLETED\nRUNNING", 1),
+    ],
+)  # fmt: skip
 def test_one_live_job_per_run_folder(bench: Bench, state: str, code: int) -> None:
     bench.claim("6-2")
     (bench.run / "job").write_text("6\n")
@@ -462,6 +492,28 @@ def test_one_live_job_per_run_folder(bench: Bench, state: str, code: int) -> Non
     assert (found, (bench.run / "job").read_text()) == (code, "6\n" if code else "7\n")
     assert ("This run is already running as job 6." in out) == bool(code)
     assert bench.claims() == (["6-2"] if code else ["6-2", "7-0"])
+
+
+@pytest.mark.parametrize(("state", "code"), [("RUNNING", 1), ("TIMEOUT", 0)])
+def test_a_warning_of_squeue_is_not_a_state(bench: Bench, state: str, code: int) -> None:
+    bench.claim("6-2")
+    bench.put("squeue", f"echo 'squeue: warning: this node is being drained' >&2; echo {state}")
+    assert bench.carry_out(DONE)[0] == code
+    assert bench.claims() == (["6-2"] if code else ["6-2", "7-0"])
+
+
+@pytest.mark.parametrize("where", ["submitter", "setup"])
+def test_variables_of_the_user_do_not_hide_a_live_job(bench: Bench, where: str) -> None:
+    bench.put("squeue", '[ -n "${SQUEUE_PARTITION+set}${SQUEUE_STATES+set}" ] || echo RUNNING')
+    if where == "submitter":
+        bench.claim("6-2")
+        assert bench.carry_out(DONE, SQUEUE_PARTITION="low", SQUEUE_STATES="PD")[0] == 1
+        return
+    bench.trials("0", 0)
+    (bench.run / "trials" / "0" / "claims").mkdir()
+    (bench.run / "trials" / "0" / "claims" / "1").symlink_to("6_1-0")
+    bench.carry_out(DONE, TASK, setup="set -u; export SQUEUE_PARTITION=low", **TASK_3)
+    assert bench.calls_of("srun") == []
 
 
 def test_a_job_that_is_ending_is_over_with_its_verdict(bench: Bench) -> None:

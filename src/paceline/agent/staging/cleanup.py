@@ -18,6 +18,7 @@ from paceline.agent.staging.collect import Collection
 from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import Owner, pid_namespace, process_start, read_owner, remove_tree
 from paceline.contract.files.shared_places import find_own_folder
+from paceline.contract.launcher_variables import slurm_query_environment
 
 SQUEUE_TIMEOUT = 20.0  # seconds
 UNMARKED_AGE = 86400.0  # seconds after which a folder without a marker counts as left behind
@@ -92,8 +93,9 @@ def active_jobs(environ: Mapping[str, str]) -> set[str] | None:
     command = ["squeue", "--noheader", "--all", f"--user={os.geteuid()}", "--format=%A %T"]
     try:
         done = subprocess.run(
-            command, env=dict(environ), text=True, capture_output=True, timeout=SQUEUE_TIMEOUT, stdin=subprocess.DEVNULL
-        )
+            command, env=slurm_query_environment(environ), text=True, capture_output=True, timeout=SQUEUE_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:

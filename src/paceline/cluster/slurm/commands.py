@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, NoAnswer
 
@@ -48,11 +49,12 @@ def cluster_name() -> str | None:
 def call(
     argv: Sequence[str], *, environ: Mapping[str, str] | None = None, check: bool = True, text: str = ""
 ) -> Completed:
-    """Run a Slurm command and return its result."""
+    """Run a Slurm command and return its result. The user's `SQUEUE_*` variables and the like do not change it."""
+    variables = slurm_query_environment(environ if environ is not None else os.environ)
     try:
         done = subprocess.run(
-            list(argv), env=dict(environ) if environ is not None else None, input=text,
-            text=True, capture_output=True, timeout=COMMAND_TIMEOUT, errors="replace",
+            list(argv), env=variables, input=text, text=True, capture_output=True, timeout=COMMAND_TIMEOUT,
+            errors="replace",
         )  # fmt: skip
     except FileNotFoundError:
         raise ClusterError(

@@ -133,7 +133,7 @@ readonly build target lock me # these name what a failed build removes: nothing 
 is_alive() {{
     case $1 in
         job-*)
-            state=$(squeue --all --noheader --jobs="${{1#job-}}" --format=%T 2>&1)
+            state=$(unset "${{!SQUEUE_@}}"; squeue --all --noheader --jobs="${{1#job-}}" --format=%T 2>&1)
             [ -n "$state" ] && [ "${{state#*Invalid job id}}" = "$state" ]
             ;;
         process-"$HOSTNAME"-*) kill -0 "${{1##*-}}" 2>/dev/null ;;

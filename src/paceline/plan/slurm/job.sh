@@ -102,6 +102,14 @@ paceline_describe_owner() {
     esac
 }
 
+# squeue for all jobs, whatever SQUEUE_* variables the user has set: these are options, such as a partition.
+paceline_squeue() {
+    (
+        unset "${!SQUEUE_@}" || :
+        exec squeue --all --noheader "$@"
+    )
+}
+
 # Whether another job start is over. If nobody can tell, the verdict of its head agent must be there.
 paceline_is_over() {
     local pause state verdict="$paceline_run/job-starts/$1/verdict"
@@ -113,13 +121,19 @@ paceline_is_over() {
     esac
     for pause in 1 2 5 10 20; do
         command -v squeue >/dev/null || break
-        state=$(squeue --all --noheader --jobs="${1%-*}" --format=%T 2>&1) || state="${state:-failed}?"
-        case $state in
-            *"Invalid job id"*) return 0 ;;
-            COMPLETING | *'?') [ ! -e "$verdict" ] || return 0 ;; # it is ending, or the controller does not answer
-            RUNNING | SUSPENDED | STOPPED | RESIZING | SIGNALING | STAGE_OUT) return 1 ;;
-            *) return 0 ;;
-        esac
+        # Read standard output alone: a site's warning on standard error is not a state.
+        if state=$(paceline_squeue --jobs="${1%-*}" --format=%T 2>/dev/null); then
+            case $state in
+                RUNNING | SUSPENDED | STOPPED | RESIZING | SIGNALING | STAGE_OUT) return 1 ;;
+                '' | PENDING | CONFIGURING | REQUEUED | REQUEUE_FED | REQUEUE_HOLD | RESV_DEL_HOLD) return 0 ;;
+                COMPLETED | CANCELLED | FAILED | TIMEOUT | DEADLINE | PREEMPTED | OUT_OF_MEMORY) return 0 ;;
+                NODE_FAIL | BOOT_FAIL | LAUNCH_FAILED | RECONFIG_FAIL | REVOKED | SPECIAL_EXIT) return 0 ;;
+            esac
+        else
+            state=$(paceline_squeue --jobs="${1%-*}" --format=%T 2>&1 >/dev/null) || :
+            case $state in *"Invalid job id"*) return 0 ;; esac
+        fi
+        [ ! -e "$verdict" ] || return 0 # it is ending, or Slurm does not answer, or not in words that are known here
         sleep "$pause" || :
     done
     [ -e "$verdict" ]
@@ -168,12 +182,11 @@ paceline_await_agents() {
 
 # -- the agents ----------------------------------------------------------------------------------------------
 
-# The rendezvous of the agents: this host, and a port on which nobody answers. Every job, job start and trial tries a
-# different port first. The token keeps strangers out.
+# The rendezvous of the agents: this host, and a port that is different for every job, job start and trial. If the port
+# is taken, the head agent chooses another and tells the others. The token keeps strangers out.
 paceline_open_rendezvous() {
     paceline_keep_commands
     local port=$((20000 + (paceline_job_number * 31 + paceline_restarts * 7 + ${1:-0} * 13) % 12000))
-    while (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
     PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     export PACELINE_TOKEN PACELINE_RENDEZVOUS="$paceline_host:$port"
 }
@@ -324,16 +337,16 @@ paceline_requeue_job() { # NODES, to exclude. Afterwards paceline_problem says w
     for pause in 2 5 10 20 0; do
         if paceline_problem=$(scontrol requeue "$paceline_job" 2>&1); then
             paceline_problem=''
-            # Slurm does not exclude nodes from a running job; a requeued one is pending.
-            [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
-            paceline_await_requeue "$1"
-            return 0
+        else
+            paceline_problem=$(paceline_one_line "${paceline_problem:-scontrol failed}")
+            echo "paceline: $paceline_problem" >&2
         fi
-        paceline_problem=$(paceline_one_line "${paceline_problem:-scontrol failed}")
-        echo "paceline: $paceline_problem" >&2
         case $paceline_problem in
-            *"pending execution"*) # Slurm has requeued it: it is being preempted
+            '' | *"pending execution"*) # or Slurm has requeued it already: it is being preempted, or has not answered
                 paceline_problem=''
+                # Slurm does not exclude nodes from a running job; a requeued one is pending.
+                [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
+                paceline_await_requeue "$1"
                 return 0
                 ;;
             *[Dd]enied* | *disabled* | *"not supported"* | *"not permitted"*) # and another try would change nothing
@@ -353,7 +366,7 @@ paceline_await_requeue() { # NODES, to exclude
         sleep "$pause" || :
         scontrol --all show job "$paceline_job" 2>/dev/null | grep '^ *JobState=RUNNING' >/dev/null || continue
         echo "paceline: job $paceline_job: Slurm has forgotten the requeue; asking again"
-        scontrol requeue "$paceline_job" || continue
+        scontrol requeue "$paceline_job" || : # it may have worked all the same
         [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
     done
 }
@@ -383,7 +396,7 @@ paceline_submit_next() {
     case $paceline_problem in *"timed out"* | *"receive failure"* | *"send failure"*) ;; *) return 0 ;; esac
     for name in 5 15 30; do
         sleep "$name" || :
-        id=$(squeue --all --noheader --me --states=PENDING --format='%F %E' 2>/dev/null |
+        id=$(paceline_squeue --me --states=PENDING --format='%F %E' 2>/dev/null |
             grep -E " afterany:$paceline_job(\(|$)" | tail -n 1) || :
         if [ -n "$id" ]; then
             paceline_next=${id%% *}
