@@ -67,8 +67,8 @@ class _Witness:
     def __init__(self, call: _ExitCall) -> None:
         self._call = call
 
-    def __del__(self) -> None:
-        self._call.caught = sys._getframe().f_back is not None
+    def __del__(self, getframe: Any = sys._getframe) -> None:  # bound here: Python clears modules at its end
+        self._call.caught = getframe().f_back is not None
 
 
 def _witnessed_exit(call: _ExitCall) -> SystemExit:
