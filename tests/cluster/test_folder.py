@@ -126,16 +126,16 @@ def test_find_runs_by_name_and_job_id(tmp_path: Path) -> None:
             folders.find_run(empty, tmp_path)
 
 
-def test_a_job_id_does_not_lose_to_the_ends_of_run_ids(tmp_path: Path) -> None:
-    for number, run_id in enumerate(("20300101-000000-a017", "20300102-000000-bbbb")):
+def test_names_and_job_ids_come_before_the_ends_of_run_ids(tmp_path: Path) -> None:
+    for number, run_id in enumerate(("20300101-000000-a017", "20300102-000000-bbba")):
         folder = tmp_path / "p" / "e" / run_id
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text("{}")
+        (folder / "run.json").write_text('{"name": "a"}' if number == 0 else "{}")
         (folder / "job").write_text(f"{2 + number * 15}\n")
-    assert folders.find_run("2", tmp_path).path.name == "20300101-000000-a017"  # and not what begins with 2
-    assert folders.find_run("017", tmp_path).path.name == "20300101-000000-a017"
-    with pytest.raises(UsageError, match="'17' matches 2 runs"):
-        folders.find_run("17", tmp_path)
+    for name, expected in {"a": "a017", "2": "a017", "17": "bbba", "017": "a017", "ba": "bbba"}.items():
+        assert folders.find_run(name, tmp_path).path.name.endswith(expected)
+    with pytest.raises(UsageError, match="'20' matches 2 runs"):
+        folders.find_run("20", tmp_path)
 
 
 @pytest.mark.parametrize("scratch", [".", "..", "runs", "../elsewhere"])

@@ -71,11 +71,12 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     known = sorted(path for path in found if path.parent.name != STORE)
     known.sort(key=lambda path: path.name)
     matches = known[-1:] if name == "last" else [path for path in known if path.name == name]
-    matches = matches or _match_end(name, known)
+    # Exact names come before ends of ids: `cancel a` must not cancel the run whose id happens to end with an a.
+    matches = matches or [path for path in known if name in _other_names(RunFolder(path))]
+    matches = matches or [path for path in known if path.name.endswith(name) or path.name.startswith(name)]
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
         matches = [path.parent for path in trials]
-    matches = matches or [path for path in known if name in _other_names(RunFolder(path))]
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
@@ -90,16 +91,6 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         f"There is no run {name!r} in {scratch}.",
         hint="Give a run's id, the start or end of it, its name, its job id, or its folder. `paceline ps` lists runs.",
     )
-
-
-def _match_end(name: str, known: list[Path]) -> list[Path]:
-    """Return the runs whose id begins or ends with a text. A number may also be a job, which must not lose to that."""
-    if not name.isdigit():
-        return [path for path in known if path.name.endswith(name) or path.name.startswith(name)]
-    begins = [path for path in known if len(name) >= len("20300101") and path.name.startswith(name)]
-    ends = [path for path in known if path.name.endswith(name)]
-    jobs = [path for path in known if name in _other_names(RunFolder(path))]
-    return list(dict.fromkeys([*begins, *ends, *jobs]))
 
 
 def _other_names(folder: RunFolder) -> list[str]:
