@@ -39,6 +39,26 @@ def test_a_killed_head_agent_costs_a_restart(tmp_path: Path, paceline: Callable[
     assert "An agent was killed." in shown
 
 
+SAVES = """\
+import os
+from pathlib import Path
+folder = Path(os.environ["PACELINE_CHECKPOINTS"], f"step-{int(os.environ['PACELINE_ATTEMPT']):08d}")
+if os.environ["RANK"] == "0":
+    folder.mkdir()
+    (folder / "complete.json").touch()
+"""
+
+
+def test_a_killed_head_agent_is_free_if_the_checkpoint_advanced(
+    tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
+    (tmp_path / "train.py").write_text(SAVES + KILLS)
+    done = paceline("run", "--nproc", "1", "--cpu", "--max-restarts", "1", "train.py", "2", "0")
+    assert done.returncode == 0, done.stderr
+    assert "attempt 3 is complete" in done.stdout
+    assert "an agent was killed: restarting from step 2 (free, as the checkpoint advanced)" in done.stderr
+
+
 def test_a_killed_member_agent_costs_a_restart(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text(KILLS)
     command = ("run", "--nodes", "2", "--nproc", "1", "--cpu", "--max-restarts", "1", "train.py", "1", "1")
@@ -53,5 +73,5 @@ def test_a_head_agent_that_is_killed_too_often_ends_the_run(tmp_path: Path, pace
     (tmp_path / "train.py").write_text(KILLS)
     done = paceline("run", "--nproc", "2", "--cpu", "train.py", "9", "0")
     assert done.returncode == 1
-    assert "Agents were killed once, and the run may restart 0 times." in done.stderr
+    assert "An agent was killed, and no restart was requested." in done.stderr
     assert "Traceback" not in done.stderr

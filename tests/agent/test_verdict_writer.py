@@ -19,6 +19,7 @@ from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
+from paceline.errors import LaunchError
 from tests.small_disk import fill, mount_small_disk
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-1"}
@@ -75,6 +76,7 @@ def test_nodes_that_the_user_chose_are_not_excluded(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_keep_a_run_from_the_queue(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk", "100k") as disk:
         verdicts = head(RunFolder(disk))
+        verdicts.announce()
         verdicts.begin(host="n1")
         fill(disk)
         verdicts.write_verdict("stopped")
@@ -165,6 +167,62 @@ def save(run: RunFolder, step: int) -> None:
     folder = run.checkpoints / f"step-{step:08d}"
     folder.mkdir(parents=True)
     (folder / "complete.json").touch()
+
+
+def begin(run: RunFolder, environ: dict[str, str], max_restarts: int) -> None:
+    """Start a head agent and its next attempt. Nobody ends them: the next head agent finds that this one was killed."""
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=max_restarts)
+    verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    verdicts.announce()
+    verdicts.begin(host="n1")
+    attempt = run.attempt(len(run.attempts()) + 1)
+    attempt.path.mkdir()
+    verdicts.begin_attempt(attempt, saved_before=verdicts.first_checkpoint)
+
+
+@pytest.mark.parametrize("environ", [IN_A_JOB, {"PACELINE_JOB_START": "pid-3"}])
+def test_killed_head_agents_use_restarts_only_without_a_new_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    run = RunFolder(tmp_path)
+    begin(run, environ, 2)
+    costs = []
+    for step in (None, 2, 4, None):
+        if step is not None:
+            save(run, step)
+        begin(run, environ, 2)
+        costs.append(capsys.readouterr().out.strip().rpartition("restarting ")[2])
+    free = "free, as the checkpoint advanced"
+    assert costs == [
+        "from the script's own checkpoint, if any (1 of 2)",
+        f"from step 2 ({free})",
+        f"from step 4 ({free})",
+        "from step 4 (2 of 2)",
+    ]
+    with pytest.raises(LaunchError, match="An agent was killed, and all 2 restarts are used up"):
+        begin(run, environ, 2)
+    assert [read_verdict(attempt.verdict) for attempt in run.attempts()] == ["failed"] * 5
+
+
+def test_killed_ranks_and_killed_head_agents_share_the_restarts(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    begin(run, IN_A_JOB, 1)
+    begin(run, IN_A_JOB, 1)
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=1)
+    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, say=print)
+    outcome = Outcome("failed", Failure("killed", "n1", message="killed by SIGKILL"))
+    verdicts.record_attempt(outcome, run.attempt(2), saved_before=-1, may_restart=True)
+    assert outcome.restart_delay is None
+
+
+def test_a_killed_head_agent_did_not_end_the_attempt_of_an_earlier_job_start(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    begin(run, {**IN_A_JOB, "PACELINE_JOB_START": "7-0"}, 2)  # its node died
+    verdicts = head(run)
+    verdicts.announce()
+    verdicts.begin(host="n1")  # and this one is killed before its first attempt
+    begin(run, IN_A_JOB, 2)
+    assert not run.attempt(1).failure.exists()
 
 
 BEFORE_THE_FIRST_STEP = {

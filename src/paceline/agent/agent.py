@@ -95,6 +95,8 @@ class Agent:
         facts = preflight.collect_facts(placement, folder=self.run.path, environ=self.environ)
         attempts = self.run.attempts()
         facts["attempt"] = attempts[-1].number if attempts else 0
+        if placement.is_head:
+            self.verdicts.announce()
         self.rendezvous = join(placement, self.environ, facts, interrupted=self._interrupted)
         self.attempt_number = self.rendezvous.roster[0]["attempt"]
         self.heartbeats = Heartbeats(placement.local_world_size)
@@ -267,10 +269,12 @@ class Agent:
         folder = self.run.attempt(self.attempt_number)
         for path in (folder.path, self.run.checkpoints):  # the script's variables name both
             self.verdicts.try_write(functools.partial(path.mkdir, parents=True, exist_ok=True))
+        saved_before = newest_checkpoint(self.run)
+        if self.placement.is_head:
+            self.verdicts.begin_attempt(folder, saved_before=saved_before)
         self.heartbeats.reset(self.attempt_number)
         workers = self.workers.select(self.placement, self.heartbeats)
         launch = self._make_launch(folder)
-        saved_before = newest_checkpoint(self.run)
         output = OutputCapture(
             log_path=launch.log, shared_log=folder.node_log(self.placement.node) if launch.shares_log else None,
             tee=self.launch_spec.tee, warn=self.warn,

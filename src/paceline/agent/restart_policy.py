@@ -36,6 +36,7 @@ PROGRAM_CAUSES = (ERROR, CRASH)
 NODE_CAUSES = (KILLED, HANG, CRASH)  # twice on one node: the node is suspect
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 
+FREE = "free, as the checkpoint advanced"
 FIRST_DELAY = 1.0  # seconds before the second restart in a row without progress
 MAX_DELAY = 60.0
 MAX_STOPS_WITHOUT_PROGRESS = 10  # stops in a row, each before anything was saved
@@ -125,7 +126,7 @@ def decide(
     if any(_same_failure(last, attempt) for attempt in history[:-1]):
         reason = f"no restart: it failed twice at step {last.step} with the same error: {last.error}"
         return Decision(False, reason, exclude=exclude)
-    used = sum(1 for attempt in history if attempt.job_start == last.job_start and not attempt.advanced)
+    used = count_used(history, last.job_start)
     if used > max_restarts:
         requeue = last.cause not in PROGRAM_CAUSES and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
         reason = f"no restart: all {max_restarts} restarts are used up"
@@ -135,9 +136,14 @@ def decide(
         return Decision(False, "no restart: a stop was requested", requeue=requeue, exclude=exclude)
     idle = _idle_attempts(history)
     delay = 0.0 if idle <= 1 else min(MAX_DELAY, FIRST_DELAY * 2 ** (idle - 2))
-    cost = "free, as the checkpoint advanced" if last.advanced else f"{used} of {max_restarts}"
+    cost = FREE if last.advanced else f"{used} of {max_restarts}"
     start = describe_start(last.saved, uses_runtime=last.uses_runtime)
     return Decision(True, f"restarting {start} ({cost})", delay=delay, exclude=exclude)
+
+
+def count_used(history: Iterable[AttemptSummary], job_start: str) -> int:
+    """Return how many restarts a job start has used: one for each attempt that did not advance the checkpoint."""
+    return sum(1 for attempt in history if attempt.job_start == job_start and not attempt.advanced)
 
 
 def describe_start(saved: int, *, uses_runtime: bool) -> str:

@@ -42,42 +42,82 @@ class VerdictWriter:
         # Whether there is a queue to go back to, and other nodes in it. A run that was started by hand inside
         # an allocation has neither.
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
+        self.began = 0  # head agents before this one that no attempt's summary counts
         self.started = time.monotonic()
         self.first_checkpoint = newest_checkpoint(run)
         self.first_files = _checkpoint_files(run)
 
+    def announce(self) -> None:
+        """Leave a sign that there is a head agent, before the others join it: if it is killed, they all start again.
+
+        In a job, srun kills a head agent that waits for a node which cannot be reached. The batch script counts how
+        often; it costs no restart.
+        """
+        self.began = 0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
+        self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
+        self._write_agents(self.began if self.from_queue else self.began + 1)
+
     def begin(self, *, host: str) -> None:
-        """Prepare the job start's folder, and reserve space for the verdict. Called by the head agent.
+        """Reserve space for the verdict, once all agents are here. Called by the head agent.
 
         A head agent that finds the traces of another was started again because an agent was killed. This costs a
-        restart. Raises LaunchError if none are left.
+        restart, unless the attempt that it ended had advanced the checkpoint. Raises LaunchError if none are left.
         """
-        killed = 0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
-        self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         for path in (self.job_start.verdict, self.job_start.requeue, self.job_start.unsaved):
             self.try_write(functools.partial(reserve, path))
-        self.try_write(lambda: write_atomically(self.job_start.agent, f"{killed + 1}\n"))
-        if not killed:
+        if not self.began:
+            self._write_agents(1)
             return
-        attempts = self.run.attempts()
-        if attempts and not attempts[-1].verdict.exists():
-            message = "An agent was killed. The out-of-memory killer may have ended it."
-            failure = Failure(restart_policy.KILLED, host, message=message, time=time.time())
-            self.try_write(lambda: failures.write_failure(attempts[-1], failure))
-            self.try_write(lambda: write_atomically(attempts[-1].verdict, FAILED + "\n"))
-        if killed > self.launch_spec.max_restarts:
-            times = "once" if killed == 1 else f"{killed} times"
+        ended = self._end_killed_attempt(host)
+        killed = self.began if ended is None else self.began - 1  # outside of attempts: no summary counts them
+        self._write_agents(killed + 1)
+        allowed = self.launch_spec.max_restarts
+        used = killed + restart_policy.count_used(restart_policy.read_history(self.run), self.job_start_name)
+        if not allowed or used > allowed:
+            why = f"all {allowed} restarts are used up" if allowed else "no restart was requested"
             raise LaunchError(
-                f"Agents were killed {times}, and the run may restart {self.launch_spec.max_restarts} times.",
+                f"An agent was killed, and {why}.",
                 hint="Check the memory of the nodes. --max-attempts sets how often the run may start.",
             )
         uses_runtime = fork_safety.uses_runtime(self.launch_spec)
         start = restart_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
-        self.say(f"an agent was killed: restarting {start} ({killed} of {self.launch_spec.max_restarts})")
+        advanced = ended is not None and ended.advanced
+        cost = restart_policy.FREE if advanced else f"{used} of {allowed}"
+        self.say(f"an agent was killed: restarting {start} ({cost})")
+
+    def begin_attempt(self, attempt: AttemptFolder, *, saved_before: int) -> None:
+        """Write what a later head agent must know about this attempt if this one is killed."""
+        self.try_write(lambda: write_atomically(attempt.start, f"{self.job_start_name} {saved_before}\n"))
+
+    def _end_killed_attempt(self, host: str) -> restart_policy.AttemptSummary | None:
+        """Record the attempt of this job start that ended with its agent; None if there was none."""
+        attempt = next(reversed(self.run.attempts()), None)
+        if attempt is None or attempt.verdict.exists():
+            return None
+        try:
+            job_start, _, saved_before = attempt.start.read_text(encoding="utf-8").strip().rpartition(" ")
+            resumed_from = int(saved_before)
+        except (OSError, ValueError):
+            return None
+        if job_start != self.job_start_name:
+            return None
+        message = "An agent was killed. The out-of-memory killer may have ended it."
+        failure = Failure(restart_policy.KILLED, host, message=message, time=time.time())
+        summary = restart_policy.AttemptSummary(
+            number=attempt.number, cause=restart_policy.KILLED, resumed_from=resumed_from,
+            saved=self.first_checkpoint, uses_runtime=False, job_start=job_start,  # nobody knows its steps any more
+        )  # fmt: skip
+        self.try_write(lambda: failures.write_failure(attempt, failure))
+        self.try_write(lambda: restart_policy.write_summary(attempt, summary))
+        self.try_write(lambda: write_atomically(attempt.verdict, FAILED + "\n"))
+        return summary
+
+    def _write_agents(self, count: int) -> None:
+        self.try_write(lambda: write_atomically(self.job_start.agent, f"{count}\n"))
 
     def expect_new_agents(self) -> None:
         """Let other agents continue: this attempt's failure has been counted already."""
-        self.try_write(lambda: write_atomically(self.job_start.agent, "0\n"))
+        self._write_agents(0)
 
     def record_attempt(self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool) -> None:
         """Write what came of an attempt, and set `outcome.restart_delay` if there is another.

@@ -104,6 +104,7 @@ class AttemptFolder:
     path: Path
     number: int
 
+    start = Entry("start")  # its job start, and the step of the newest checkpoint at its start; -1 if there was none
     verdict = Entry("verdict")  # done, stopped or failed, written by the head agent; absent means failed
     failure = Entry("failure.json")  # the first failure
 
@@ -144,7 +145,7 @@ class JobStartFolder:
         """
         return self.path / "requeue"
 
-    agent = Entry("agent")  # how many head agents have begun; a second one follows one that was killed
+    agent = Entry("agent")  # how many head agents have begun, less those whose end an attempt's summary counts
     no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
     requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run did not go back into the queue
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line

@@ -199,6 +199,27 @@ def test_a_killed_agent_is_not_a_lost_node(pair: Callable[..., Pair], monkeypatc
     assert not run.job_start.excluded_nodes.exists()
 
 
+@pytest.mark.parametrize("queue", [False, True])
+def test_a_head_agent_may_be_killed_before_the_others_join(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, queue: bool
+) -> None:
+    with monkeypatch.context() as inside:
+        if queue:
+            inside.setenv("SLURM_JOB_ID", "1")
+        run = pair(READY, light=True, max_restarts=1)
+        run.processes[1].send_signal(signal.SIGSTOP)
+        run.await_that(run.job_start.head.exists)
+        for process in run.processes:
+            process.kill()
+            process.wait()
+        assert run.job_start.agent.exists(), "otherwise nobody starts the agents again"
+        run.job_start.head.unlink()
+        run.processes = [run._start(index) for index in (0, 1)]
+    assert run.codes() == [0, 0], run.console(0) + run.console(1)
+    # In a job, srun kills it if it cannot reach a node, and the batch script counts that.
+    assert ("an agent was killed: restarting" in run.console(0)) is not queue
+
+
 @pytest.mark.slow
 def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:

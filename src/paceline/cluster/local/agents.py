@@ -35,7 +35,8 @@ def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
         zygote_socket = None
         if code not in (*KILLED, RESTART_EXIT) or job_start.verdict.exists() or not job_start.agent.exists():
             return code if code >= 0 else 128 - code
-        job_start.head.unlink(missing_ok=True)
+        for path in (job_start.head, *job_start.path.glob("join-error-*")):
+            path.unlink(missing_ok=True)
 
 
 def _run_once(plan: LocalPlan, zygote_socket: int | None) -> int:
