@@ -125,6 +125,25 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, capsys: pytest.Captu
         run.resume(model=net())
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x80\x02.", "IndexError"),  # takes a value from an empty stack
+        (b"\x80\x02h\x05.", "KeyError"),  # takes a value that was never stored
+        (b"\x80\x02J\x01", "error"),  # ends within a number
+        (b"\x80\x02K\x01K\x02K\x03s.", ""),  # puts an item into a number
+        (b"\x80\x02", ""),
+        (b"", ""),
+        (b"PK\x03\x04", ""),
+    ],
+)
+def test_a_damaged_file_is_explained(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"Cannot load the weights in .*weights.pt: .*({reason})") as caught:
+        load(tmp_path, tmp_path / "weights.pt", model=net())
+    assert "It must be whole" in caught.value.hint
+
+
 def load(tmp_path: Path, source: Path, *, strict: bool = True, **objects: Any) -> list[str]:
     warnings: list[str] = []
     manager = CheckpointManager(tmp_path / "target", warn=warnings.append)

@@ -193,10 +193,13 @@ def _read_file(path: Path) -> dict[str, Weights]:
         return {path.name: Weights(_read_safetensors(path), {})}
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, AttributeError) as error:
+    except Exception as error:  # torch trusts the file: a damaged one makes it fail in any way
+        reason = (str(error).splitlines() or [""])[0]
+        if not isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)):
+            reason = f"torch.load fails with {type(error).__name__}" + (f": {reason}" if reason else "")
         raise CheckpointError(
-            f"Cannot load the weights in {path}: {str(error).splitlines()[0]}",
-            hint="It must hold tensors and plain values only, as in torch.save(model.state_dict(), ...).",
+            f"Cannot load the weights in {path}: {reason}",
+            hint="It must be whole, and hold tensors and plain values only, as in torch.save(model.state_dict(), ...).",
         ) from error
     if _is_state(content):
         return {path.name: Weights(content, _metadata(content))}
