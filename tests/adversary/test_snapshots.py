@@ -104,11 +104,17 @@ secrets.env secrets.ini .streamlit/secrets.toml secret.txt .secrets .aws/credent
 .ssh/config .docker/config.json .azure/x.json .config/gcloud/application_default_credentials.json .config/gh/hosts.yml
 wandb/settings .config/wandb/settings wandb_credentials.txt kaggle.json .kaggle/kaggle.json hf_token hf_token.txt
 token.txt x.token api_key.txt openai_api_key.txt .pgpass .my.cnf .htpasswd .s3cfg .boto .vault-token prod.tfvars
+.env~ .netrc~ .netrc.bak .env.bak credentials.json.old password.txt passwords.txt db_password.txt aws_credentials
+credentials-prod.yaml api-key.txt secret_key.txt wandb_key.txt .wandb_key openai-api-key gcp-key.json google_key.json
+secrets/prod.yaml deploy/secrets/a/b.json kubeconfig kubeconfig.yaml prod.kubeconfig terraform.tfstate
+terraform.tfstate.backup
 """
 CODE = """
 train.py secrets.py credentials.py package/tokens.py tokenizer.json tokens.json special_tokens_map.json keys.py key.txt
 .env.example .env.sample .env.template example.env id_rsa.pub docs/secrets.md docs/credentials.rst settings.json
 config.json docker/config.json wandb/run.py environment.yml env.yaml monkey.png keyboard.txt token_counts.csv
+train.py~ secrets.py~ secrets.py.bak package/secrets/__init__.py secrets/README.md passwords.py password_strength.txt
+label_key.json keys.json answer_key.txt monkey.txt donkey.json main.tf secretary.txt notes.txt~ compass.txt
 """
 
 

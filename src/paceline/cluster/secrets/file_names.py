@@ -10,29 +10,38 @@ import re
 _FILES = (
     # variables
     ".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".envrc.*", "*.tfvars",
+    "*.tfstate", "*.tfstate.*",
     # private keys and stores of keys
     "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
     # logins of programs
     ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".htpasswd", ".s3cfg", ".boto",
     ".dockercfg", ".dockerconfigjson", ".vault-token", "kaggle.json", "rclone.conf",
+    "kubeconfig", "kubeconfig.*", "*.kubeconfig",
     # whatever says so
-    "credentials", "credentials.*", "*credentials.json", "*_credentials.*", "*-credentials.*",
+    "credentials*", "*credentials.json", "*[_-]credentials", "*[_-]credentials.*",
     "client_secret*.json", "*service-account*.json", "*service_account*.json", "*serviceaccount*.json",
     "secret", "secret.*", "secrets", "secrets.*", ".secrets", ".secrets.*",
     "token", ".token", "token.txt", "*.token", "*_token", "*_token.txt",
-    "api_key*", "apikey*", "*_api_key", "*_api_key.txt",
+    "api[_-]key*", "apikey*", "*[_-]key", "*[_-]key.txt", "*gcp[_-]key*.json", "*google[_-]key*.json",
+    "password", "passwords", "password.*", "passwords.*", "*[_-]password.txt", "*[_-]passwords.txt",
 )  # fmt: skip
+
+# What editors and people append to the name of a copy.
+_COPY = re.compile(r"(?:~|\.(?:bak|backup|old|orig|save))+$")
 
 # Everything in folders of this name.
 _FOLDERS = (".aws", ".azure", ".gcloud", ".kaggle", ".kube", ".ssh", ".gnupg", ".secrets")
+
+# The same, but for code and documentation: packages have such names too.
+_NAMED_FOLDERS = ("secrets",)
 
 # Files by the end of their path.
 _PATHS = (".docker/config.json", ".config/gcloud/*", "gh/hosts.yml", "wandb/settings", ".config/containers/auth.json")
 
 # Templates, public keys, code and documentation are not secret, whatever they are called.
 _HARMLESS = (
-    "*.example", "*.sample", "*.template", "*.dist", "example.*", "sample.*", "template.*", ".env.example.*",
+    "*.example", "*.sample", "*.template", "*.dist", "example.*", "sample.*", "template.*", ".env.example.*", "answer[_-]key*",
     "*.pub", "*.py", "*.pyi", "*.ipynb", "*.sh", "*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.md", "*.rst", "*.html",
 )  # fmt: skip
 
@@ -45,7 +54,9 @@ def is_secret(path: str) -> bool:
     below = "/".join([*folders[-2:], name])
     if any(fnmatch.fnmatchcase(f"/{below}", f"*/{pattern}") for pattern in _PATHS):
         return True
-    return matches(name, _FILES) and not matches(name, _HARMLESS)
+    original = _COPY.sub("", name)
+    named = any(folder in _NAMED_FOLDERS for folder in folders)
+    return (named or matches(name, _FILES) or matches(original, _FILES)) and not matches(original, _HARMLESS)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
