@@ -41,7 +41,8 @@ _PATHS = (".docker/config.json", ".config/gcloud/*", "gh/hosts.yml", "wandb/sett
 
 # Templates, public keys, code and documentation are not secret, whatever they are called.
 _HARMLESS = (
-    "*.example", "*.sample", "*.template", "*.dist", "example.*", "sample.*", "template.*", ".env.example.*", "answer[_-]key*",
+    "*.example", "*.sample", "*.template", "*.dist", "example.*", "sample.*", "template.*", ".env.example.*",
+    "answer[_-]key*",
     "*.pub", "*.py", "*.pyi", "*.ipynb", "*.sh", "*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.md", "*.rst", "*.html",
 )  # fmt: skip
 
