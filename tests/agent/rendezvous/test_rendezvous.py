@@ -242,6 +242,11 @@ def test_an_announced_port_that_is_taken(start: Start) -> None:
         assert head.read()["answer"] == member.read()["answer"] == "joined"
 
 
+def test_an_announced_port_that_does_not_exist(start: Start) -> None:
+    head, member = (start(index, 2, PACELINE_RENDEZVOUS="127.0.0.1:65536") for index in (0, 1))
+    assert head.read()["answer"] == member.read()["answer"] == "joined"
+
+
 def test_missing_agents_are_named(start: Start, job_start: JobStartFolder) -> None:
     """The head agent names the missing node as the scheduler does, and tells the agents that joined."""
     head = start(0, 3, 60.0, 4.0, SLURM_JOB_NODELIST="a,b,c")

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
+MAX_PORT = 65535
 _SIOCGIFADDR = 0x8915
 _LINK_SCOPE = "20"  # in /proc/net/if_inet6
 # Ranks never train over these unless the user asks for it.
@@ -79,6 +80,8 @@ def join_address(host: str, port: int) -> str:
 
 def bind_port(port: int, *, backlog: int | None = None) -> socket.socket:
     """Return a socket on this port for IPv4 and IPv6, or what this machine has of them. With a backlog it listens."""
+    if port > MAX_PORT:  # Python itself raises an OverflowError
+        raise OSError(errno.EINVAL, f"there is no port above {MAX_PORT}")
     families = [socket.AF_INET6, socket.AF_INET] if socket.has_ipv6 else [socket.AF_INET]
     for family in families:
         try:
