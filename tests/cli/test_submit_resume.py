@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +20,13 @@ from paceline.errors import UsageError
 
 Completed = subprocess.CompletedProcess[str]
 
-# `jobs` has one line per job: its id and its state. `rejected` makes sbatch fail.
+# `jobs` has one line per job: its id and its state. `rejected` makes sbatch fail; `slow` makes it wait.
 COMMANDS = {
     "sbatch": """\
 cd "$(dirname "$0")"
 if [ -e rejected ]; then echo "sbatch: error: no such partition" >&2; exit 1; fi
+if [ -e slow ]; then touch asked; fi
+while [ -e slow ]; do sleep 0.02; done
 number=$(( $(cat jobs 2>/dev/null | wc -l) + 11 ))
 echo "$number $*" >>submitted
 ls "$RUNS"/*/*/*/cancelled 2>/dev/null >>marks
@@ -155,6 +159,26 @@ def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:
     login.end("FAILED")
     lost = login("submit", "--no-check", "--resume", "last")
     assert "the secret in this line of `setup` is not known any more" in lost.stderr
+
+
+def test_two_commands_do_not_submit_one_run(login: Login) -> None:
+    login.submit("--name", "mine", "train.py")
+    login.end("FAILED")
+    (login.bin / "slow").touch()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(login, "submit", "--no-check", "--resume", "mine")
+        try:
+            while not (login.bin / "asked").exists():
+                assert not first.done(), first.result().stderr
+                time.sleep(0.02)
+            second = pool.submit(login, "submit", "--no-check", "--resume", "mine")
+            wait([second], timeout=30)
+        finally:
+            (login.bin / "slow").unlink()
+    assert (first.result().returncode, second.result().returncode) == (0, 2)
+    assert f"Another command is submitting run {login.run.path.name} now." in second.result().stderr
+    assert len((login.bin / "submitted").read_text().splitlines()) == 2
+    assert login.run.job.read_text() == "12\n"
 
 
 def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
@@ -73,6 +74,10 @@ class ResumedDraft(Draft):
     def submit(self, command: Sequence[str], *, script_only: Path | None = None) -> Submitted:
         """Submit the run again. If Slurm rejects the job, the run folder stays as it was."""
         assert script_only is None, "the command has refused it"
+        with _locked(self.run_path.folder):
+            return self._submit(command)
+
+    def _submit(self, command: Sequence[str]) -> Submitted:
         folder, job = self.run_path.folder, self.job
         require_not_running(folder)
         known = sbatch.known_jobs(folder)
@@ -222,6 +227,27 @@ def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
 
 def _replaces(flags: Iterable[Flag], key: str) -> bool:
     return any(flag.key == key and flag.value is not None for flag in flags)
+
+
+@contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    """Keep out other commands that submit this run. A command that is killed leaves no lock."""
+    try:
+        folder.events.mkdir(exist_ok=True)
+        file = open(folder.events / "launch.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise folders.path_error("write the run folder", folder.path, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"Another command is submitting run {folder.path.name} now.",
+                hint=f"See what became of it: paceline show {folder.path.name}",
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 @contextmanager
