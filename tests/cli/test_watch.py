@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline import cli
-from paceline.cli import logs, submit
+from paceline.cli import console, logs, submit
 from paceline.contract.run_folder import RunFolder
 from paceline.watch import logs as watch_logs
 
@@ -51,3 +53,52 @@ def test_ctrl_c_says_that_the_run_goes_on(
     assert (
         f"{run} goes on; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}" in capsys.readouterr().err
     )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m \x1b[38;5;9mmore\x1b[m\n", None),
+        ("10%\r\x1b[K20%\t\u00e9\b\n", None),
+        ("a\x1b]0;title\x07b", "ab"),
+        ("a\x1b]52;c;aHVzaA==\x1b\\b", "ab"),
+        ("a\x1b]8;;https://example.org\x1b\\link\x1b]8;;\x1b\\b", "alinkb"),
+        ("a\x1bP$q\x1b\\b", "ab"),
+        ("a\x1b[2J\x1b[H\x1b[6n\x1b[?1049h\x1bcb", "ab"),
+        ("a\x1b(0b\x1b[>4;1mc", "abc"),
+        ("a\x9b2Jb\x07\x0e", "a2Jb"),
+        ("a\x1b]0;no end\nb", "a0;no end\nb"),
+    ],
+)
+def test_a_terminal_gets_text_and_colours_alone(printed: str, shown: str | None) -> None:
+    for size in (1, 3, len(printed)):
+        terminal, pipe = Terminal(), io.StringIO()
+        for stream in (terminal, pipe):
+            output = console.ScriptOutput(stream)
+            for start in range(0, len(printed), size):
+                output.write(printed[start : start + size])
+        assert terminal.getvalue() == (printed if shown is None else shown)
+        assert pipe.getvalue() == printed
+
+
+@pytest.mark.parametrize("command", ["logs", "logs -f", "submit --follow"])
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_logs_of_a_script_that_writes_to_the_terminal(
+    command: str, stream: type[io.StringIO], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\x1b]0;title\x07\x1b[32mloss 1.5\x1b[0m\n"
+    (folder.path / "slurm.log").write_text(text)
+    monkeypatch.setattr(logs, "stream", lambda *_, **__: iter([text]))
+    monkeypatch.setattr(watch_logs, "follow", lambda *_, **__: iter([text]))
+    monkeypatch.setattr(sys, "stdout", stream())
+    if command == "submit --follow":
+        submit.wait_until_done(folder, follow=True)
+    else:
+        logs.command(folder.path.name, follow=command == "logs -f", batch=command == "logs")
+    assert isinstance(sys.stdout, io.StringIO)
+    assert sys.stdout.getvalue() == (text if stream is io.StringIO else text.partition("\x07")[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import IO, TYPE_CHECKING
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {"good": "green", "bad": "red", "dim": "grey50", "name": "bold", "path": "cyan"}
+
+# Colours and the erasing of a line, which progress bars need; then all that acts on a terminal otherwise.
+_ESCAPE = re.compile(
+    r"(\x1b\[[0-9;:]*[mK])|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
+    r"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
+_BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]{0,4096}\x1b?|[ -/]*)\Z")
 
 
 def is_colourful(stream: IO[str]) -> bool:
@@ -27,6 +35,23 @@ def paint(text: str, colour: str, stream: IO[str]) -> str:
 def printable(text: str) -> str:
     """Replace control characters, which would act on the terminal: names and messages may be anybody's."""
     return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
+
+
+class ScriptOutput:
+    """Prints a script's output. A terminal gets its text and colours alone; a pipe or a file gets all of it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._filters = stream.isatty()
+        self._begun = ""  # an escape sequence whose end has not come yet
+
+    def write(self, text: str) -> None:
+        if self._filters:
+            text = self._begun + text
+            found = _BEGUN_ESCAPE.search(text)
+            self._begun = found[0] if found else ""
+            text = _ESCAPE.sub(lambda escape: escape[1] or "", text[: len(text) - len(self._begun)])
+        self._stream.write(text)
 
 
 def say(text: str, *, colour: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
@@ -35,10 +35,11 @@ def command(
       paceline logs --batch 1a2b  the batch script and Slurm
     """
     folder = runs.named(run)
+    output = console.ScriptOutput(sys.stdout)
     if follow:
         with runs.goes_on(folder):
             for text in stream(folder, rank=rank, monitor=RunMonitor(folder)):
-                sys.stdout.write(text)
+                output.write(text)
                 sys.stdout.flush()
         _say_failure(folder)
         return 0
@@ -51,7 +52,7 @@ def command(
         )
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            sys.stdout.write(line)
+            output.write(line)
     sys.stdout.flush()
     if attempt is None and not batch:
         _say_failure(folder)

@@ -142,9 +142,9 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
 
     with runs.goes_on(folder):
         if follow:
-            monitor = RunMonitor(folder)
+            monitor, output = RunMonitor(folder), console.ScriptOutput(sys.stdout)
             for text in stream(folder, monitor=monitor):
-                sys.stdout.write(text)
+                output.write(text)
                 sys.stdout.flush()
             record = monitor.record
         else:
