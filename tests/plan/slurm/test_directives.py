@@ -88,5 +88,6 @@ def test_paths_that_slurm_or_python_would_split_are_rejected() -> None:
 
     from paceline.plan.run_path import RunPath
 
-    with pytest.raises(PacelineError, match=re.escape("has a colon in its path")):
-        plan({}, run_path=RunPath(Path("/scratch/a:b"), "p", "e", "r"))
+    for folder, name in (("a:b", "a colon"), ("a\\b", "a backslash")):
+        with pytest.raises(PacelineError, match=re.escape(f"has {name} in its path")):
+            plan({}, run_path=RunPath(Path("/scratch") / folder, "p", "e", "r"))

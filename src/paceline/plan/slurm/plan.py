@@ -154,10 +154,11 @@ def _launch_spec(
 
 def _check_path(path: str) -> None:
     """Reject what neither sbatch nor PYTHONPATH could hold."""
-    for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma")):
+    # sbatch drops backslashes from the path of the log.
+    for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma"), ("\\", "a backslash")):
         if bad in path:
             raise SpecError(
-                f"The run folder {path!r} has {name} in its path, which Slurm or Python would take for a separator.",
+                f"The run folder {path!r} has {name} in its path, which Slurm or Python would not take literally.",
                 hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
             )
 
