@@ -35,7 +35,7 @@ def command(
       paceline cancel 1a2b
       paceline cancel --save last    save a checkpoint first
     """
-    for folder in [runs.named(name) for name in names]:
+    for folder in [runs.own(name) for name in names]:
         record = read_record(folder)
         if record.is_over and not _may_requeue(record):
             print(f"{record.run_id} is over already: {record.status}")

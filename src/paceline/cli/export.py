@@ -17,6 +17,7 @@ from paceline.cluster.runs import weights
 from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
+from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
@@ -125,6 +126,8 @@ def _export_with_torch(
     python = sys.executable
     if importlib.util.find_spec("torch") is None:
         try:
+            if not is_own_folder(source):
+                raise ValueError("its Python may be any program")
             python = LaunchSpec.from_json(RunFolder(source).launch_spec.read_text(encoding="utf-8")).python
         except (OSError, ValueError):
             raise EnvironmentProblem(

@@ -30,7 +30,13 @@ def project_here() -> tuple[Path, str]:
 
 
 def named(name: str) -> RunFolder:
+    """Return a run to look at."""
     return folders.find_run(name, scratch_here())
+
+
+def own(name: str) -> RunFolder:
+    """Return a run of this user's, to execute something of it, signal it or change it."""
+    return folders.find_own_run(name, scratch_here())
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def command(
 
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
-    folder = runs.named(run)
+    folder = runs.own(run)
     record = read_record(folder)
     if record.job is None or record.status != "running":
         status = record.status if record.job else f"{record.status}, and not a Slurm job"

@@ -133,9 +133,9 @@ def find_file(name: str) -> tuple[Path, SweepFolder | None]:
     if path.suffix in (".toml", ".txt", ".yml", ".yaml", ".py"):
         raise UsageError(f"There is no file {name!r} here.", hint="See the examples of `paceline sweep --help`.")
     from paceline.cli import runs
-    from paceline.sweep.results import find_sweep
+    from paceline.sweep.results import find_own_sweep
 
-    sweep = find_sweep(name, runs.scratch_here())
+    sweep = find_own_sweep(name, runs.scratch_here())
     known = Path(sweep.read_search().file)
     if not known.is_file():
         raise UsageError(

@@ -14,7 +14,7 @@ from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.sweep.folder import find_pids
-from paceline.sweep.results import find_sweep
+from paceline.sweep.results import find_own_sweep
 
 
 def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name or folder, or `last`.")]) -> int:
@@ -22,7 +22,7 @@ def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep'
 
     It stays cancelled until you continue it: paceline sweep --resubmit missing NAME
     """
-    sweep = find_sweep(name, runs.scratch_here())
+    sweep = find_own_sweep(name, runs.scratch_here())
     # Marked first, so that no trial starts in the meantime.
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
     for pid in {pid for path in sweep.trials.glob("*") for pid in find_pids(RunFolder(path))}:

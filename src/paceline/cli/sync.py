@@ -12,6 +12,7 @@ from paceline.cli import console, runs
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
 from paceline.contract import wandb_server
+from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.watch.records import find_runs
@@ -36,7 +37,7 @@ def command(
     """
     if all_runs:
         return _sync_all(dry_run=dry_run)
-    folder = runs.named(run)
+    folder = runs.own(run)
     if not _unsent(folder):
         print(_nothing_to_send(folder, bool(offline_runs(folder))))
         return 0
@@ -53,7 +54,8 @@ def _unsent(folder: RunFolder) -> list[Path]:
 def _sync_all(*, dry_run: bool) -> int:
     """Send every run of the project. One that cannot be sent does not keep the others from it."""
     scratch, project = runs.project_here()
-    folders = [each for each in reversed(find_runs(scratch)) if each.path.parent.parent.name == project]
+    listed = (each for each in reversed(find_runs(scratch)) if each.path.parent.parent.name == project)
+    folders = [each for each in listed if is_own_folder(each.path)]
     waiting = [each for each in folders if _unsent(each)]
     if not waiting:
         print(f"none of the {len(folders)} runs of {project} in {scratch} has anything to send to W&B")

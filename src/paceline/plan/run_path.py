@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,3 +38,8 @@ def new_run_id(now: datetime.datetime | None = None) -> str:
     """Return an id that sorts by time, and differs from others of the same second."""
     moment = now or datetime.datetime.now()
     return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def is_run_id(name: str) -> bool:
+    """Return whether a text is a whole run id."""
+    return re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) is not None

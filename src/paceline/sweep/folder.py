@@ -14,6 +14,7 @@ from typing import Any
 from paceline.cluster.runs import claims
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING
+from paceline.contract.files.ownership import require_own_folder
 from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
@@ -36,7 +37,8 @@ class SweepWriter:
         return not self.folder.spec.is_file()
 
     def check_search(self, search: Search) -> None:
-        """Raise if the folder holds a different sweep of this name, or a run."""
+        """Raise if the folder holds a different sweep of this name, or a run, or belongs to another user."""
+        require_own_folder(self.folder.path, "Sweep")
         if self.is_new:
             if self.run_path.folder.run_json.is_file():
                 raise UsageError(

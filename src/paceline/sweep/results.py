@@ -18,6 +18,7 @@ from typing import Any
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
+from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.errors import ClusterError, UsageError
@@ -98,11 +99,11 @@ class Sweep:
 
 
 def find_sweep(name: str, scratch: Path) -> SweepFolder:
-    """Find a sweep by its folder, its name or a prefix; `last` is the newest."""
+    """Find a sweep by its folder, its name or a prefix; `last` is the newest. Only its folder finds another user's."""
     if SweepFolder(Path(name)).spec.is_file():
         return SweepFolder(Path(name).resolve())
     found = (path.parent for path in scratch.glob("*/*/*/sweep.json"))
-    known = sorted(path for path in found if path.parent.name != STORE)
+    known = sorted(path for path in found if path.parent.name != STORE and is_own_folder(path))
     if name == "last":
         meant = sorted(known, key=lambda path: (path / "sweep.json").stat().st_mtime)[-1:]
     else:
@@ -117,9 +118,16 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
         )
     names = ", ".join(path.name for path in known[:8])
     raise UsageError(
-        f"There is no sweep {name!r} in {scratch}.",
+        f"You have no sweep {name!r} in {scratch}.",
         hint=f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`.",
     )
+
+
+def find_own_sweep(name: str, scratch: Path) -> SweepFolder:
+    """Find a sweep as `find_sweep` does, to change it. Raises UsageError if it is another user's."""
+    sweep = find_sweep(name, scratch)
+    require_own_folder(sweep.path, "Sweep")
+    return sweep
 
 
 def read_sweep(folder: SweepFolder, query: QueryStates = slurm.states) -> Sweep:

@@ -11,6 +11,7 @@ from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.runs.environment_file import forget_secrets, read_secret_names
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, UNKNOWN, WAITING
+from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED
@@ -33,14 +34,16 @@ class EndedSecrets:
 
 def find_ended_secrets(scratch: Path, query: QueryStates = slurm.states) -> list[EndedSecrets]:
     """Return the files of runs and sweeps in a scratch folder that are certainly over."""
-    runs = [folder for folder in find_runs(scratch) if read_secret_names(folder.environment)]
+    own = [folder for folder in find_runs(scratch) if is_own_folder(folder.path)]
+    runs = [folder for folder in own if read_secret_names(folder.environment)]
     found = [
         EndedSecrets(record.folder.environment, f"{_names(record.folder.environment)}; the run is {record.status}")
         for record in read_records(runs, query)
         if record.is_over and not _may_requeue(record)
     ]
     submissions = sorted(scratch.glob("*/*/*/submissions/*/environment.sh"))
-    return found + list(_of_sweeps((path for path in submissions if read_secret_names(path)), query))
+    ours = (path for path in submissions if is_own_folder(path.parent) and is_own_folder(path.parent.parent.parent))
+    return found + list(_of_sweeps((path for path in ours if read_secret_names(path)), query))
 
 
 def _may_requeue(record: Record) -> bool:

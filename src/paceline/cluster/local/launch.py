@@ -91,7 +91,7 @@ class ResumedRun:
 def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path) -> ResumedRun:
     """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
     job = load(program or Program(""))
-    folder = folders.find_run(name, folders.resolve_scratch(job, os.environ))
+    folder = folders.find_own_run(name, folders.resolve_scratch(job, os.environ))
     spec = read_launch_spec(folder)
     require_not_running(folder)
     if program is None:

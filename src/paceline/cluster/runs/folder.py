@@ -6,14 +6,16 @@ import glob
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.plan.run_path import STORE, RunPath, new_run_id
+from paceline.plan.run_path import STORE, RunPath, is_run_id, new_run_id
 from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
@@ -60,7 +62,8 @@ def run_path_of(folder: RunFolder) -> RunPath:
 def find_run(name: str, scratch: Path) -> RunFolder:
     """Find a run by its folder, its id, one end of its id, its name or its job id.
 
-    `last` is the newest run, SWEEP-3 a trial of a sweep. Raises UsageError if there is none, or more than one.
+    `last` is the newest run, SWEEP-3 a trial of a sweep. Only the folder and the whole id find another user's run,
+    which is to be read and nothing else (`find_own_run`). Raises UsageError if there is none, or more than one.
     """
     if not name.strip():
         raise UsageError("The run's name is empty.", hint="Give a run's id, its name, its folder, or `last`.")
@@ -70,13 +73,15 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     # Snapshots lie beside the runs, and may contain a file called run.json.
     known = sorted(path for path in found if path.parent.name != STORE)
     known.sort(key=lambda path: path.name)
-    matches = known[-1:] if name == "last" else [path for path in known if path.name == name]
+    exact = [path for path in known if path.name == name]
+    matches = list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
     # Exact names come before ends of ids: `cancel a` must not cancel the run whose id happens to end with an a.
-    matches = matches or [path for path in known if name in _other_names(RunFolder(path))]
-    matches = matches or [path for path in known if path.name.endswith(name) or path.name.startswith(name)]
+    matches = matches or _own(path for path in known if name in _other_names(RunFolder(path)))
+    matches = matches or _own(path for path in known if path.name.endswith(name) or path.name.startswith(name))
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
-        matches = [path.parent for path in trials]
+        matches = _own(path.parent for path in trials)
+    matches = matches or (exact if is_run_id(name) else [])
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
@@ -86,11 +91,23 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
         )
     if name == "last":
-        raise UsageError(f"There are no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
+        raise UsageError(f"You have no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
         f"There is no run {name!r} in {scratch}.",
-        hint="Give a run's id, the start or end of it, its name, its job id, or its folder. `paceline ps` lists runs.",
+        hint="Give a run's id, the start or end of it, its name, its job id, or its folder. Of another user's run, give"
+        " the whole id or the folder. `paceline ps` lists runs.",
     )
+
+
+def find_own_run(name: str, scratch: Path) -> RunFolder:
+    """Find a run as `find_run` does, to execute, signal or change it. Raises UsageError if it is another user's."""
+    folder = find_run(name, scratch)
+    require_own_folder(folder.path, "Run")
+    return folder
+
+
+def _own(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if is_own_folder(path)]
 
 
 def _other_names(folder: RunFolder) -> list[str]:

@@ -116,7 +116,7 @@ def find_resumed_draft(
 ) -> ResumedDraft:
     """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
     here = typed.load(program or Program(""), cwd)
-    folder = folders.find_run(name, folders.resolve_scratch(here, os.environ))
+    folder = folders.find_own_run(name, folders.resolve_scratch(here, os.environ))
     old = read_launch_spec(folder)
     if old.trial:
         raise UsageError(
