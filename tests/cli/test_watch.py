@@ -13,8 +13,10 @@ import pytest
 
 from paceline import cli
 from paceline.cli import console, logs, submit
+from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch import logs as watch_logs
+from paceline.watch.records import read_record
 
 
 @pytest.fixture
@@ -102,3 +104,18 @@ def test_logs_of_a_script_that_writes_to_the_terminal(
         logs.command(folder.path.name, follow=command == "logs -f", batch=command == "logs")
     assert isinstance(sys.stdout, io.StringIO)
     assert sys.stdout.getvalue() == (text if stream is io.StringIO else text.partition("\x07")[2])
+
+
+def test_wait_names_a_killed_batch_shell(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_start = folder.job_start("7-0")
+    job_start.path.mkdir(parents=True)
+    job_start.agent.write_text("1\n")
+    folder.claims.mkdir()
+    (folder.claims / "1").symlink_to(job_start.path.name)
+    folder.job.write_text("7\n")
+    ended = read_record(folder, lambda _: {"7": JobState("7", "FAILED", exit_code="0:9")})
+    monkeypatch.setattr(watch_logs, "wait_until_over", lambda _: ended)
+    assert submit.wait_until_done(folder, follow=False) == 1
+    assert "the batch shell was killed by signal 9" in capsys.readouterr().err

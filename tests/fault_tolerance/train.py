@@ -37,6 +37,10 @@ class Net(nn.Module):
         return self.layers(x)
 
 
+class Items(TensorDataset):
+    """Items that workers fetch: a plain TensorDataset is read without any."""
+
+
 class Faults:
     def __init__(self, args: argparse.Namespace, rank: int) -> None:
         self.out = Path(args.out)
@@ -107,7 +111,8 @@ def train(run: paceline.Run, args: argparse.Namespace, faults: Faults) -> None:
     model = run.wrap(Net(run.params.get("dropout", 0.2)))
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, EPOCHS * PER_EPOCH)
-    loader = run.loader(TensorDataset(x, y), batch_size=BATCH, num_workers=args.workers)
+    data = Items(x, y) if args.workers else TensorDataset(x, y)
+    loader = run.loader(data, batch_size=BATCH, num_workers=args.workers)
     faults.gate("start")
     run.resume(model=model, opt=opt, sched=sched, loader=loader)
     faults.gate("warm-up")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from paceline.sandbox import Sandbox
 
@@ -45,6 +48,16 @@ class Cluster(Sandbox):
     def queue(self) -> list[str]:
         """Return the ids of all jobs that are pending, running or completing."""
         return self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
+
+    def processes(self, job: str) -> list[psutil.Process]:
+        """Return a job's live processes. Another cluster on this machine may have a job with the same number."""
+        mine = {"SLURM_JOB_ID": job, **self.environment}
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if mine.items() <= process.environ().items() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def clear(self, timeout: float = 90) -> None:
         """Cancel all jobs, undo every fault and wait until all nodes are idle."""

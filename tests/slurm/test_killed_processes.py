@@ -15,20 +15,13 @@ import psutil
 import pytest
 
 from tests.fault_tolerance.runs import Training, assert_same
-from tests.slurm.harness import Cluster
+from tests.runtime.test_metrics import lines_of
+from tests.runtime.trackers.wandb_runs import wandb_runs
+from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.test_faults import Make, Submitted, four_undisturbed, submitted
 
 __all__ = ["four_undisturbed", "submitted"]
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
-
-
-def processes_of(job: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("SLURM_JOB_ID") == job and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def command(process: psutil.Process | None) -> str:
@@ -45,6 +38,11 @@ def is_agent(process: psutil.Process) -> bool:
     return any(is_zygote(child) for child in process.children()) and not is_zygote(process)
 
 
+def is_data_worker(process: psutil.Process) -> bool:
+    """Whether a rank started it: the zygote forks ranks, which fork the workers of their loaders."""
+    return is_zygote(process) and sum(is_zygote(above) for above in process.parents()) == 2
+
+
 def variable(process: psutil.Process, name: str) -> str:
     return process.environ().get(name, "")
 
@@ -52,6 +50,7 @@ def variable(process: psutil.Process, name: str) -> str:
 KINDS: dict[str, Callable[[psutil.Process], bool]] = {
     "member agent": lambda each: is_agent(each) and variable(each, "SLURM_PROCID") == "1",
     "zygote": lambda each: is_zygote(each) and not any(is_zygote(above) for above in each.parents()),
+    "data-loader worker": is_data_worker,
 }  # `test_killed_agents` kills the head agent, and `test_faults` a rank
 
 
@@ -59,7 +58,7 @@ def kill_one(ours: Submitted, matches: Callable[[psutil.Process], bool]) -> None
     found: list[Any] = []
 
     def find() -> bool:
-        for each in processes_of(ours.job):
+        for each in ours.cluster.processes(ours.job):
             with suppress(psutil.Error):
                 if matches(each):
                     found.append(each)
@@ -70,7 +69,7 @@ def kill_one(ours: Submitted, matches: Callable[[psutil.Process], bool]) -> None
 
 
 def check_nothing_is_left(ours: Submitted) -> None:
-    ours.until(lambda: not processes_of(ours.job), f"left running: {[command(p) for p in processes_of(ours.job)]}")
+    ours.until(lambda: not ours.cluster.processes(ours.job), "processes are left running")
     left = [path for base in ("/tmp", "/dev/shm") for path in glob.glob(f"{base}/paceline-*/*{ours.run.path.name}*")]
     assert not left
 
@@ -78,7 +77,8 @@ def check_nothing_is_left(ours: Submitted) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_process(kind: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
     ours = submitted(gates="step-17")
-    ours.script_args += ["--workers", "1"]
+    if KINDS[kind] is is_data_worker:
+        ours.script_args += ["--workers", "1"]
     ours.submit()
     ours.at("step-17", ranks=4)
     kill_one(ours, KINDS[kind])
@@ -87,5 +87,42 @@ def test_a_killed_process(kind: str, four_undisturbed: Training, submitted: Make
     ours.completes()
     assert cluster.restarts(ours.job) == 0, ours.logs()  # it went on in the same allocation
     assert ours.verdicts() == ["failed", "done"], ours.logs()
+    assert_same(ours, four_undisturbed)
+    check_nothing_is_left(ours)
+
+
+def test_a_killed_tracker_service(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+    """Training goes on, and W&B has every line all the same."""
+    ours = submitted(gates="step-17")
+    ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
+    ours.at("step-17", ranks=4)
+    kill_one(ours, lambda each: each.name().startswith("wandb-core"))
+    ours.open("step-17")
+    ours.completes()
+    assert ours.verdicts() == ["done"], ours.logs()
+    assert_same(ours, four_undisturbed)
+    assert [row for each in wandb_runs(ours.folder.trackers) for row in each.lines()] == lines_of(ours.folder.path)
+    check_nothing_is_left(ours)
+
+
+def test_a_killed_batch_shell(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+    """Slurm fails the job and ends its step. The agents ask the ranks to save; whether they do or not, it can go on."""
+    ours = submitted(gates="step-17")
+    ours.submit()
+    ours.at("step-17", ranks=4)
+    kill_one(ours, lambda each: command(each).endswith("/slurm_script"))
+    ours.wait_for_stop_request(0)
+    ours.open("step-17")
+    ours.until(lambda: cluster.state(ours.job) in ENDED, "it does not end")
+    assert (cluster.state(ours.job), cluster.restarts(ours.job)) == ("FAILED", 0), ours.logs()
+    check_nothing_is_left(ours)
+    run = ours.folder.path.name
+    shown = ours.paceline("show", run, cwd=ours.home).stdout
+    assert "failed (the batch shell was killed" in shown
+    assert f"to go on   paceline submit --resume {run}\n" in shown
+    done = ours.paceline("submit", "--resume", run, cwd=ours.home)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    ours.job = ours.folder.job.read_text().strip()
+    ours.completes()
     assert_same(ours, four_undisturbed)
     check_nothing_is_left(ours)

@@ -168,11 +168,7 @@ class Job:
 
     def kill(self) -> None:
         """Kill all its processes at once, the batch shell first; scancel would let them clean up."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get("SLURM_JOB_ID") == self.id:
-                    found.append(process)
+        found = self.cluster.processes(self.id)
         assert len(found) > 2, found
         for process in sorted(found, key=lambda each: each.pid):
             with suppress(psutil.Error):

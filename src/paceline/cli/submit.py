@@ -139,6 +139,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     from paceline.watch.goodput import had_nothing_left, read_events
     from paceline.watch.logs import RunMonitor, wait_until_over
     from paceline.watch.logs import follow as stream
+    from paceline.watch.records import killed_shell
 
     with runs.goes_on(folder):
         if follow:
@@ -154,7 +155,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour)
     if record.status == DONE:
         return 0
-    if record.requeue_problem or record.status == DONE_UNSAVED:
+    if record.requeue_problem or killed_shell(folder, record.state) or record.status == DONE_UNSAVED:
         console.say_note(record.detail)
     if record.status not in (STOPPED, DONE_UNSAVED):
         runs.say_failure(folder)

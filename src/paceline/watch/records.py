@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class Record:
         return "; ".join(part for part in parts if part)
 
     def _reason(self) -> str:
+        if killed := killed_shell(self.folder, self.state):
+            return killed
         if self.requeue_problem:
             return f"not requeued: {self.requeue_problem}"
         if self.status == LOST and self.job is not None:
@@ -205,6 +208,21 @@ def unsaved_state(folder: RunFolder) -> str:
         return read_bounded(holder.job_start.unsaved, 10_000).decode().strip() if holder else ""
     except (OSError, ValueError):
         return ""
+
+
+def killed_shell(folder: RunFolder, state: JobState | None) -> str:
+    """Return that the job's batch shell was killed; empty if it was not, or if nobody can know.
+
+    The shell exits on its own with a code, whatever becomes of the run. Slurm fails a job whose shell ends by a
+    signal, and ends its steps. Some versions call that a launch failure, also after hours.
+    """
+    holder = find_holder(folder)
+    if state is None or state.state != "FAILED" or holder is None or not holder.job_start.agent.exists():
+        return ""
+    number = re.match(r"RaisedSignal:(\d+)", state.reason) or re.fullmatch(r"\d+:([1-9]\d*)", state.exit_code)
+    if number is None and state.reason != "JobLaunchFailure":
+        return ""
+    return f"the batch shell was killed{f' by signal {number[1]}' if number else ''}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
