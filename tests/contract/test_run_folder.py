@@ -64,3 +64,17 @@ def test_a_file_server_that_hiccups_has_not_taken_over(
     monkeypatch.setattr(os, "listdir", stale)
     monkeypatch.setattr(run_folder, "READ_PAUSES", (0, 0, 0))
     assert run.successor("7-0") == successor
+
+
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("weights")
+    (tmp_path / f".cancelled.{os.getpid()}.partial").symlink_to(precious)
+    write_atomically(tmp_path / "cancelled", "1\n")
+    assert precious.read_text() == "weights"
+    assert not (tmp_path / "cancelled").is_symlink()
+    monkeypatch.setattr(run_folder.os, "urandom", lambda size: b"guessed!")
+    (tmp_path / f".cancelled.{b'guessed!'.hex()}.partial").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "cancelled", "2\n")
+    assert precious.read_text() == "weights"

@@ -187,8 +187,9 @@ def _reserve_of(path: Path) -> Path:
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write a file so that readers see all of it or none: write it next to its path, then rename it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # A name that nobody can guess, and no file but a new one: others may write to the folder too.
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

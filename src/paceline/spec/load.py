@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.contract.files.ownership import is_trusted, owner_name
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
@@ -135,9 +137,9 @@ def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], param
 
 
 def repository_root(cwd: Path) -> Path | None:
-    """Return the nearest folder, here or above, that holds `.git`."""
+    """Return the nearest folder, here or above, that holds `.git`. Those of strangers are ignored."""
     for folder in (cwd, *cwd.parents):
-        if (folder / ".git").exists():
+        if (folder / ".git").exists() and _is_trusted(folder / ".git"):
             return folder
     return None
 
@@ -145,14 +147,29 @@ def repository_root(cwd: Path) -> Path | None:
 def find_file(cwd: Path, root: Path | None) -> Path | None:
     """Find the nearest `paceline.toml`, or `pyproject.toml` with `[tool.paceline]`, up to the repository's root."""
     for folder in (cwd, *cwd.parents):
-        if (folder / FILE).is_file():
+        if (folder / FILE).is_file() and _is_trusted(folder / FILE):
             return folder / FILE
         project = folder / "pyproject.toml"
-        if project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace"):
+        is_ours = project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace")
+        if is_ours and _is_trusted(project):
             return project
         if root is None or folder == root:
             return None
     return None
+
+
+@functools.cache
+def _is_trusted(path: Path) -> bool:
+    """Return whether a file found here or above is this user's or root's; say once if it is not.
+
+    Whoever can write to a folder above yours, such as /tmp, could otherwise set what your jobs execute.
+    """
+    if is_trusted(path):
+        return True
+    if sys.stderr is not None:
+        text = f"paceline: ignoring {str(path)!r}, which belongs to {owner_name(path)}"
+        print(text if path.name == ".git" else f"{text}; use it with --config", file=sys.stderr)
+    return False
 
 
 def read_file(file: Path) -> dict[str, Any]:
