@@ -46,7 +46,6 @@ class CapturedStep:
         self._log = log
         self._rank = rank
         self._device = gradients.device
-        self._reason: str | None = None  # why all steps run eagerly
         self._eager = False
         self._optimizers = GraphOptimizers(self._device)
         self._version = 0  # of the optimizers, when the graphs were captured
