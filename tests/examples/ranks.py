@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import paceline
 
@@ -41,6 +44,28 @@ def run_example(example: str, args: list[str], stop_at: int | None = None) -> tu
     # A stop ends the script, with code 0.
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
         returned = train.main(["--cpu", *args])
+    return returned, printed.getvalue()
+
+
+def run_plain(example: str, args: list[str], stop_at: int | None = None) -> tuple[Any, str]:
+    """Return what `main` of an example without the runtime returned, or its exit code, and what it printed.
+
+    With `stop_at`, the last rank gets SIGUSR1 after that step: the others must learn of it.
+    """
+    steps = itertools.count(1)
+    is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+
+    def stop(*_: Any) -> None:
+        if next(steps) == stop_at and is_last:
+            signal.raise_signal(signal.SIGUSR1)
+
+    register_optimizer_step_post_hook(stop)
+    train = import_from(example, "train")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            returned = train.main(args)
+        except SystemExit as leaving:
+            returned = leaving.code
     return returned, printed.getvalue()
 
 
