@@ -12,6 +12,7 @@ import pytest
 
 from paceline.agent import restart_policy
 from paceline.agent.stop_request import FILE, INTERRUPT, LOST, TERM, describe_cause
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import Launch, Launched, until
 
@@ -108,6 +109,25 @@ def test_a_script_that_goes_on_after_sigterm_is_requeued_before_the_time_limit(l
     assert started.verdicts() == ("stopped", "stopped")
     assert started.job_start.requeue.exists()
     assert "did not stop within 1 s and were ended: 0, 1" in started.err()
+
+
+@pytest.mark.parametrize("state", ["starting", "training"])
+def test_a_run_that_has_trained_is_requeued_before_the_time_limit(launch: Launch, tmp_path: Path, state: str) -> None:
+    """Its ranks may need longer than the grace time to start again, or for a step. Slurm would end the run for good."""
+    stays = RUNTIME.partition("while not requests")[0] + "time.sleep(3600)\n"
+    if state == "starting":  # again, with a script that does not import the runtime itself
+        (tmp_path / "run" / "events").mkdir(parents=True)
+        RunFolder(tmp_path / "run").rank_events.touch()
+    script = SLEEPS if state == "starting" else stays
+    started = launch(script, env={"SLURM_JOB_ID": "1"}, stop_timeout=2.0, kill_after=0.2)
+    listening(started)
+    touch_stop(started)
+    assert started.wait() == 0, started.err()
+    assert started.verdicts() == ("stopped", "stopped")
+    assert started.job_start.requeue.exists()
+    assert "did not stop within 1 s and were ended: 0, 1" in started.err()
+    will = {"starting": "the ranks have not begun to train, so they have nothing", "training": "the ranks save and stop"}
+    assert will[state] in started.err()
 
 
 def test_a_handler_that_only_prints_stacks(launch: Launch) -> None:

@@ -43,13 +43,15 @@ def describe_cause(way: int, *, cancelled: bool, environ: Mapping[str, str], gra
 class StopRequest:
     """Signals each rank once it can take a signal, and again when its runtime listens.
 
-    A request that must end the ranks has a deadline: by Ctrl-C, by SIGTERM to any agent, or because the run was
-    cancelled or is requeued in any case. The others come from a batch script with its own time limit.
+    A request has a deadline if the ranks must end, or may: by Ctrl-C, by SIGTERM to any agent, because the run was
+    cancelled or is requeued in any case, or because the run has trained with the runtime. The next job start then goes
+    on from the newest checkpoint; at the time limit, Slurm would end the run for good.
     """
 
     def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats) -> None:
         self._launch_spec, self._workers, self._heartbeats = launch.launch_spec, workers, heartbeats
-        self._cancelled = RunFolder(launch.attempt.path.parent).cancelled
+        self._run = RunFolder(launch.attempt.path.parent)
+        self._cancelled = self._run.cancelled
         self.timeout = launch.launch_spec.stop_timeout
         self.requested = False
         self._way = FILE
@@ -78,10 +80,10 @@ class StopRequest:
 
         SIGINT is what scripts and frameworks expect after Ctrl-C: torchrun and a terminal send it too.
         """
-        with_term = self._must_end()
-        if with_term and self._deadline == math.inf:
+        with_term, states = self._must_end(), self._states(local_ranks)
+        if self._deadline == math.inf and (with_term or self._has_trained(states)):
             self._set_deadline()
-        for pid, state in self._states(local_ranks).items():
+        for pid, state in states.items():
             if not READY <= state <= RUNNING:
                 continue
             # A script that saves on SIGUSR1 gets time to do so: SIGTERM would end it meanwhile.
@@ -117,7 +119,7 @@ class StopRequest:
     def _describe(self, states: Mapping[int, int]) -> list[str]:
         if RUNNING in states.values():
             return ["the ranks save and stop"]
-        if fork_safety.uses_runtime(self._launch_spec):
+        if fork_safety.uses_runtime(self._launch_spec) or self._has_trained(states):
             return ["the ranks have not begun to train, so they have nothing to save"]
         if any(processes.has_handler(pid, signal.SIGUSR1) for pid in states):
             return ["the script handles SIGUSR1 itself"]
@@ -139,8 +141,12 @@ class StopRequest:
         """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
         return self._way > FILE or self._launch_spec.requeue_always or self._cancelled.exists()
 
+    def _has_trained(self, states: Mapping[int, int]) -> bool:
+        """Whether the run, in this attempt or before, has come to the runtime's step boundaries."""
+        return max(states.values(), default=READY) > READY or self._run.rank_events.exists()
+
     def _set_deadline(self) -> None:
-        if self._launch_spec.requeue_always and self._way == FILE:
+        if self._way == FILE and not self._cancelled.exists():
             # The time limit is `stop_timeout` away, and the ranks must have ended by then.
             margin = min(self._launch_spec.kill_after + MARGIN, self.timeout / 2)
             self.timeout -= margin

@@ -45,6 +45,11 @@ class RunFolder:
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
     slurm_log = Entry("slurm.log")  # output of the batch script itself
 
+    @property
+    def rank_events(self) -> Path:
+        """The events of rank 0, which has the runtime: there are none before its first step boundary."""
+        return self.events / "rank-0.jsonl"
+
     def node_metrics(self, node: int) -> Path:
         return self.system / f"node-{node}.jsonl"
 

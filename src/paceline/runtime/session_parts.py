@@ -136,7 +136,7 @@ def _make_boundary(
     trackers: Trackers,
 ) -> Boundary:
     rank, control = worker.identity.rank, worker.group.control
-    events = EventWriter(folder.events / "rank-0.jsonl" if folder and rank == 0 else None)
+    events = EventWriter(folder.rank_events if folder and rank == 0 else None)
     stop_on_nonfinite = settings.on_nonfinite == "stop" and settings.precision != "fp16"
     boundary = Boundary(
         group=control,
