@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -29,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.contract.files.shared_places import own_folder_name
 from paceline.sandbox import NAMESPACES, PLAIN
 from paceline.watch.records import read_records
 from tests.fault_tolerance.runs import Training
@@ -38,7 +40,8 @@ from tests.soak.runs import DEFECT, OUTCOMES, UNFINISHED, Shape, SoakRun, shared
 
 RUN_FAULT_EVERY, NODE_FAULT_EVERY = 8.0, 45.0  # seconds between two faults, on average
 REPORT_EVERY = 15.0
-FINISH_WITHIN = 480.0  # seconds for the last runs to end
+IS_OF_NODE = re.compile(r"node-init\.sh|slurmd |sleep 3600$|ps -eo")  # what runs on a node without a job
+FINISH_WITHIN = 1200.0  # seconds for the last runs to end
 
 
 class Soak:
@@ -49,6 +52,7 @@ class Soak:
         self.ended: list[SoakRun] = []
         self.faults: Counter[str] = Counter()
         self.problems: list[str] = []  # of the soak itself
+        self.left: list[str] = []  # behind by runs that ended
         self.ending = threading.Event()
         self.started = time.monotonic()
         self.undisturbed: dict[int, Training] = {}
@@ -121,6 +125,7 @@ class Soak:
         self.faults[kind] += 1
         for run in runs:
             run.faults.append(kind)
+            run.step_at_fault = run.step
             with open(run.home / "faults", "a") as file:
                 file.write(f"{time.time():.1f} {time.strftime('%H:%M:%S')} {kind} at step {run.step}\n")
 
@@ -142,6 +147,7 @@ class Soak:
     def _end(self, run: SoakRun) -> None:
         if not run.outcome:
             run.judge(self.undisturbed[run.shape.world_size])
+            self.left += [f"run {run.number}: {path}" for path in run.temporary_files()]
         if run.outcome == DEFECT:
             run.keep(self.kept)
             print(f"DEFECT in run {run.number} ({run.shape}), after {run.faults}: {run.reason}", flush=True)
@@ -162,11 +168,14 @@ class Soak:
         )
 
     def leftovers(self) -> list[str]:
-        """Return what the runs have left on the nodes, once none is live."""
-        found = []
-        for node in self.cluster.nodes if os.geteuid() == 0 else []:
-            listed = self.cluster.exec(node, ["find", "/dev/shm", "-mindepth", "2"], timeout=60).stdout.split("\n")
-            found += [f"{node}: {path}" for path in listed if path]
+        """Return what the runs have left behind: temporary files and, once none is live, anything on the nodes."""
+        found = list(self.left)
+        for node in self.cluster.nodes if os.geteuid() == 0 and not self.live else []:
+            find = ["find", "/dev/shm", "-mindepth", "1", "!", "-name", own_folder_name()]
+            files = self.cluster.exec(node, find, timeout=60).stdout.splitlines()
+            processes = self.cluster.exec(node, ["ps", "-eo", "pid=,args="], timeout=60).stdout.splitlines()
+            found += [f"{node}: {path}" for path in files]
+            found += [f"{node}: process {line}" for line in processes if not IS_OF_NODE.search(line)]
         return found
 
     def results(self) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from tests.slurm.harness import Cluster
 from tests.soak.runs import SoakRun
 
+TOO_EARLY = 0.1  # share of the runs that have not recovered from a fault and may get another
+
 Hit = Callable[[str, Sequence[SoakRun]], None]  # is told before the fault happens
 
 
@@ -20,7 +22,12 @@ class Faults:
         self.cluster, self.rng, self.hit, self.ending = cluster, rng, hit, ending
 
     def _pick(self, runs: Sequence[SoakRun]) -> SoakRun | None:
-        return runs[int(self.rng.random() * len(runs))] if runs else None
+        """Pick a run that has trained since its last fault, or now and then one that has not.
+
+        On a busy machine, runs would otherwise get faults faster than they can start.
+        """
+        ready = [run for run in runs if run.has_recovered or self.rng.random() < TOO_EARLY]
+        return ready[int(self.rng.random() * len(ready))] if ready else None
 
     def _pick_node(self, runs: Sequence[SoakRun]) -> tuple[str, list[SoakRun]]:
         """Return a node and the runs on it."""

@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from paceline.cluster.slurm.states import WAITING
 from paceline.contract.files.foreign_records import read_objects
+from paceline.contract.files.shared_places import own_folder_name
 from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED
@@ -26,7 +28,10 @@ from tests.slurm.runs import run_of
 
 SCRIPT = Path(__file__).with_name("train.py")
 DISK = "4g"  # each run folder is on a file system of its own, so that it can be full
-STUCK = 300.0  # seconds without any change
+STUCK = 300.0  # seconds in which nothing moves
+QUIET = 60.0  # seconds without a change of state or step, after which to look for smaller signs of life
+IDLE_CPU = 3.0  # seconds; agents that wait for something use less within `STUCK`
+WAITS_FOR_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required")  # Slurm's reasons
 EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
 OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
 
@@ -113,19 +118,22 @@ class SoakRun:
     faults: list[str] = field(default_factory=list)
     outcome: str = ""
     reason: str = ""
+    step_at_fault: int | None = None
     changed: float = field(default_factory=time.monotonic)
     ended: float | None = None
     _last: object = None
+    _signs: tuple[int, float] = (0, 0.0)
 
     @classmethod
     def submit(cls, number: int, shape: Shape, base: Path) -> SoakRun:
         home = base / "runs" / f"{number:04d}"
-        (home / "out").mkdir(parents=True)
+        for name in ("out", "tmp"):
+            (home / name).mkdir(parents=True)
         disk = Disk(base / "disks" / f"{number:04d}")
         options = [
             "--nodes", shape.nodes, "--nproc", shape.nproc, "--cpu", "--style", shape.style,
-            "--partition", shape.partition, "--time", "60m", "--grace", "100s", "--hang-timeout", "90s",
-            "--no-snapshot", "--mem-per-gpu", "100M", "--name", f"soak-{number}",
+            "--partition", shape.partition, "--time", "60m", "--grace", "100s", "--hang-timeout", "180s",
+            "--no-snapshot", "--mem-per-gpu", "100M", "--name", f"soak-{number}", "--env", f"TMPDIR={home / 'tmp'}",
         ]  # fmt: skip
         args = ["--out", home / "out", "--pause", shape.pause]
         done = subprocess.run(
@@ -180,7 +188,36 @@ class SoakRun:
 
     @property
     def is_stuck(self) -> bool:
-        return time.monotonic() - self.changed > STUCK
+        """Whether nothing moves: no state, step, event, log, checkpoint, nor CPU time of its processes.
+
+        A machine that is too busy for it makes it slow, not stuck. Nor is a job stuck that waits for nodes.
+        """
+        now = time.monotonic()
+        if now - self.changed < QUIET:
+            return False
+        written, used = self._signs
+        newest, cpu = self._newest_file(), sum(_cpu_time(process) for process in self._processes())
+        state = self.record.state if self.record else None
+        waits = state is not None and state.phase == WAITING and state.reason.startswith(WAITS_FOR_NODES)
+        if waits or newest != written or not 0 <= cpu - used < IDLE_CPU:
+            self._signs, self.changed = (newest, cpu), now
+        return now - self.changed > STUCK
+
+    def _newest_file(self) -> int:
+        """Return when the run last wrote to a file, in nanoseconds. The use of its nodes says nothing about it."""
+        newest = 0
+        for folder, folders, names in os.walk(self.folder.path):
+            if self.folder.system.name in folders:
+                folders.remove(self.folder.system.name)
+            for path in [folder, *(os.path.join(folder, name) for name in names)]:
+                with contextlib.suppress(OSError):
+                    newest = max(newest, os.lstat(path).st_mtime_ns)
+        return newest
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether it has trained since its last fault, if any."""
+        return self.step != self.step_at_fault
 
     # -- how it ended ----------------------------------------------------------------------------------
 
@@ -222,13 +259,25 @@ class SoakRun:
         return f"weights differ: {', '.join(different)}" if different else ""
 
     def processes(self) -> list[str]:
-        """The processes of this run on any node."""
+        """Its processes on any node."""
+        found = []
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
+        return found
+
+    def _processes(self) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("PACELINE_RUN") == str(self.folder.path):
-                    found.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
+                    found.append(process)
         return found
+
+    def temporary_files(self) -> list[str]:
+        """What it has left in its temporary folder: files, sockets, and folders other than Paceline's own empty one."""
+        found = [path for path in sorted((self.home / "tmp").rglob("*")) if path.name != own_folder_name()]
+        return [str(path.relative_to(self.home)) for path in found]
 
     def keep(self, kept: Path) -> None:
         """Copy everything that may explain a defect."""
@@ -240,6 +289,13 @@ class SoakRun:
     def remove(self) -> None:
         self.disk.remove()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _cpu_time(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _read_pairs(texts: Iterable[str]) -> list[tuple[str, int]]:

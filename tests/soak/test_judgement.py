@@ -1,14 +1,21 @@
-"""The soak itself: a run that differs from the undisturbed one is found, and a seed gives the same runs again."""
+"""The soak itself: it finds runs that differ from the undisturbed one or are stuck, and a seed gives the same again."""
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from paceline.cluster.slurm.states import JobState
+from paceline.contract.files.shared_places import own_folder_name
 from paceline.contract.run_folder import RunFolder
+from paceline.watch.records import Record
 from tests.fault_tolerance.runs import STEPS, Training
 from tests.soak.runs import Disk, Shape, SoakRun
 
@@ -24,8 +31,12 @@ def make_training(home: Path, *, steps: int = STEPS, weight: float = 1.0) -> Tra
 def compare(tmp_path: Path, **difference: Any) -> str:
     undisturbed = make_training(tmp_path / "undisturbed")
     home = make_training(tmp_path / "ours", **difference).home
+    return make_run(home).compare(undisturbed)
+
+
+def make_run(home: Path) -> SoakRun:
     disk = Disk.__new__(Disk)  # no file system of its own
-    return SoakRun(1, Shape(1, 1, "fork", "main", 0.0), home, disk, RunFolder(home)).compare(undisturbed)
+    return SoakRun(1, Shape(1, 1, "fork", "main", 0.0), home, disk, RunFolder(home))
 
 
 def test_an_equal_run_is_exact(tmp_path: Path) -> None:
@@ -46,3 +57,37 @@ def test_a_seed_gives_the_same_shapes_again() -> None:
     )
     assert first == again
     assert len({(shape.nodes, shape.style) for shape in first}) > 3
+
+
+def make_record(run: SoakRun, state: str, reason: str) -> Record:
+    return Record(run.folder, {}, "", "1", JobState("1", state, reason), attempts=1, step=3)
+
+
+@pytest.mark.parametrize("sign", ["none", "log", "cpu", "little cpu", "nodes", "held"])
+def test_a_run_is_stuck_if_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    """Not if it is only slow, or waits for nodes. Agents that wait use a little CPU time."""
+    run, now, cpu = make_run(tmp_path), 1000.0, 0.0
+    log = tmp_path / "log"
+    monkeypatch.setattr("tests.soak.runs.time.monotonic", lambda: now)
+    monkeypatch.setattr(SoakRun, "_processes", lambda _: [None])
+    monkeypatch.setattr("tests.soak.runs._cpu_time", lambda _: cpu)
+    waits = {"nodes": ("PENDING", "Resources"), "held": ("PENDING", "JobHeldAdmin")}
+    run.update(make_record(run, *waits.get(sign, ("RUNNING", ""))))
+    stuck = False
+    for minute in range(20):
+        now += 60
+        cpu += {"cpu": 1.0, "little cpu": 0.1}.get(sign, 0.0)
+        if sign == "log":
+            log.touch()
+            os.utime(log, ns=(minute, time.time_ns() + minute))
+        stuck |= run.is_stuck
+    assert stuck == (sign in ("none", "little cpu", "held"))
+
+
+def test_what_a_run_leaves_in_its_temporary_folder_is_found(tmp_path: Path) -> None:
+    ours = tmp_path / "tmp" / own_folder_name()
+    ours.mkdir(parents=True)
+    assert make_run(tmp_path).temporary_files() == []
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(ours / "s"))
+    assert make_run(tmp_path).temporary_files() == [f"tmp/{ours.name}/s"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import paceline  # noqa: F401 (so that the agents see that it uses the runtime, as they do for most scripts)
 from tests.fault_tolerance.train import main
 
 if __name__ == "__main__":
