@@ -126,7 +126,7 @@ def test_a_run_that_has_trained_is_requeued_before_the_time_limit(launch: Launch
     assert started.verdicts() == ("stopped", "stopped")
     assert started.job_start.requeue.exists()
     assert "did not stop within 1 s and were ended: 0, 1" in started.err()
-    will = {"starting": "the ranks have not begun to train, so they have nothing", "training": "the ranks save and stop"}
+    will = {"starting": "the ranks have not begun to train", "training": "the ranks save and stop"}
     assert will[state] in started.err()
 
 
