@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "watch": {"spec", "plan", "cluster"},
     "sandbox": {"spec", "plan", "cluster", "watch"},
     "sweep": {"spec", "plan", "cluster", "watch"},
-    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep"},
+    "inspection": {"spec", "plan", "cluster", "watch"},
+    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep", "inspection"},
     "agent": set(),
     "runtime": set(),
     "wandb": {"runtime"},  # the public module of that name

@@ -24,6 +24,7 @@ COMMANDS = {
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),
     "sync": ("paceline.cli.sync", "send W&B data of offline runs"),
     "doctor": ("paceline.cli.doctor", "check this machine, or a job before you submit it"),
+    "inspect": ("paceline.cli.inspect", "see which samples each rank gets, and check whole epochs"),
     "shell": ("paceline.cli.shell", "open a shell on a node, with a job's environment"),
     "env": ("paceline.cli.env", "build, list and remove environments of runs"),
     "data": ("paceline.cli.data", "inspect and pack the data that runs copy to the nodes"),

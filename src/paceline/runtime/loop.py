@@ -16,6 +16,9 @@ from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Completed, Stopped
 from paceline.runtime.training.gradients import Gradients
 
+# Set by `paceline inspect data`: takes the loader of the first loop, and ends the process.
+inspector: Callable[[Any], None] | None = None
+
 MAX_EMPTY_LOOPS = 100  # after `max_steps`; a script that enters more of them waits for steps that never come
 
 
@@ -142,6 +145,8 @@ class Loop:
             return
         number, self._loops = self._loops, self._loops + 1
         self.weighted = hasattr(loader, "micro_batches")
+        if self.weighted and inspector is not None:
+            inspector(loader)
         if not self.weighted:
             saves_itself = id(loader) in self._saved
             index = number if self.in_epochs else 0

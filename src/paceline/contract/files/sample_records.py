@@ -1,0 +1,76 @@
+"""Which samples a rank gets: the records that `paceline inspect data` reads, one file per rank, one line per batch.
+
+The first line describes the loader. Every batch follows as it comes, so the records of a run that fails are readable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+INDEX, POSITION, CONTENT = "index", "position", "content"  # how samples are told apart
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    """A loader, as one rank sees it."""
+
+    rank: int
+    world_size: int
+    kind: str  # what the script uses, for people: "run.loader", "DataLoader"
+    keys: str  # INDEX of a map-style data set; POSITION in a stream; CONTENT if a stream splits itself
+    samples: int | None = None  # None if unknown
+    batch_size: int | None = None  # as the script gave it: of all ranks for run.loader, of one rank for a DataLoader
+    accumulate: int = 1
+    num_workers: int = 0
+    shuffled: bool | None = None  # None if a sampler or the stream decides
+    drop_last: bool = True
+    dataset: str = ""
+    sampler: str = ""
+    beginning: list[str] = field(default_factory=list)  # digests of the first items that this rank reads of a stream
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's samples in one micro-step."""
+
+    epoch: int
+    step: int
+    micro: int
+    worker: int | None
+    keys: list[int | str]
+    digests: list[str] = field(default_factory=list)  # of the items of a stream
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """Says that a rank has seen all batches of an epoch, rather than the first ones."""
+
+    epoch: int
+
+
+Record = LoaderFacts | Batch | EpochEnd
+_KINDS: dict[str, type[LoaderFacts] | type[Batch] | type[EpochEnd]] = {
+    kind.__name__: kind for kind in (LoaderFacts, Batch, EpochEnd)
+}
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.jsonl"
+
+
+def write_record(file: IO[str], record: Record) -> None:
+    file.write(json.dumps({"record": type(record).__name__, **asdict(record)}) + "\n")
+    file.flush()
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of a file. A last line that was not finished is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                fields = json.loads(line)
+                yield _KINDS[fields.pop("record")](**fields)

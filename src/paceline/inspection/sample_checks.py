@@ -1,0 +1,176 @@
+"""Check an epoch's samples: every sample once, none twice, and another order in the next epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION
+from paceline.inspection.samples import Epoch, Key, Samples
+
+SHOWN = 5  # samples that a finding names
+
+
+def check_samples(samples: Samples) -> list[Finding]:
+    """Return what is good and what is wrong about who gets which samples."""
+    findings = [*_check_failure(samples), *_check_ranks(samples)]
+    for epoch in samples.epochs:
+        findings += _check_steps(samples, epoch)
+        findings += _check_coverage(samples, epoch)
+    return [*findings, *_check_order(samples)]
+
+
+def _check_failure(samples: Samples) -> Iterator[Finding]:
+    if samples.failure:
+        yield Finding("script", PROBLEM, f"The script failed: {samples.failure[0]}", "\n".join(samples.failure[1:]))
+
+
+def _check_ranks(samples: Samples) -> Iterator[Finding]:
+    """Check that all ranks have the same data set, and read the same stream."""
+    facts = [rank.facts for rank in samples.ranks]
+    world_size = facts[0].world_size
+    if len(facts) < world_size:
+        missing = sorted(set(range(world_size)) - {each.rank for each in facts})
+        yield Finding("ranks", PROBLEM, f"No data reached rank {_list(missing)}.", "Every rank needs its own loader.")
+    sizes = {each.rank: each.samples for each in facts}
+    if len(set(sizes.values())) > 1:
+        text = ", ".join(f"{size} on rank {rank}" for rank, size in sizes.items())
+        yield Finding("data set", PROBLEM, f"The ranks have data sets of different sizes: {text}.",
+                      "Let every rank open the whole data set; the loader splits it.")  # fmt: skip
+    first = facts[0].beginning
+    for each in facts[1:]:
+        if each.beginning != first:
+            where = next((i for i, pair in enumerate(zip(first, each.beginning, strict=False)) if pair[0] != pair[1]),
+                         min(len(first), len(each.beginning)))  # fmt: skip
+            yield Finding(
+                "stream", PROBLEM, f"Rank {each.rank} reads another stream than rank 0: they differ from item {where}.",
+                "The loader gives item i to rank i mod world size, so all ranks must read the same stream. If the data "
+                "set splits itself by rank, pass sharded=True to run.loader.",
+            )  # fmt: skip
+            return
+
+
+def _check_steps(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
+    steps = epoch.steps
+    if len(set(steps.values())) == 1:
+        return
+    text = ", ".join(f"{count} on rank {rank}" for rank, count in list(steps.items())[:8])
+    hint = (
+        "All-reduce of the gradients waits for every rank, so this hangs or fails. Use run.loader, which ends the "
+        "epoch on all ranks together, torch's Join, or equally many batches per rank."
+    )
+    yield Finding(f"epoch {epoch.number}", PROBLEM, f"The ranks have different numbers of batches: {text}.", hint)
+
+
+def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
+    about = f"epoch {epoch.number}"
+    facts, counts = samples.facts, epoch.counts
+    twice = [key for key, count in counts.items() if count > 1]
+    distinct = len(counts)
+    if facts.world_size > 1 and facts.keys != CONTENT and twice and _all_read_all(epoch, facts.world_size):
+        yield Finding(
+            about, PROBLEM, f"Every rank reads all {distinct:,} samples: each counts {facts.world_size} times.",
+            "Split the data: use run.loader, or give the DataLoader a DistributedSampler.",
+        )  # fmt: skip
+        return
+    part = "" if epoch.is_whole else " of the steps seen"
+    if twice:
+        yield _explain_twice(samples, epoch, twice)
+    missing = _count_missing(samples, epoch)
+    if missing > 0:
+        yield _explain_missing(samples, epoch, missing)
+    if not twice and missing <= 0:
+        what = f"all {distinct:,}" if epoch.is_whole and facts.keys == INDEX else f"{distinct:,}"
+        yield Finding(about, GOOD, f"{what} samples{part} once, none twice")
+
+
+def _count_missing(samples: Samples, epoch: Epoch) -> int:
+    """Return how many samples no rank got. Of a stream, only gaps are known, not what follows its last sample."""
+    keys = [key for key in epoch.counts if isinstance(key, int)]
+    if samples.facts.keys == POSITION:
+        return 1 + max(keys, default=-1) - len(keys)
+    known = samples.facts.samples if samples.facts.keys == INDEX and epoch.is_whole else None
+    return known - len(epoch.counts) if known is not None else 0
+
+
+def _explain_twice(samples: Samples, epoch: Epoch, twice: Sequence[Key]) -> Finding:
+    facts, about = samples.facts, f"epoch {epoch.number}"
+    readers = sorted({rank for key in twice for rank in epoch.readers[key]})
+    count, where = _count(len(twice)), f"on {'rank' if len(readers) == 1 else 'ranks'} {_list(readers)}"
+    text = f"More than once, {where}: {count} ({_list(twice)})."
+    if facts.keys == CONTENT:
+        text = f"The same contents as another sample, {where}: {count}."
+        hint = (
+            "Items of a stream that splits itself are told apart by their contents. If your data has no equal items, "
+            "the stream isn't split by rank and worker: see docs/data.md."
+        )
+        return Finding(about, WARNING, text, hint)
+    if facts.kind == "run.loader" and facts.sampler:
+        return Finding(about, WARNING, f"{facts.sampler} draws {count} more than once.",
+                       "That is right for sampling with replacement.")  # fmt: skip
+    padding = facts.samples is not None and sum(epoch.counts.values()) - len(epoch.counts) < facts.world_size
+    if facts.sampler == "DistributedSampler" and padding:
+        return Finding(
+            about, WARNING, f"{text} DistributedSampler repeats the first samples to give all ranks equally many.",
+            "Harmless in training; an evaluation counts them twice. run.loader and run.evaluate don't repeat any.",
+        )  # fmt: skip
+    return Finding(about, PROBLEM, text, "Check that the ranks agree on the order: the same seed, the same set_epoch.")
+
+
+def _explain_missing(samples: Samples, epoch: Epoch, missing: int) -> Finding:
+    facts, about = samples.facts, f"epoch {epoch.number}"
+    total = facts.samples or len(epoch.counts) + missing
+    left = [key for key in range(total) if key not in epoch.counts][: SHOWN + 1]
+    text = f"No rank gets {missing:,} of {total:,} samples ({_list(left)})."
+    drops_tail = facts.drop_last and facts.keys == INDEX
+    size = facts.batch_size or 0
+    tail = size if facts.kind == "run.loader" else size * facts.world_size
+    if facts.sampler and facts.sampler not in ("RandomSampler", "SequentialSampler", "DistributedSampler"):
+        return Finding(about, WARNING, f"{facts.sampler} leaves out {missing:,} of {total:,} samples.",
+                       "That is right if the sampler weighs or filters samples.")  # fmt: skip
+    if drops_tail and not facts.sampler and missing < max(1, tail):
+        other = ", others in each epoch" if facts.shuffled else ""
+        seen = f"{len(epoch.counts):,} samples once, none twice"
+        return Finding(about, GOOD, f"{seen}; {missing:,} don't fill a last batch{other} (drop_last)")
+    if drops_tail and missing < tail + facts.world_size:
+        hint = "Shuffle, so that others are left out in the next epoch, or keep it with drop_last=False."
+        return Finding(about, WARNING, f"{text} The last batch is dropped (drop_last).", hint)
+    return Finding(about, PROBLEM, text, "Check that the ranks agree on the order: the same seed, the same set_epoch.")
+
+
+def _check_order(samples: Samples) -> Iterator[Finding]:
+    if len(samples.epochs) < 2:
+        yield Finding("order", WARNING, "Only one epoch was seen, so the orders of two epochs can't be compared.",
+                      "Let the script train for two epochs.")  # fmt: skip
+        return
+    one, two = samples.epochs[0], samples.epochs[1]
+    facts = samples.facts
+    orders = [epoch.order for epoch in (one, two)]
+    if facts.keys == POSITION:  # the position says nothing about the order inside the stream
+        orders = [[text for _, batch in epoch.batches() for text in batch.digests] for epoch in (one, two)]
+    if orders[0] != orders[1]:
+        yield Finding("order", GOOD, "differs between epochs")
+    elif facts.shuffled is False:
+        yield Finding("order", WARNING, "The data isn't shuffled: every epoch has the same order.",
+                      "Right for an evaluation; for training, use shuffle=True.")  # fmt: skip
+    elif facts.keys != INDEX:
+        yield Finding("order", WARNING, "Every epoch reads the stream in the same order.",
+                      "Shuffle in the data set: set_epoch(epoch) tells it which epoch it is.")  # fmt: skip
+    else:
+        hint = "Call sampler.set_epoch(epoch) before each epoch." if facts.sampler == "DistributedSampler" else (
+            "Let the sampler draw from torch's generator, or from the epoch that set_epoch(epoch) gives it."
+        )  # fmt: skip
+        yield Finding("order", PROBLEM, "The samples come in the same order in every epoch.", hint)
+
+
+def _all_read_all(epoch: Epoch, world_size: int) -> bool:
+    return all(len(ranks) == world_size for ranks in epoch.readers.values())
+
+
+def _count(number: int) -> str:
+    return f"{number:,} sample{'' if number == 1 else 's'}"
+
+
+def _list(things: Sequence[Key]) -> str:
+    text = ", ".join(map(str, things[:SHOWN]))
+    return text if len(things) <= SHOWN else f"{text}, ..."
