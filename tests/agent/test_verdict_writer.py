@@ -225,6 +225,7 @@ def test_a_killed_head_agent_did_not_end_the_attempt_of_an_earlier_job_start(tmp
     assert not run.attempt(1).failure.exists()
 
 
+SAYS_SAVED = RankExit(0, 75, 0.0, SAVED_AND_STOPPED, 0, says_saved=True)  # a script without the runtime
 BEFORE_THE_FIRST_STEP = {
     "the runtime stopped": RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 0),
     "at the checkpoint": RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 100),
@@ -246,7 +247,7 @@ def test_stops_before_the_first_step_end_in_every_style(tmp_path: Path, style: s
 def test_what_counts_as_progress(tmp_path: Path, style: str) -> None:
     run = RunFolder(tmp_path)
     save(run, 100)
-    for progress in (RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 101), RankExit(0, 75, 0.0, READY, 0)):
+    for progress in (RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 101), SAYS_SAVED):
         count = run.path / "stops-without-progress"
         count.write_text("9\n")
         number = len(run.attempts())
@@ -257,7 +258,7 @@ def test_what_counts_as_progress(tmp_path: Path, style: str) -> None:
 @pytest.mark.parametrize("style", ["fork", "torchrun"])
 def test_a_run_is_requeued_so_many_times_a_day(tmp_path: Path, style: str) -> None:
     run = RunFolder(tmp_path)
-    progress = RankExit(0, 75, 0.0, READY, 0)
+    progress = SAYS_SAVED
     yesterday = [f"{time.time() - 90000:.0f} 6-{number}\n" for number in range(5)]
     run.requeues.write_text("".join(yesterday))
     found = [stop(run, number, progress, style=style, requeues_per_day=3) for number in range(4)]

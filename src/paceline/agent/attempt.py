@@ -20,13 +20,14 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.signals import Requests
-from paceline.agent.stop_request import FILE, INTERRUPT, TERM, StopRequest
+from paceline.agent.stop.request import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
+from paceline.contract.stop.presets import Preset
+from paceline.contract.verdict import DONE, FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
@@ -83,6 +84,7 @@ class Attempt:
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
         self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
         self.agent_killed = False  # that of another node
+        self.framework: Preset | None = None  # of the ranks here, once they have imported one
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -102,6 +104,7 @@ class Attempt:
             self._handle_messages()
             self._check_progress()
             self.independence.check()
+            self._note_framework()
             self.termination.tick()
             if self.pending or self.unexplained:
                 continue
@@ -119,6 +122,13 @@ class Attempt:
         descriptors = [descriptor for descriptor in sources if descriptor is not None]
         select.select(descriptors, [], [], 0.05 if busy else TICK)
         self.requests.drain()
+
+    def _note_framework(self) -> None:
+        """On the head agent: record the framework that the ranks have imported, for `paceline show`."""
+        found = next(filter(None, map(self.heartbeats.read_framework, self.rank_of)), None)
+        if found is not None and found != self.framework and self.placement.is_head:
+            self.framework = found
+            self.events.write("framework", attempt=self.folder.number, name=found.name)
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -227,6 +237,7 @@ class Attempt:
         self.exits.append(RankExit(
             rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination,
             got_term=self.stop.has_terminated(heartbeat),
+            says_saved=self.stop.says_saved(heartbeat, rank_exit.code),
             unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
         ))  # fmt: skip
         if failure is not None and self.termination.started:
@@ -237,13 +248,12 @@ class Attempt:
         return failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
 
     def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:
-        if rank_exit.code in (0, STOPPED_EXIT):
+        if rank_exit.code in (0, *self.launch_spec.saved_exit_codes):
             return False
         if rank_exit.code in failures.TERM_EXITS:
             return not (explained and (self.stop.requested or self.termination.started))
-        if rank_exit.code == failures.STOP_SIGNAL_EXIT and self.stop.requested:
-            return False
-        if self._is_interrupted(rank_exit):
+        heartbeat = self.heartbeats.read(rank_exit.local_rank)
+        if self.stop.has_ended(heartbeat, rank_exit.code) or self._is_interrupted(rank_exit):
             return False
         # While this agent terminates the ranks, only what it did not cause counts: it may be the first failure.
         return rank_exit.code > 0 or rank_exit.local_rank not in self.termination.killed

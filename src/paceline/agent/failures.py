@@ -18,10 +18,9 @@ from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.run_folder import AttemptFolder, write_atomically
-from paceline.contract.verdict import DONE, FAILED, STOPPED, STOPPED_EXIT
+from paceline.contract.verdict import DONE, FAILED, STOPPED
 
 INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user asked twice
-STOP_SIGNAL_EXIT = -signal.SIGUSR1  # of a script that restored the signal's default action
 TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
 INTERRUPT_EXITS = (-signal.SIGINT, 128 + signal.SIGINT)
 # An error that matches is the consequence of another rank's death.
@@ -113,15 +112,16 @@ class RankExit:
     step: int
     failure: Failure | None = None
     coordination: int = UNKNOWN  # of `contract.heartbeat_file`
-    got_term: bool = False  # a stop request had sent it SIGTERM or SIGINT
+    got_term: bool = False  # a stop request had sent it a signal that ends it, such as SIGTERM
+    says_saved: bool = False  # by its exit code
     unsaved: int | None = None  # the step of the last state, if that could not be saved
 
     @property
     def is_stop(self) -> bool:
         """Whether it saved and stopped, or (if there is a stop request) the request ended it."""
         if self.code == 0:  # handlers of SIGTERM that save and exit do not often know of 75
-            return self.state == SAVED_AND_STOPPED or self.got_term
-        return self.failure is None  # by code 75, by a signal of the request, or killed at its deadline
+            return self.state == SAVED_AND_STOPPED or self.got_term or self.says_saved
+        return self.failure is None  # by code 75 or its own, by a signal of the request, or killed at its deadline
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], *, sent: float) -> RankExit:
@@ -239,7 +239,7 @@ def conclude(
     failure = first_failure(known)
     if failure is not None:
         return FAILED, failure
-    if not stop_requested and any(rank_exit.code not in (0, STOPPED_EXIT) for rank_exit in stops):
+    if not stop_requested and any(rank_exit.code and not rank_exit.says_saved for rank_exit in stops):
         return FAILED, None
     return STOPPED if stops else DONE, None
 

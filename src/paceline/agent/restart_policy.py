@@ -51,11 +51,11 @@ def has_progressed(*, saved: bool, stepped: bool | None, says_saved: bool, secon
 
     `saved`: there is something new among the checkpoints. `stepped`: ranks passed steps beyond the checkpoint that they
     began with; None if they never came to the runtime's first step boundary. `says_saved`: a stop was requested, and
-    ranks exited with 75. `seconds`: how long it lasted.
+    ranks without the runtime exited with the code that says so. `seconds`: how long it lasted.
     """
-    if saved or stepped is not None:
-        return saved or bool(stepped)
-    return says_saved or seconds >= SHORT_JOB_START
+    if saved or says_saved:
+        return True
+    return seconds >= SHORT_JOB_START if stepped is None else stepped
 
 
 def count_requeues(lines: Iterable[str], *, now: float, job_start: str) -> int:

@@ -26,7 +26,7 @@ from paceline.contract.run_folder import (
     write_atomically,
     write_reserved,
 )
-from paceline.contract.verdict import FAILED, STOPPED, STOPPED_EXIT
+from paceline.contract.verdict import FAILED, STOPPED
 from paceline.errors import LaunchError
 
 
@@ -248,7 +248,7 @@ class VerdictWriter:
             saved=newest_checkpoint(self.run) > self.first_checkpoint
             or _checkpoint_files(self.run) != self.first_files,
             stepped=max(steps) > max(self.first_checkpoint, 0) if steps else None,
-            says_saved=outcome.stop_requested and any(each.code == STOPPED_EXIT for each in outcome.exits),
+            says_saved=outcome.stop_requested and any(each.says_saved for each in outcome.exits),
             seconds=time.monotonic() - self.started,
         )
 

@@ -70,8 +70,10 @@ def command(
     """
     run = _find_run(args, settings, is_module=module, resume=resume, max_restarts=max_restarts)
     if dry_run:
+        from paceline.cluster.checks.stop_contract import describe_stop
+
         copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
-        print(run.plan.show(code=copies))
+        print(run.plan.show(code=copies, stop=describe_stop(run.job)))
         return 0
     if resume is not None and not here:
         _require_consent(run.plan.run_path.folder)

@@ -14,8 +14,10 @@ from paceline.cli.resume_hint import resume_command
 from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
+from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
-from paceline.contract.verdict import DONE, FAILED, read_verdict
+from paceline.contract.stop.presets import PRESETS, describe_contract
+from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT, read_verdict
 from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
 from paceline.watch.config import flatten, read_config
@@ -83,6 +85,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("note", "nothing was left to do" if had_nothing_left(read_events(record.folder.events)) else ""),
         ("job", _jobs(record)),
         ("ranks", _ranks(record)),
+        ("stop", _stop(record)),
         ("command", command_line(str(arg) for arg in details.get("command", []))),
         ("config", _config(record)),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
@@ -124,6 +127,19 @@ def _ranks(record: Record) -> str:
             processes = int(event.get("processes", 0))
             return f"{processes} independent processes ({style})" if processes > 1 else f"1 process ({style})"
     return f"{details.get('nodes', '?')} x {details.get('nproc', '?')} per node ({style})"
+
+
+def _stop(record: Record) -> str:
+    """Return how a script without the runtime is asked to stop, if that is set or its framework has a preset."""
+    try:
+        spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    names = [event.get("name") for event in read_events(record.folder.events) if event["event"] == "framework"]
+    preset = next((preset for preset in PRESETS if names and preset.name == names[-1]), None)
+    if preset is None and not spec.stop_signal and spec.saved_exit_code == STOPPED_EXIT:
+        return ""
+    return describe_contract(spec.stop_signal, spec.saved_exit_code, preset)
 
 
 def _why(record: Record) -> str:

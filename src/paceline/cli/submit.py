@@ -85,7 +85,9 @@ def command(
 
 def _show(draft: Draft) -> int:
     """Print what a dry run shows."""
-    print(draft.plan(draft.run_path).show(), end="")
+    from paceline.cluster.checks.stop_contract import describe_stop
+
+    print(draft.plan(draft.run_path).show(stop=describe_stop(draft.job)), end="")
     if not draft.partitions and not draft.job.resources.cpus_per_gpu:
         console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
     return 0

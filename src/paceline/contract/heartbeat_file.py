@@ -13,7 +13,7 @@ from contextlib import suppress
 
 HEADER = struct.Struct("=qqq")  # terminating (1: TERM means "exit"), attempt, stop requested (1)
 SLOT = struct.Struct("=qqqdd")  # state, step, pid, time of the heartbeat (time.time()), seconds per step
-SLOT_SIZE = 64
+SLOT_SIZE = 128
 
 # States of a rank, in the order in which they happen.
 ABSENT, READY, RUNNING, SAVED_AND_STOPPED, FINISHED = range(5)
@@ -29,6 +29,9 @@ SCRIPT_ENDED = struct.Struct("=q")
 
 # On rank 0, once its last state could not be saved: the step of that state, plus 1.
 UNSAVED = struct.Struct("=q")
+
+# The framework that the rank has imported: its place in `PRESETS`, plus 1. Only the rank's bootstrap writes it.
+FRAMEWORK = struct.Struct("=q")
 
 
 def slot_offset(local_rank: int) -> int:
@@ -46,6 +49,10 @@ def script_ended_offset(local_rank: int) -> int:
 
 def unsaved_offset(local_rank: int) -> int:
     return script_ended_offset(local_rank) + SCRIPT_ENDED.size
+
+
+def framework_offset(local_rank: int) -> int:
+    return unsaved_offset(local_rank) + UNSAVED.size
 
 
 def file_size(ranks: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.contract.files.foreign_records import make, parse_object
+from paceline.contract.verdict import STOPPED_EXIT
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class LaunchSpec:
     requeue_always: bool = False  # the script resumes by itself: end it on a stop request, and requeue the job
     requeues_per_day: int = 50  # after that, the run is no longer requeued
     exit_timeout: float = 30.0  # seconds without progress until ranks that outlive others are ended; 0 means never
+    stop_signal: str = ""  # asks scripts without the runtime to save and stop; empty for the preset of their framework
+    saved_exit_code: int = STOPPED_EXIT  # with which they say that they have saved, besides 75
     stop_timeout: float = 120.0  # seconds from SIGTERM until ranks that have not stopped are ended
     fixed_nodes: bool = False  # the user chose the nodes, so none can be excluded
     kill_after: float = 5.0  # seconds between SIGTERM and SIGKILL
@@ -53,6 +56,11 @@ class LaunchSpec:
     @property
     def world_size(self) -> int:
         return self.nodes * self.nproc
+
+    @property
+    def saved_exit_codes(self) -> set[int]:
+        """The exit codes that always mean: saved, resume me. 0 means it only after a stop request."""
+        return {STOPPED_EXIT, self.saved_exit_code} - {0}
 
     def in_snapshot(self, path: str) -> str:
         """Return where the snapshot has a path of the working directory, which does not exist at first."""

@@ -241,6 +241,11 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("resume.grace", "--grace TIME",
                "Time to save and stop, before the time limit or after SIGTERM (default: 2m, or a third of the limit).",
                **_ANY),
+        Option("resume.stop_signal", "--stop-signal SIGNAL",
+               "Signal that asks a script without paceline.session to save and stop: SIGUSR1, SIGTERM, SIGINT or SIGHUP"
+               " (default: its framework's, else SIGUSR1)."),
+        _number("resume.saved_exit_code", "--saved-exit-code N",
+                "Exit code with which such a script says that it has saved and is to be resumed, besides 75."),
         _number("checkpoint.every_steps", "--save-every-steps N", "Save a checkpoint every N steps."),
         Option("checkpoint.every_seconds", "--save-every-seconds TIME",
                "Save a checkpoint whenever this much time has passed, e.g. 10m."),

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
+from paceline.contract.stop.presets import SIGNALS
+from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
@@ -66,6 +68,14 @@ def _requeue(value: object) -> object:
     if not isinstance(value, bool) and value != "always":
         raise ValueError('true, false or "always"')
     return value
+
+
+def _stop_signal(value: object) -> object:
+    name = value.upper() if isinstance(value, str) else ""
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in SIGNALS:
+        raise ValueError(f"{', '.join(SIGNALS[:-1])} or {SIGNALS[-1]}")
+    return name
 
 
 def _one_line(value: str) -> str:
@@ -195,6 +205,8 @@ class Resume(Table):
     hang_timeout: Seconds | None = None
     exit_timeout: Seconds = 30
     requeues_per_day: Count = 50
+    stop_signal: Annotated[str, BeforeValidator(_stop_signal)] | None = None
+    saved_exit_code: Annotated[int, Field(ge=0, le=255)] = STOPPED_EXIT
 
 
 class Data(Table):

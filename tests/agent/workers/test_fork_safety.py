@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.agent.workers.fork_safety import imports_runtime, modules_to_preload, variable_set_before_torch
+from paceline.agent.workers.fork_safety import modules_to_preload, variable_set_before_torch
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,3 @@ def test_modules_to_preload() -> None:
     assert modules_to_preload("import torch\nprint(1)") == []
     assert modules_to_preload("torch.optim.AdamW(...)") == ["torch._dynamo"]
     assert "paceline.runtime.session" in modules_to_preload("import paceline")
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("import torch, paceline", True),
-        ("def main():\n    from paceline.runtime import session", True),
-        ('"""Run it with\nimport paceline\nor with torchrun."""  # paceline run', False),
-        ("import paceline_tools\nfrom .paceline import x", False),
-        ("import paceline (", False),
-    ],
-)
-def test_only_an_import_means_that_a_script_uses_the_runtime(source: str, expected: bool) -> None:
-    assert imports_runtime(source) is expected

@@ -15,6 +15,7 @@ from paceline.contract.files.shared_places import make_own_folder, open_own_file
 from paceline.contract.heartbeat_file import (
     COORDINATED,
     COORDINATION,
+    FRAMEWORK,
     HEADER,
     READY,
     SCRIPT_ENDED,
@@ -22,10 +23,12 @@ from paceline.contract.heartbeat_file import (
     UNSAVED,
     coordination_offset,
     file_size,
+    framework_offset,
     script_ended_offset,
     slot_offset,
     unsaved_offset,
 )
+from paceline.contract.stop.presets import PRESETS, Preset
 
 PREFIX = "heartbeat-"
 MEMORY = "/dev/shm"
@@ -84,6 +87,11 @@ class Heartbeats:
         """Return the step of a rank's last state if that could not be saved."""
         step: int = UNSAVED.unpack_from(self._map, unsaved_offset(local_rank))[0]
         return step - 1 if step else None
+
+    def read_framework(self, local_rank: int) -> Preset | None:
+        """Return the preset of the framework that a rank has imported."""
+        number: int = FRAMEWORK.unpack_from(self._map, framework_offset(local_rank))[0]
+        return PRESETS[number - 1] if 0 < number <= len(PRESETS) else None
 
     def remove(self) -> None:
         self._map.close()
@@ -158,6 +166,15 @@ def write_coordination(path: str, *, local_rank: int, coordination: int) -> None
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
         if COORDINATION.unpack(os.pread(file.fileno(), COORDINATION.size, offset)) != (COORDINATED,):
             os.pwrite(file.fileno(), COORDINATION.pack(coordination), offset)
+
+
+def write_framework(path: str, *, local_rank: int, number: int) -> None:
+    """Write which framework a rank has imported; the first in `PRESETS` counts."""
+    offset = framework_offset(local_rank)
+    with suppress(OSError), open(path, "r+b", buffering=0) as file:
+        known: int = FRAMEWORK.unpack(os.pread(file.fileno(), FRAMEWORK.size, offset))[0]
+        if not 0 < known <= number:
+            os.pwrite(file.fileno(), FRAMEWORK.pack(number), offset)
 
 
 def is_ended(path: str) -> bool:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.agent.health import heartbeat
+from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import processes, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
@@ -30,7 +31,6 @@ from paceline.contract import env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
-from paceline.contract.verdict import STOPPED_EXIT
 
 _AGENT_PACKAGE = "paceline.agent."
 WORKING_DIRECTORY_TIMEOUT = 30.0
@@ -42,6 +42,7 @@ def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat
         "program": launch_spec.program, "args": launch_spec.args, "is_module": launch_spec.is_module,
         "import_path": launch_spec.import_path, "cwd": launch_spec.cwd, "threads": launch_spec.threads,
         "project": launch_spec.work.get("project", ""), "source": launch_spec.source,
+        "saved_exit_codes": sorted(launch_spec.saved_exit_codes),
         "attempt": attempt.number, "attempt_folder": str(attempt.path), "heartbeat": heartbeat,
         # mpirun starts programs that find each other through MPI.
         "probe": launch_spec.world_size > 1 and launch_spec.style != "mpirun",
@@ -70,7 +71,7 @@ def main(_: list[str]) -> None:
         run_rank(spec, rank=rank, local_rank=local_rank, is_rank=is_rank)
     except SystemExit as leaving:
         # torchrun would treat this code as a failure and end the other ranks; the agent knows from the heartbeat.
-        if under_torchrun and leaving.code == STOPPED_EXIT:
+        if under_torchrun and leaving.code in spec["saved_exit_codes"]:
             raise SystemExit(0) from None
         raise
 
@@ -105,6 +106,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     if is_rank:
         _dump_stacks_on_signal(attempt.stacks(rank))
         heartbeat.mark_ready(spec["heartbeat"], local_rank)
+    watch_frameworks(spec["heartbeat"], local_rank)
     probe = CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
     if probe is not None:
         probe.install()
@@ -118,10 +120,10 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
             probe.conclude()
     except SystemExit as leaving:
         process.exit_code = leaving.code or 0
-        script_end.is_normal = is_rank and process.exit_code in (0, STOPPED_EXIT)
+        script_end.is_normal = is_rank and process.exit_code in (0, *spec["saved_exit_codes"])
         if probe is not None and not leaving.code:
             probe.conclude()
-        if leaving.code == STOPPED_EXIT and is_rank:
+        if leaving.code in spec["saved_exit_codes"] and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
         sys.exit(leaving.code)  # not `raise`: libraries replace this function to learn the exit code
     except BaseException as error:

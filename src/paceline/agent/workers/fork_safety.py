@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from pathlib import Path
+
+from paceline.contract.stop import sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a zygote must start fast
@@ -25,46 +26,16 @@ def is_read_at_import(name: str) -> bool:
     return name.startswith(READ_AT_IMPORT)
 
 
-def read_source(program: str, *, is_module: bool, import_path: list[str]) -> str:
-    """Return the text of the program; empty if it cannot be found without importing it."""
-    paths = [Path(program)]
-    if is_module:
-        module = Path(*program.split("."))
-        paths = [
-            Path(folder) / path
-            for folder in import_path
-            for path in (module.with_suffix(".py"), module / "__main__.py")
-        ]
-    for path in paths:
-        try:
-            return path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-    return ""
-
-
 def read_program(launch_spec: LaunchSpec) -> str:
     """Return the text of a run's program, from the snapshot if it has one: that is there from the start."""
     import_path = [launch_spec.in_snapshot(path) for path in launch_spec.import_path]
     program = launch_spec.in_snapshot(launch_spec.program)
-    return read_source(program, is_module=launch_spec.is_module, import_path=import_path)
+    return sources.read_program(program, is_module=launch_spec.is_module, import_path=import_path)[1]
 
 
 def uses_runtime(launch_spec: LaunchSpec) -> bool:
     """Return whether the program imports Paceline; otherwise it probably has no step boundaries."""
-    return imports_runtime(read_program(launch_spec))
-
-
-def imports_runtime(source: str) -> bool:
-    if "paceline" not in source:
-        return False
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return False
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    return any(name.split(".")[0] == "paceline" for name in names)
+    return sources.imports_runtime(read_program(launch_spec))
 
 
 def variable_set_before_torch(source: str) -> str | None:

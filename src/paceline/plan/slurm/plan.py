@@ -55,11 +55,16 @@ class SlurmPlan:
         """Return the value of an option of sbatch, if it is set."""
         return next((each.value for each in self.directives if each.option == option), None)
 
-    def show(self) -> str:
-        """Return what a dry run prints: the script as it would be submitted, then the command."""
+    def show(self, *, stop: str = "") -> str:
+        """Return what a dry run prints: the script as it would be submitted, then the command.
+
+        `stop` says how the ranks are asked to stop.
+        """
         spec = self.launch_spec
         program = [*(["-m"] if spec.is_module else []), spec.program, *spec.args]
         notes = [*(f"note: {note}" for note in self.notes), f"each rank runs: python {command_line(program)}"]
+        if stop:
+            notes.append(f"each rank is asked to stop by {stop}")
         if self.secrets:
             notes.append(f"secrets, whose values are in environment.sh alone: {self.secrets}")
         notes.append("job.sh, which the script sources, is written to the run folder; it is the same for every run")

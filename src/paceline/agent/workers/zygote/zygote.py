@@ -24,6 +24,7 @@ from paceline.agent.workers.rank_variables import thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract import process
+from paceline.contract.stop import sources
 
 # A scheduler may signal every process of a step, but only the agent decides what a signal means.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -63,7 +64,7 @@ def _import_modules(options: ZygoteOptions) -> dict[str, Any] | None:
     os.environ.update(thread_variables(options.threads))
     nvml_check = os.environ.get(NVML_CHECK)
     os.environ[NVML_CHECK] = "1"  # a check for GPUs must not open the driver in this process
-    source = fork_safety.read_source(options.program, is_module=options.is_module, import_path=[os.getcwd()])
+    _, source = sources.read_program(options.program, is_module=options.is_module, import_path=[os.getcwd()])
     modules = ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
     gc.disable()
     for name in [*modules, *options.preload]:

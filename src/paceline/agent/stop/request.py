@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import time
@@ -10,8 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers import fork_safety, processes
 from paceline.agent.workers.group import Launch, WorkerGroup
-from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.stop import sources
+from paceline.contract.stop.presets import PLAIN_SIGNAL, Preset
 
 LOST = "cannot save: progress since the script's own last checkpoint is lost"
 MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job
@@ -55,9 +58,12 @@ class StopRequest:
         self.timeout = launch.launch_spec.stop_timeout
         self.requested = False
         self._way = FILE
+        self._resumes: bool | None = None  # whether the script resumes by itself; None until somebody asks
         self._term_time = self._deadline = math.inf
-        self._signalled: dict[int, int] = {}  # pid -> its state when it last got SIGUSR1
-        self._terminated: set[tuple[int, int]] = set()  # processes, and which of SIGTERM and SIGINT they got
+        # Process -> its state when it last got SIGUSR1, and whether it handled that.
+        self._signalled: dict[int, tuple[int, bool]] = {}
+        self._terminated: set[tuple[int, int]] = set()  # processes, and which other signals they got
+        self._by_preset: dict[int, int] = {}  # process -> the signal of its framework, which it got
 
     def is_news(self, way: int) -> bool:
         """Whether a request adds to what is known: it is the first, or more urgent than the one before."""
@@ -76,34 +82,49 @@ class StopRequest:
         return time.monotonic() > self._deadline
 
     def signal_ranks(self, local_ranks: Collection[int]) -> None:
-        """Send SIGUSR1. Ranks without a runtime that must end also get SIGTERM, or SIGINT after Ctrl-C.
-
-        SIGINT is what scripts and frameworks expect after Ctrl-C: torchrun and a terminal send it too.
-        """
-        with_term, states = self._must_end(), self._states(local_ranks)
-        if self._deadline == math.inf and (with_term or self._has_trained(states)):
+        """Send SIGUSR1, and to ranks without a runtime the signal that ends them, if they must end or save on it."""
+        states = self._states(local_ranks)
+        if self._must_end() or self._has_trained(states):
             self._set_deadline()
         for pid, state in states.items():
             if not READY <= state <= RUNNING:
                 continue
-            # A script that saves on SIGUSR1 gets time to do so: SIGTERM would end it meanwhile.
-            may_term = time.monotonic() > self._term_time or not self._may_save_on_usr1(pid)
-            on_term = with_term and state == READY and may_term
-            if self._signalled.get(pid, 0) < state:
-                self._signalled[pid] = state
+            number = self._find_last_signal(pid) if state == READY else None
+            # Again once the script has a handler: before, the signal was ignored.
+            news = (state, processes.has_handler(pid, signal.SIGUSR1))
+            if self._signalled.get(pid, (0, False)) < news:
+                self._signalled[pid] = news
                 processes.send_signal(pid, signal.SIGUSR1)
-            if on_term:
-                self._terminate(self._workers.pids().values() if self._spawns else [pid])
+            if number is not None:
+                self._set_deadline()
+                self._terminate(self._workers.pids().values() if self._spawns else [pid], number)
 
     def has_terminated(self, heartbeat: Heartbeat) -> bool:
-        """Whether a rank without the runtime, or the process that started it, got SIGTERM or SIGINT."""
+        """Whether a rank without the runtime, or the process that started it, got a signal that ends it."""
         got_term = any(pid == heartbeat.pid or self._spawns for pid, _ in self._terminated)
         return got_term and heartbeat.state <= READY
 
     def has_interrupted(self, heartbeat: Heartbeat) -> bool:
-        """Whether a rank without the runtime got SIGINT because the user pressed Ctrl-C."""
+        """Whether a rank without the runtime got SIGINT, as after Ctrl-C."""
         got_int = any(number == signal.SIGINT for _, number in self._terminated)
         return got_int and self.has_terminated(heartbeat)
+
+    def has_ended(self, heartbeat: Heartbeat, code: int) -> bool:
+        """Whether a signal of this request ended a rank that does not handle it."""
+        numbers = {number for pid, number in self._terminated if pid == heartbeat.pid or self._spawns}
+        if self.requested:
+            numbers.add(signal.SIGUSR1)  # the script may have restored the signal's default action
+        return any(code == -number for number in numbers)
+
+    def says_saved(self, heartbeat: Heartbeat, code: int) -> bool:
+        """Whether the exit code of a rank without the runtime says that it has saved and is to be resumed."""
+        if heartbeat.state == SAVED_AND_STOPPED:  # by its exit code, which torchrun may have replaced
+            return not self._uses_runtime
+        if code or not self.requested or heartbeat.state > READY:
+            return code in self._launch_spec.saved_exit_codes
+        preset = self._heartbeats.read_framework(heartbeat.local_rank)
+        by_preset = preset is not None and preset.saved_exit_code == 0 and self.has_terminated(heartbeat)
+        return by_preset or self._launch_spec.saved_exit_code == 0
 
     def reaches(self, local_ranks: Collection[int]) -> bool:
         """Whether all ranks can take signals."""
@@ -119,10 +140,14 @@ class StopRequest:
     def _describe(self, states: Mapping[int, int]) -> list[str]:
         if RUNNING in states.values():
             return ["the ranks save and stop"]
-        if fork_safety.uses_runtime(self._launch_spec) or self._has_trained(states):
+        if self._uses_runtime or self._has_trained(states):
             return ["the ranks have not begun to train, so they have nothing to save"]
+        if self._set_signal is not None:
+            return [f"the script gets {self._set_signal.name}, as set by stop_signal, to save in its own way"]
         if any(processes.has_handler(pid, signal.SIGUSR1) for pid in states):
             return ["the script handles SIGUSR1 itself"]
+        if preset := next(filter(None, map(self._find_preset, states)), None):
+            return [f"the script gets {preset.stop_signal}, which the {preset.name} handles itself"]
         if self._way == INTERRUPT:
             return ["the script gets SIGINT (KeyboardInterrupt), to save in its own way"]
         if self._must_end():
@@ -137,6 +162,53 @@ class StopRequest:
     def _spawns(self) -> bool:
         return self._launch_spec.style == "spawn"
 
+    @functools.cached_property
+    def _uses_runtime(self) -> bool:
+        return fork_safety.uses_runtime(self._launch_spec)
+
+    @property
+    def _set_signal(self) -> signal.Signals | None:
+        """The signal that the user has set. SIGUSR1 goes to every script, whoever handles it."""
+        name = self._launch_spec.stop_signal
+        return None if name in ("", PLAIN_SIGNAL) else signal.Signals[name]
+
+    def _find_last_signal(self, pid: int) -> int | None:
+        """Return the signal, besides SIGUSR1, that a rank without the runtime gets now; None if it gets no other.
+
+        After Ctrl-C scripts expect SIGINT, which torchrun and a terminal send too.
+        """
+        if self._set_signal is not None and not self._uses_runtime:
+            return self._set_signal
+        if preset := self._find_preset(pid):
+            self._by_preset[pid] = signal.Signals[preset.stop_signal]
+        if pid in self._by_preset:  # and no other, even if the framework has removed its handler since
+            return self._by_preset[pid]
+        # A script that saves on SIGUSR1 gets time to do so: SIGTERM would end it meanwhile.
+        if not self._must_end() or (self._may_save_on_usr1(pid) and time.monotonic() <= self._term_time):
+            return None
+        return signal.SIGINT if self._way == INTERRUPT else signal.SIGTERM
+
+    def _find_preset(self, pid: int) -> Preset | None:
+        """Return the preset that applies to a rank: nothing is set, and its framework handles the signal now.
+
+        At the time limit, a script that does not resume by itself runs on: it would only start over.
+        """
+        if self._launch_spec.stop_signal or self._uses_runtime or processes.has_handler(pid, signal.SIGUSR1):
+            return None
+        slots = (self._heartbeats.read(local_rank) for local_rank in range(self._heartbeats.ranks))
+        local_rank = next((slot.local_rank for slot in slots if slot.pid == pid), None)
+        preset = None if local_rank is None else self._heartbeats.read_framework(local_rank)
+        if preset is None or not processes.has_handler(pid, signal.Signals[preset.stop_signal]):
+            return None
+        return preset if self._must_end() or self._can_resume(preset) else None
+
+    def _can_resume(self, preset: Preset) -> bool:
+        if self._resumes is None:
+            spec = self._launch_spec
+            texts = sources.read_sources(spec.program, is_module=spec.is_module, import_path=spec.import_path)
+            self._resumes = preset.can_resume(texts, spec.args)
+        return self._resumes
+
     def _must_end(self) -> bool:
         """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
         return self._way > FILE or self._launch_spec.requeue_always or self._cancelled.exists()
@@ -146,6 +218,8 @@ class StopRequest:
         return max(states.values(), default=READY) > READY or self._run.rank_events.exists()
 
     def _set_deadline(self) -> None:
+        if self._deadline != math.inf:
+            return
         if self._way == FILE and not self._cancelled.exists():
             # The time limit is `stop_timeout` away, and the ranks must have ended by then.
             margin = min(self._launch_spec.kill_after + MARGIN, self.timeout / 2)
@@ -161,12 +235,11 @@ class StopRequest:
             states = dict.fromkeys(self._workers.pids().values(), READY)
         return states
 
-    def _terminate(self, pids: Iterable[int]) -> None:
-        """Send SIGTERM or SIGINT, once. A process that starts the ranks itself passes SIGTERM on, or ends with them.
+    def _terminate(self, pids: Iterable[int], number: int) -> None:
+        """Send a signal once. A process that starts the ranks itself passes SIGTERM on, or ends with them.
 
         It does not pass on SIGINT: a terminal would signal its whole process group.
         """
-        number = signal.SIGINT if self._way == INTERRUPT else signal.SIGTERM
         for pid in pids:
             if (pid, number) not in self._terminated:
                 self._terminated.add((pid, number))

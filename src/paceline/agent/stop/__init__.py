@@ -1,0 +1,1 @@
+"""Stop requests: how they reach the ranks, and which frameworks the ranks use."""
