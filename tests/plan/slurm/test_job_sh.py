@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.runs.claims import find_holder
+from paceline.cluster.slurm.sbatch import known_jobs
+from paceline.contract.run_folder import RunFolder
 from paceline.plan.slurm import batch_script
 
 LIBRARY = Path(batch_script.__file__).with_name("job.sh")
@@ -218,6 +221,32 @@ def test_agents_are_started_again_if_srun_cannot_reach_a_node(bench: Bench) -> N
     code, out = bench.carry_out(f": >head; [ -e third ] || {{ mv second third || : >second; exit 1; }}; {DONE}")
     assert (code, out.splitlines()[-1]) == (0, "paceline: job 7: done")
     assert (len(bench.calls_of("srun")), bench.calls_of("sleep")) == (3, ["0", "2"])
+
+
+def test_progress_between_killed_agents_allows_more_of_them(bench: Bench) -> None:
+    agents = """
+n=$(cat agent 2>/dev/null || echo 0)
+echo $((n + 1)) >agent
+if [ "$n" = 25 ]; then echo done >verdict; exit; fi
+mkdir -p "$PACELINE_RUN/checkpoints/step-$n"
+: >"$PACELINE_RUN/checkpoints/step-$n/complete.json"
+"""
+    code, out = bench.carry_out(agents)
+    assert (code, out.splitlines()[-1]) == (0, "paceline: job 7: done")
+    assert len(bench.calls_of("srun")) == 26
+    assert set(bench.calls_of("sleep")) == {"0"}
+    assert len(set(bench.calls_of("rendezvous"))) == 26
+
+
+def test_a_head_agent_that_is_killed_at_once_is_started_again(bench: Bench) -> None:
+    """Before it can leave a sign that it began."""
+    assert bench.carry_out(f"[ -e second ] || {{ : >second; kill -9 $$; }}; {DONE}")[0] == 0
+    assert len(bench.calls_of("srun")) == 2
+
+
+def test_a_head_agent_that_is_always_killed_at_once_ends_the_run(bench: Bench) -> None:
+    assert bench.carry_out("kill -9 $$")[0] == 1
+    assert len(bench.calls_of("srun")) == 4
 
 
 def test_srun_does_not_wait_for_a_lost_node_for_ever(bench: Bench) -> None:
@@ -575,6 +604,37 @@ def test_a_requeued_job_succeeds_its_earlier_start(bench: Bench) -> None:
     assert bench.carry_out(STOPPED)[0] == 75
     assert bench.carry_out(DONE, SLURM_RESTART_COUNT="1")[0] == 0
     assert bench.claims() == ["7-0", "7-1"]
+
+
+def test_a_job_that_a_crashed_controller_starts_twice(bench: Bench) -> None:
+    """The second start has the same restart count. It has the run folder then, and the first one commits no more."""
+    first = bench.start(WAITS)
+    bench.until(bench.run / "job-starts" / "7-0" / "started")
+    second = bench.start_script()
+    bench.until(bench.run / "job-starts" / "7-0_2" / "started")
+    run = RunFolder(bench.run)
+    assert (bench.claims(), run.successor("7-0")) == (["7-0", "7-0_2"], "7-0_2")
+    holder = find_holder(run)
+    assert holder is not None
+    assert holder.job == "7"
+    assert known_jobs(run) == ["7"]
+    for process in (first, second):
+        process.send_signal(signal.SIGUSR1)
+        assert bench.finish(process)[0] == 75
+
+
+def test_a_task_that_a_crashed_controller_starts_twice(bench: Bench) -> None:
+    bench.trials("1", 1)
+    assert bench.carry_out(FAILED, TASK, **TASK_3)[0] == 1
+    assert bench.carry_out(DONE, TASK, **TASK_3)[0] == 0
+    assert sorted(path.name for path in (bench.run / "trials" / "1" / "job-starts").iterdir()) == ["5_3-0", "5_3-0_2"]
+
+
+def test_a_job_that_may_not_start_leaves_no_job_start(bench: Bench) -> None:
+    bench.claim("8-0")
+    (bench.calls / "live").write_text("RUNNING\n")
+    assert bench.carry_out(DONE)[0] == 1
+    assert list((bench.run / "job-starts").iterdir()) == []
 
 
 def test_a_task_runs_its_trials_and_closes_them(bench: Bench) -> None:

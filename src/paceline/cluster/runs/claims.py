@@ -54,7 +54,7 @@ class Holder:
     @property
     def job(self) -> str | None:
         """The Slurm job; None for a local run."""
-        match = re.fullmatch(r"(\d+(?:_\d+)?)-\d+", self.name)
+        match = re.fullmatch(r"(\d+(?:_\d+)?)-\d+(?:_\d+)?", self.name)
         return match[1] if match else None
 
     @property

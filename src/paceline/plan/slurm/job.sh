@@ -33,10 +33,10 @@ paceline_identify_job() {
     paceline_job_start="$paceline_job-$paceline_restarts"
     paceline_path=$PATH
     paceline_host=$(uname -n)
-    export PACELINE_JOB_START="$paceline_job_start"
     paceline_terminated=''
     paceline_interrupted=''
     paceline_mpirun_pid=''
+    paceline_exit=0
     paceline_requeue=1
     paceline_exclude=''
     local option
@@ -66,6 +66,19 @@ paceline_keep_commands() {
         *":$paceline_path:"*) ;;
         *) PATH="$PATH:$paceline_path" ;;
     esac
+}
+
+# Name this start by the job and its restart count, in a folder of names. A controller that crashes may forget that it has
+# started a job, and start it again under the same count: that start gets a name of its own, such as 7-0_2.
+paceline_name_job_start() { # FOLDER
+    local number=1 name=$paceline_job_start
+    mkdir -p "$1" || paceline_fail "Cannot write to $1 from $paceline_host. It must be on a shared file system."
+    until mkdir "$1/$paceline_job_start" 2>/dev/null; do
+        [ -d "$1/$paceline_job_start" ] || paceline_fail "Cannot write to $1 from $paceline_host."
+        number=$((number + 1))
+        paceline_job_start="${name}_$number"
+    done
+    export PACELINE_JOB_START="$paceline_job_start"
 }
 
 paceline_make_job_start_folder() {
@@ -152,11 +165,12 @@ paceline_terminate() {
     [ -z "$paceline_mpirun_pid" ] || kill -TERM "$paceline_mpirun_pid" || :
 }
 
-# Wait for a process. A trap interrupts `wait`, so wait again.
+# Wait for a process, and set paceline_exit to its exit code. A trap interrupts `wait`, so wait again.
 paceline_await() {
     while :; do
         paceline_interrupted=''
-        wait "$1" || :
+        paceline_exit=0
+        wait "$1" || paceline_exit=$?
         [ -n "$paceline_interrupted" ] || break
     done
 }
@@ -218,9 +232,13 @@ paceline_launch() {
         echo "paceline: job $paceline_job was ended before its agents started"
         return 0
     fi
-    local number
+    local number=0 starts=0 saved
     paceline_share_container_entry
-    for number in {1..20}; do # the agents themselves give up much earlier
+    # The head agent allows the restarts that the user wants. These starts may fail before there is a head agent.
+    while [ "$number" -lt 20 ]; do
+        number=$((number + 1))
+        starts=$((starts + 1))
+        saved=$(paceline_list_checkpoints)
         if [ "$1" = mpirun ]; then
             SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@" </dev/null &
             paceline_mpirun_pid=$!
@@ -229,14 +247,17 @@ paceline_launch() {
         fi
         paceline_await_agents $!
         paceline_mpirun_pid=''
-        paceline_agent_was_killed || break
+        paceline_agent_was_killed "$number" || break
+        [ "$(paceline_list_checkpoints)" = "$saved" ] || number=1 # the run got further, so count from the start again
         echo "paceline: job $paceline_job: an agent was killed; starting the agents again"
         paceline_pause $((number < 16 ? 2 * number - 2 : 30))
         [ -z "$paceline_terminated" ] || break
         rm -f "$paceline_run/job-starts/$paceline_job_start"/{head,join-error-*} || :
-        [ -z "${PACELINE_RENDEZVOUS-}" ] || paceline_open_rendezvous "$((number * 101))"
+        [ -z "${PACELINE_RENDEZVOUS-}" ] || paceline_open_rendezvous "$((starts * 101))"
     done
 }
+
+paceline_list_checkpoints() { echo "$paceline_run"/checkpoints/*/complete.json; }
 
 # Wait this many seconds. A signal ends the pause.
 paceline_pause() {
@@ -245,10 +266,12 @@ paceline_pause() {
 }
 
 # Whether the head agent began and left no verdict, although nobody ended the job: the out-of-memory killer ended it, it
-# found that another agent was killed, or srun ended it, before all agents had met, because it cannot reach a node.
-paceline_agent_was_killed() {
+# found that another agent was killed, or srun ended it, before all agents had met, because it cannot reach a node. If it
+# was killed before it could leave a sign, only the exit code says so, which may also be another agent's: try three times.
+paceline_agent_was_killed() { # NUMBER of starts
     local folder="$paceline_run/job-starts/$paceline_job_start"
-    paceline_has_no_verdict && { [ -e "$folder/agent" ] || [ -e "$folder/head" ]; }
+    paceline_has_no_verdict || return 1
+    [ -e "$folder/agent" ] || [ -e "$folder/head" ] || { [ "$paceline_exit" = 137 ] && [ "$1" -le 3 ]; }
 }
 
 # Whether the agents have left no verdict, although nobody ended the job.
@@ -411,14 +434,17 @@ paceline_submit_next() {
 paceline_start_job() { # [--no-requeue] [--exclude=NODES]
     paceline_identify_job "$@"
     # Newer versions of Slurm requeue a preempted job even if it has finished in the meantime.
-    local previous="$paceline_run/job-starts/$paceline_job-$((paceline_restarts - 1))"
-    if [ "$(cat "$previous/verdict" 2>/dev/null)" = "done" ]; then
+    if cat "$paceline_run/job-starts/$paceline_job"-*/verdict 2>/dev/null | grep -x "done" >/dev/null; then
         echo "paceline: job $paceline_job: already done"
         exit 0
     fi
     [ ! -e "$paceline_run/cancelled" ] ||
         paceline_fail "This run was cancelled. To go on with it: paceline submit --resume ${paceline_run##*/}"
-    paceline_claim_run || paceline_fail "$(paceline_describe_owner)"
+    paceline_name_job_start "$paceline_run/job-starts"
+    if ! paceline_claim_run; then
+        rmdir "$paceline_run/job-starts/$paceline_job_start" || : # nothing starts here
+        paceline_fail "$(paceline_describe_owner)"
+    fi
     paceline_make_job_start_folder
     paceline_trap_signals paceline_stop_run
     export PACELINE_RUN="$paceline_run"
@@ -463,6 +489,7 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
     done <"$paceline_submission/$paceline_list"
     [ ${#paceline_trials[@]} -gt 0 ] ||
         paceline_fail "$paceline_submission/$paceline_list has no trials for task $paceline_task."
+    paceline_name_job_start "$paceline_submission/job-starts"
     paceline_trap_signals paceline_stop_trials
 }
 
