@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -18,7 +19,8 @@ from paceline.errors import SpecError, UsageError
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.quote import command_line, quote
 from paceline.plan.run_path import RunPath, new_run_id
-from paceline.plan.shape import Machine
+from paceline.plan.run_record import run_record
+from paceline.plan.shape import Machine, Shape
 from paceline.spec import Flag, Program, load_job
 
 LAPTOP = Machine(cores=8, gpus=0)
@@ -138,6 +140,14 @@ def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
 def test_run_ids_sort_by_time_and_differ() -> None:
     assert len({new_run_id() for _ in range(50)}) > 45
     assert new_run_id()[:2] == "20"
+
+
+def test_secrets_in_arguments_of_sbatch_are_hidden_in_the_record(tmp_path: Path) -> None:
+    """A local run does not use them, so nobody has checked them."""
+    extra = ["--export=API_KEY=hush", "--switches=1"]
+    job = load_job(Program("train.py"), flags=[Flag("--sbatch-arg", "job.extra", extra)], cwd=tmp_path)
+    text = run_record(job, run_path=SITE, shape=Shape(1, 1, 0, 1), command=[], created=0.0, facts={}, code={})
+    assert json.loads(text)["spec"]["job"]["extra"] == ["--export=API_KEY=***", "--switches=1"]
 
 
 def test_secrets_on_the_command_line_are_hidden() -> None:

@@ -27,6 +27,8 @@ def run_record(
     spec["environment"]["variables"] = {name: redact(name, value) for name, value in job.environment.variables.items()}
     if job.environment.setup:
         spec["environment"]["setup"] = [redact_text(line) for line in job.environment.setup]
+    if job.resources.extra:
+        spec["job"]["extra"] = [redact_text(argument) for argument in job.resources.extra]
     spec["params"] = redact_values(job.params)
     value = {
         "run_id": run_path.run_id,
