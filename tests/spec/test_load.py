@@ -289,6 +289,17 @@ def test_the_file_is_searched_up_to_the_repository_and_no_further(tmp_path: Path
     assert load_job(SCRIPT, cwd=inner, config=tmp_path / "paceline.toml").resources.nodes == 9
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(Path, "read_text", refuse)  # root may read everything
+    with pytest.raises(SpecError, match=r"Cannot read .*pyproject\.toml: .*Permission denied") as caught:
+        load_job(SCRIPT, cwd=tmp_path)
+    assert "permissions" in caught.value.hint
+
+
 def test_without_a_repository_only_this_folder_counts(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()

@@ -190,14 +190,20 @@ def _reserve_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.reserved")
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write a file so that readers see all of it or none: write it next to its path, then rename it."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = False) -> None:
+    """Write a file so that readers see all of it or none: write it next to its path, then rename it.
+
+    With `sync`, it is on the disk before that.
+    """
     # A name that nobody can guess, and no file but a new one: others may write to the folder too.
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

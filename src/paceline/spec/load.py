@@ -150,7 +150,10 @@ def find_file(cwd: Path, root: Path | None) -> Path | None:
         if (folder / FILE).is_file() and _is_trusted(folder / FILE):
             return folder / FILE
         project = folder / "pyproject.toml"
-        is_ours = project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace")
+        try:
+            is_ours = project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # whether it has our settings is known only to those who may read it
+            is_ours = os.path.isfile(project)
         if is_ours and _is_trusted(project):
             return project
         if root is None or folder == root:

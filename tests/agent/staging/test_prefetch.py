@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -286,3 +287,13 @@ def test_a_transfer_counts_towards_its_parent_and_stops_with_it() -> None:
     other = transfer.Transfer(parent)
     parent.stop.set()
     assert other.is_stopped
+
+
+def test_a_new_pack_is_not_written_through_a_link_of_others(tmp_path: Path) -> None:
+    store = Packs(tmp_path / "packs")
+    store.folder.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (store.folder / f".key.{socket.gethostname()}.{os.getpid()}.partial").symlink_to(victim)
+    os.close(store.create("key").descriptor)
+    assert victim.read_text() == "mine"

@@ -16,8 +16,17 @@ import pytest
 from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm.states import JobState
-from paceline.errors import ClusterError
-from paceline.plan.environment.build_script import LOCK, MARKER, BuildFolder, BuildScript, render_build
+from paceline.errors import ClusterError, SpecError
+from paceline.plan.environment.build_script import (
+    LOCK,
+    MARKER,
+    BuildFolder,
+    BuildResources,
+    BuildScript,
+    build_directives,
+    render_build,
+)
+from tests.cluster.environment.jobs import job_in
 from tests.cluster.environment.wheels import write_wheel
 from tests.slurm.runs import Paceline
 
@@ -137,6 +146,11 @@ def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
     assert "python=/usr/bin/python3" in shown
     wrong = paceline("env", "build", "--python", "/nowhere/python", cwd=home)
     assert "Cannot run /nowhere/python, the Python" in wrong.stderr
+
+
+def test_a_folder_that_sbatch_would_not_take_literally_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"build folder .* has a backslash in its path"):
+        build_directives(job_in(tmp_path), BuildFolder(Path("/scratch/a\\b")), BuildResources())
 
 
 # -- concurrent builders --------------------------------------------------------------------------------

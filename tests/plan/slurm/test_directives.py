@@ -48,6 +48,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"job.extra": ["--dependency=afterok:1"]}, "has --dependency=afterok:1", "Use --dependency instead."),
     ({"job.extra": ["--no-requeue"]}, "has --no-requeue", "Use --no-requeue instead."),
     ({"job.extra": ["--signal=USR1"]}, "has --signal=USR1", "Use --grace instead."),
+    ({"job.extra": ["--expor=API_KEY=hush"]}, "has --expor=API_KEY=***, which", "Use --env instead."),
     ({"job.extra": ["oops"]}, "is not an option of sbatch", "--sbatch-arg"),
     ({"environment.secrets": ["NOT_THERE"]}, "names NOT_THERE, which is not set here", "Export NOT_THERE"),
 ]  # fmt: skip

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 from paceline.contract.checkpoint.marker import is_complete, list_checkpoints, read_marker
+from paceline.contract.checkpoint.score import Score
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
+from paceline.runtime.checkpoint.retention import attach
 from tests.forked_ranks import Ranks, free_port
 from tests.runtime.checkpoint.trainer import Trainer, make
 from tests.small_disk import mount_small_disk
@@ -323,6 +325,17 @@ def save_all(folder: Path, policy: RetentionPolicy, losses: list[float]) -> list
     checkpoints.close()
     assert all("step-" in path.name and "." not in path.name for path in folder.iterdir())
     return sorted(read_marker(path).step for path in list_checkpoints(folder))
+
+
+def test_a_score_is_not_written_through_a_link_of_others(tmp_path: Path) -> None:
+    save_all(tmp_path / "run", RetentionPolicy(keep_last=1), [1.0])
+    (checkpoint,) = list_checkpoints(tmp_path / "run")
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (checkpoint / ".complete.json.partial").symlink_to(victim)
+    assert attach(checkpoint, Score("loss", "min", 0.5))
+    assert victim.read_text() == "mine"
+    assert read_marker(checkpoint).step == 1
 
 
 def test_retention(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import socket
 import stat
 import time
 from collections.abc import Iterable
@@ -110,8 +109,9 @@ class Packs:
     def create(self, key: str) -> NewPack:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._prune()
-        path = self.folder / f".{key}.{socket.gethostname()}.{os.getpid()}.partial"
-        return NewPack(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        # A name that nobody can guess, and no file but a new one: others may write to the folder too.
+        path = self.folder / f".{key}.{os.urandom(8).hex()}.partial"
+        return NewPack(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def publish(self, manifest: Manifest, checksums: dict[str, int], pack: NewPack | None = None) -> None:
         """Make a manifest, and its pack if there is one, visible to all nodes."""

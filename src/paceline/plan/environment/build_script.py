@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.contract.files.folder_entry import Entry
 from paceline.plan.quote import quote
-from paceline.plan.slurm.directives import Directive, file_pattern, render
+from paceline.plan.slurm.directives import Directive, file_pattern, render, require_plain_path
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size, slurm_time
 
@@ -72,6 +72,7 @@ class BuildScript:
 
 def build_directives(job: Job, folder: BuildFolder, size: BuildResources) -> list[Directive]:
     """Return the options of the job: one task in the runs' partition, with GPUs only on request."""
+    require_plain_path(str(folder.path), "build folder")
     resources = job.resources
     found = [
         Directive("job-name", "env-build"),

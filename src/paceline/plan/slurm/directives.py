@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.spec import Job
@@ -161,7 +162,7 @@ _OWNED = {
     "reservation": "--reservation", "nodelist": "--nodelist", "exclude": "--exclude", "comment": "--comment",
     "job-name": "--name", "exclusive": "--exclusive", "mail-user": "--mail", "dependency": "--dependency",
     "requeue": "--requeue", "no-requeue": "--no-requeue", "signal": "--grace",
-    "export": "--env", "wait": "--wait", "array": "`paceline sweep`", "test-only": "--dry-run",
+    "export": "--env", "export-file": "--env", "wait": "--wait", "array": "`paceline sweep`", "test-only": "--dry-run",
     **dict.fromkeys(("output", "error", "open-mode"), "The output is in slurm.log of the run folder."),
     "chdir": "Jobs start in their run folder.", "wrap": "Give the script itself.", "parsable": "Leave it out.",
 }  # fmt: skip
@@ -190,11 +191,13 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
             )
         option = match[1] or _SHORT.get(match[3], match[3])
         value = match[2] if match[1] else match[4]
+        # sbatch takes any unique beginning of an option.
+        owned = next((name for name in _OWNED if match[1] and name.startswith(option)), option)
         gpu_gres = option == "gres" and "gpu" in (value or "") and any(each.option == "gres" for each in ours)
-        if option in _OWNED or gpu_gres:
-            hint = _OWNED.get(option, "--gpus")
+        if owned in _OWNED or gpu_gres:
+            hint = _OWNED.get(owned, "--gpus")
             raise SpecError(
-                f"{job.source('job.extra')} has {arg}, which Paceline sets itself.",
+                f"{job.source('job.extra')} has {redact_text(arg)}, which Paceline sets itself.",
                 hint=hint if hint.endswith(".") else f"Use {hint} instead.",
             )
         found.append(Directive(arg))
@@ -210,6 +213,17 @@ def _quoted(argument: str) -> str:
     if re.fullmatch(r"[\w@%+=:,./\[\]*&|!-]+", argument, re.ASCII):
         return argument
     return '"' + argument.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def require_plain_path(path: str, what: str) -> None:
+    """Reject a folder in the scratch folder that neither sbatch nor PATH or PYTHONPATH could hold."""
+    # sbatch drops backslashes from the path of the log.
+    for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma"), ("\\", "a backslash")):
+        if bad in path:
+            raise SpecError(
+                f"The {what} {path!r} has {name} in its path, which Slurm or Python would not take literally.",
+                hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
+            )
 
 
 def file_pattern(path: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.errors import SpecError, UsageError
+from paceline.errors import UsageError
 from paceline.plan.environment.activation import EnvironmentSection, activation_lines, interpreter
 from paceline.plan.environment.container import container_entry
 from paceline.plan.environment.modules import module_section
@@ -19,7 +19,7 @@ from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_var
 from paceline.plan.shape import Shape
 from paceline.plan.slurm.array_script import Trials, array_script
 from paceline.plan.slurm.batch_script import ScriptPlan, job_script, shell_library
-from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives
+from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives, require_plain_path
 from paceline.spec import Job
 
 DEFAULT_ATTEMPTS = 3
@@ -89,7 +89,7 @@ def plan_slurm(
 
     `file_secrets` are those that files hold. With `trials`, the launch spec is what all trials of a sweep share.
     """
-    _check_path(str(run_path.folder.path))
+    require_plain_path(str(run_path.folder.path), "run folder")
     counts = count_tasks(job, fair_cpus=fair_cpus)
     task_counts = counts if trials is None else trials.task_counts(job, counts)
     options = directives(job, task_counts, run_path.folder)
@@ -155,17 +155,6 @@ def _launch_spec(
         variables=plain_variables(job),  # secrets are in environment.sh alone: the launch spec is an ordinary file
         max_restarts=(job.resume.max_attempts or DEFAULT_ATTEMPTS) - 1,
     )
-
-
-def _check_path(path: str) -> None:
-    """Reject what neither sbatch nor PYTHONPATH could hold."""
-    # sbatch drops backslashes from the path of the log.
-    for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma"), ("\\", "a backslash")):
-        if bad in path:
-            raise SpecError(
-                f"The run folder {path!r} has {name} in its path, which Slurm or Python would not take literally.",
-                hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
-            )
 
 
 def _dependency(job: Job, after: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.contract.checkpoint.marker import Marker, is_complete, list_checkpoints, read_marker
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, REMOVED, checkpoint_name
 from paceline.contract.checkpoint.score import Score, choose_best, is_better
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError, UsageError
 
 
@@ -57,12 +58,7 @@ def attach(checkpoint: Path, score: Score) -> bool:
     try:
         marker = read_marker(checkpoint)
         meta = {**(marker.meta if isinstance(marker.meta, dict) else {}), **score.to_meta()}
-        partial = checkpoint / f".{CHECKPOINT_MARKER}.partial"
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(replace(marker, meta=meta).to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, checkpoint / CHECKPOINT_MARKER)
+        write_atomically(checkpoint / CHECKPOINT_MARKER, replace(marker, meta=meta).to_json(), sync=True)
     except (CheckpointError, OSError):
         return False
     return True
