@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from paceline.plan.local import START_AGENT
 from paceline.watch.goodput import read_events
 from tests.agent.conftest import Launch, Launched
@@ -40,3 +42,18 @@ def test_a_defect_of_the_agent_ends_the_run_with_its_reason(launch: Launch) -> N
     assert started.verdicts()[1] == "failed"
     assert reasons(started) == ["The agent failed: ZeroDivisionError: by a defect."]
     assert "Traceback" in started.err()
+
+
+def test_ranks_of_a_job_start_that_lost_the_run_are_ended(launch: Launch, tmp_path: Path) -> None:
+    """Another job start continues the run: these ranks would write logs and metrics until their next checkpoint."""
+    claims = tmp_path / "run" / "claims"
+    claims.mkdir(parents=True)
+    for number, name in enumerate(["here", "8-0"], 1):
+        (claims / str(number)).symlink_to(name)
+    started = launch("import time; time.sleep(3600)", max_restarts=3, env={"SLURM_JOB_ID": "1"})
+    assert started.wait() == 1
+    assert "failed: job start 8-0 has this run now" in started.err()
+    assert "no restart: job start 8-0 has this run now" in started.err()
+    assert started.verdicts() == ("failed", "failed")
+    assert not started.job_start.requeue.exists()
+    assert "failed" not in started.events()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.agent import restart_policy
 from paceline.agent.agent_placement import Placement, find_placement
 from paceline.agent.attempt import Attempt, Outcome
-from paceline.agent.failures import Failure
+from paceline.agent.failures import FENCED_OFF, Failure
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.sampler import Sampler, start_sampler
@@ -324,7 +324,8 @@ class Agent:
         assert self.rendezvous is not None
         failure = outcome.failure if outcome.verdict == FAILED else None
         fields = {} if failure is None else {"rank": failure.rank, "host": failure.host, "error": failure.error}
-        self.events.write(outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields)
+        if failure is None or failure.cause != FENCED_OFF:  # the events are another job start's now
+            self.events.write(outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields)
         if outcome.restart_delay is not None:
             self.events.write("restarted", attempt=self.attempt_number + 1, delay=outcome.restart_delay)
         message = {

@@ -25,12 +25,13 @@ from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
 from paceline.contract.jsonl import EventWriter
-from paceline.contract.run_folder import JobStartFolder
+from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.stop.presets import Preset
 from paceline.contract.verdict import DONE, FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
+CLAIM_INTERVAL = 15.0  # seconds between two looks at who has the run folder
 MEMBERS_TIMEOUT = 30.0  # seconds for other agents to end their ranks, beyond `kill_after`
 
 
@@ -84,6 +85,7 @@ class Attempt:
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
         self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
         self.agent_killed = False  # that of another node
+        self.next_claim_check = 0.0
         self.framework: Preset | None = None  # of the ranks here, once they have imported one
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
@@ -102,6 +104,7 @@ class Attempt:
             self._handle_requests()
             self._handle_exits()
             self._handle_messages()
+            self._check_claim()
             self._check_progress()
             self.independence.check()
             self._note_framework()
@@ -270,6 +273,19 @@ class Attempt:
         self.failures.append(failure)
         self.rendezvous.send({"kind": "failed", "failure": asdict(failure), "sent": time.time()})
         self.termination.start()
+
+    def _check_claim(self) -> None:
+        """On the head agent: end ranks that train for nobody, because another job start has taken the run folder over.
+
+        They commit no checkpoint any more, but would go on to write logs and metrics until they come to the next one.
+        """
+        if not self.placement.is_head or self.termination.started or time.monotonic() < self.next_claim_check:
+            return
+        self.next_claim_check = time.monotonic() + CLAIM_INTERVAL
+        successor = RunFolder(self.folder.path.parent).successor(self.job_start.path.name)
+        if successor:
+            message = f"job start {successor} has this run now"
+            self._fail(Failure(failures.FENCED_OFF, self.placement.host, message=message, time=time.time()))
 
     def _check_progress(self) -> None:
         """Look for ranks that hang, and for ranks that linger after others have exited."""

@@ -21,6 +21,7 @@ from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 
 INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user asked twice
+FENCED_OFF = "fenced off"  # likewise: another job start has the run folder now
 TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
 INTERRUPT_EXITS = (-signal.SIGINT, 128 + signal.SIGINT)
 # An error that matches is the consequence of another rank's death.
