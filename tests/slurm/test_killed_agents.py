@@ -13,30 +13,17 @@ from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_head_agent_on_two_nodes(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+@pytest.mark.parametrize("node", ["0", pytest.param("1", marks=pytest.mark.slow)], ids=["head", "member"])
+def test_a_killed_agent_on_two_nodes(node: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", KILLS)
     done = slurm_paceline(
         "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait",
-        "train.py", "1", "0", cwd=home, timeout=250,
+        "train.py", "1", node, cwd=home, timeout=250,
     )  # fmt: skip
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     assert [read_verdict(attempt.verdict) for attempt in folder.attempts()] == ["failed", "done"]
     assert "attempt 2 is complete" in folder.attempt(2).log(1).read_text()
-    assert "an agent was killed; starting the agents again" in folder.slurm_log.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_killed_member_agent_on_two_nodes(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
-    home = project(tmp_path / "project", KILLS)
-    done = slurm_paceline(
-        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait",
-        "train.py", "1", "1", cwd=home, timeout=250,
-    )  # fmt: skip
-    folder = run_of(done)
-    assert done.returncode == 0, diagnostics(folder, done)
-    assert [read_verdict(attempt.verdict) for attempt in folder.attempts()] == ["failed", "done"]
     # In the same allocation, with the same nodes.
     assert [job_start.path.name.partition("-")[2] for job_start in folder.job_starts()] == ["0"]
     assert "an agent was killed; starting the agents again" in folder.slurm_log.read_text()
