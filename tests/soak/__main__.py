@@ -38,6 +38,7 @@ from tests.slurm.harness import Cluster
 from tests.soak.faults import Faults
 from tests.soak.runs import DEFECT, OUTCOMES, UNFINISHED, Shape, SoakRun, shared_disks
 
+CPUS = 12  # of each node; few enough for twenty runs to use all six nodes
 RUN_FAULT_EVERY, NODE_FAULT_EVERY = 8.0, 45.0  # seconds between two faults, on average
 REPORT_EVERY = 15.0
 IS_OF_NODE = re.compile(r"node-init\.sh|slurmd |sleep 3600$|ps -eo")  # what runs on a node without a job
@@ -264,7 +265,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
     with shared_disks(base / "disks"):
-        cluster = Cluster.up(base, nodes=options.nodes, cpus=32, gpus=0, network=network, owner=os.getpid())
+        cluster = Cluster.up(base, nodes=options.nodes, cpus=CPUS, gpus=0, network=network, owner=os.getpid())
         try:
             os.environ.update(cluster.environment)
             soak = Soak(options, base, cluster)

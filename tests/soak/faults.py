@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tests.slurm.harness import Cluster
 from tests.soak.runs import SoakRun
 
-TOO_EARLY = 0.1  # share of the runs that have not recovered from a fault and may get another
+TOO_EARLY = 0.2  # share of the faults that may hit a run which has not recovered from its last one
 
 Hit = Callable[[str, Sequence[SoakRun]], None]  # is told before the fault happens
 
@@ -22,16 +22,18 @@ class Faults:
         self.cluster, self.rng, self.hit, self.ending = cluster, rng, hit, ending
 
     def _pick(self, runs: Sequence[SoakRun]) -> SoakRun | None:
-        """Pick a run that has trained since its last fault, or now and then one that has not.
+        """Pick a run that has trained since its last fault, or now and then any.
 
         On a busy machine, runs would otherwise get faults faster than they can start.
         """
-        ready = [run for run in runs if run.has_recovered or self.rng.random() < TOO_EARLY]
+        any_run = self.rng.random() < TOO_EARLY
+        ready = [run for run in runs if any_run or run.has_recovered]
         return ready[int(self.rng.random() * len(ready))] if ready else None
 
     def _pick_node(self, runs: Sequence[SoakRun]) -> tuple[str, list[SoakRun]]:
-        """Return a node and the runs on it."""
-        node = self.cluster.nodes[int(self.rng.random() * len(self.cluster.nodes))]
+        """Return a node, one with runs if there is any, and the runs on it."""
+        nodes = [node for node in self.cluster.nodes if any(node in run.hosts for run in runs)] or self.cluster.nodes
+        node = nodes[int(self.rng.random() * len(nodes))]
         return node, [run for run in runs if node in run.hosts]
 
     # -- to one run ------------------------------------------------------------------------------------
