@@ -191,8 +191,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_public_surface_is_what_it_was() -> None:
     assert paceline.__all__ == [
-        "Identity", "PacelineError", "Run", "ShardedIterable", "Tracker", "read_identity", "report", "seed_everything",
-        "session", "spawn", "start", "wandb", "__version__",
+        "Identity", "PacelineError", "Run", "ShardedIterable", "Tracker", "count_flops", "read_identity", "report",
+        "seed_everything", "session", "spawn", "start", "transformer_flops", "wandb", "__version__",
     ]  # fmt: skip
     assert dir(paceline) == sorted(paceline.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -206,7 +206,7 @@ def test_a_run_has_these_public_attributes() -> None:
             "end", "epoch", "epochs", "evaluate", "experiment", "folder", "gather", "group", "identity", "is_rank_zero",
             "join", "loader", "local_rank", "log", "logs_dir", "mean", "mesh", "params", "print", "project", "rank",
             "rank_zero_first", "report", "resume", "save", "scratch_dir", "seed_everything", "settings", "should_stop",
-            "source_dir", "step", "steps", "sum", "update", "wandb", "world_size", "wrap",
+            "source_dir", "step", "steps", "sum", "throughput", "update", "wandb", "world_size", "wrap",
         ]  # fmt: skip
     assert [field.name for field in dataclasses.fields(paceline.Identity)] == [
         "rank", "world_size", "local_rank", "local_world_size", "node", "num_nodes", "source",

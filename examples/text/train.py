@@ -94,6 +94,7 @@ def main(given: Sequence[str] | None = None) -> float:
         model = GPT(size, vocab=corpus.tokenizer.vocab, dropout=args.dropout)
         if args.init_from:
             model.load_gpt2(args.init_from)
+        flops = paceline.transformer_flops(model, layers=size.layers, width=size.width, length=size.block)  # per token
         model = run.wrap(model, mode="fsdp" if args.fsdp else "auto", compile=args.compile)
         optimizer = make_optimizer(model, args.lr or size.lr, run.device)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate, warmup=args.warmup, steps=args.steps))
@@ -106,6 +107,7 @@ def main(given: Sequence[str] | None = None) -> float:
                     loss = model(inputs, targets)  # a sum over the tokens of this rank
                 count = (targets != IGNORE).sum()
                 run.backward(loss, weight=count)
+                run.throughput(tokens=inputs.numel(), flops=inputs.numel() * flops)
                 run.log(loss=loss.detach() / count, lr=schedule.get_last_lr()[0])
                 if run.update(optimizer, clip=1.0):
                     schedule.step()

@@ -20,12 +20,14 @@ _NAMES = {
     "Run": "paceline.runtime.run",
     "ShardedIterable": "paceline.runtime.data.streams.sharded_iterable",
     "Tracker": "paceline.runtime.trackers.base",
+    "count_flops": "paceline.runtime.training.flops",
     "read_identity": "paceline.runtime.distributed.identity",
     "report": "paceline.runtime.metrics.report",
     "seed_everything": "paceline.runtime.data.randomness",
     "session": "paceline.runtime.session",
     "spawn": "paceline.runtime.distributed.spawn",
     "start": "paceline.runtime.start",
+    "transformer_flops": "paceline.runtime.training.flops",
 }
 
 _MODULES = ("wandb",)  # public modules
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from paceline.runtime.session import session as session
     from paceline.runtime.start import start as start
     from paceline.runtime.trackers.base import Tracker as Tracker
+    from paceline.runtime.training.flops import count_flops as count_flops
+    from paceline.runtime.training.flops import transformer_flops as transformer_flops
 
 
 def __getattr__(name: str) -> Any:

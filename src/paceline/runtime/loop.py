@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -242,7 +243,7 @@ class Loop:
         finally:
             self.micro, self.counted, self._is_open = None, True, False
             self._gradients.reset()
-            boundary.progress.end()
+            boundary.end_loop()
 
     def evaluate(self, loader: Any) -> Iterator[Any]:
         self._boundary.begin_evaluation()
@@ -255,7 +256,13 @@ class Loop:
     def _iterate(self, micros: Iterator[MicroBatch], limit: int, uniform: bool) -> Iterator[Any]:
         gradients, boundary, weighted = self._gradients, self._boundary, self.weighted
         begin, after_step = gradients.begin, boundary.after_step
-        for micro in micros:
+        throughput, now = boundary.metrics.throughput, time.perf_counter
+        while True:
+            asked = now()
+            micro = next(micros, None)
+            throughput.waited += now() - asked
+            if micro is None:
+                return
             self.micro = micro
             last = micro.last
             if weighted:

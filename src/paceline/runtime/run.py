@@ -492,6 +492,20 @@ class Run:
             samples = micro.global_count if loop.weighted else 0
             self._metrics.log_copies(loop.step + 1, loop.epoch, samples, micro.count, values)
 
+    def throughput(self, *, samples: float = 0, tokens: float = 0, flops: float = 0) -> None:
+        """Count what this rank processes in this micro-step, for tokens/s and MFU. Call it inside the loop.
+
+        The numbers are those of this rank's batch: `run.throughput(tokens=x.numel(), flops=x.numel() * per_token)`.
+        The next `run.log` writes the rates of all ranks. Samples of `run.loader` are counted anyway. FLOPs are those of
+        the model: `paceline.transformer_flops` and `paceline.count_flops` know how many.
+
+        Args:
+            samples: The number of samples, if the loader is not from `run.loader`.
+            tokens: The number of tokens.
+            flops: The FLOPs of the forward and the backward pass.
+        """
+        self._metrics.throughput.add(samples, tokens, flops)
+
     def config(self, settings: Any) -> None:
         """Record the script's own settings: the namespace of argparse, a data class or a mapping, nested or not.
 

@@ -23,6 +23,7 @@ from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import ProgressBar
 from paceline.runtime.metrics.report import TrialReporter
+from paceline.runtime.metrics.throughput import Rates, peak_flops
 from paceline.runtime.paths import Paths
 from paceline.runtime.run import Run
 from paceline.runtime.settings import Params, Settings
@@ -35,7 +36,7 @@ from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
 from paceline.runtime.trackers.metrics_file import MetricsFile
 from paceline.runtime.trackers.selection import Trackers, open_trackers
-from paceline.runtime.training.gradients import Gradients
+from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
 from paceline.runtime.training.replica_check import ReplicaCheck
 from paceline.runtime.training.wrap import Wrapper
 
@@ -126,6 +127,17 @@ def _make_group(
     return group
 
 
+def _rates(settings: Settings, worker: _Worker, wrapper: Wrapper) -> Rates:
+    def find_peak() -> float | None:
+        """Return the peak for the precision that the model computes in."""
+        dtype = AUTOCAST_DTYPES.get(settings.precision)
+        if dtype is None:
+            dtype = next((each.dtype for model in wrapper.models for each in model.model.parameters()), None)
+        return peak_flops(worker.device, dtype)
+
+    return Rates(world_size=worker.identity.world_size, find_peak=find_peak, device=worker.device)
+
+
 def _make_boundary(
     settings: Settings,
     folder: RunFolder | None,
@@ -142,7 +154,7 @@ def _make_boundary(
         group=control,
         heartbeat=worker.heartbeat,
         events=events,
-        metrics=Metrics(lines, group=control, rank=rank, own=trackers.own),
+        metrics=Metrics(lines, group=control, rank=rank, own=trackers.own, rates=_rates(settings, worker, wrapper)),
         loss_check=NonFiniteLossCheck(rank=rank, on=stop_on_nonfinite),
         checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
         progress=ProgressBar(settings.progress and rank == 0),

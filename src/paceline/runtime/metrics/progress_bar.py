@@ -9,6 +9,27 @@ from typing import Any
 REFRESH = 0.15  # seconds between redraws
 
 
+MIN_WAIT = 0.05  # share of the time that the loop waits for data; less is not worth a word
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def describe_rates(rates: dict[str, float]) -> list[str]:
+    """Return how fast a run trains, in a few words."""
+    parts = [f"{short_number(rates[f'{what}_per_second'])} {what}/s" for what in ("samples", "tokens")
+             if f"{what}_per_second" in rates]  # fmt: skip
+    if "mfu" in rates:
+        parts.append(f"{rates['mfu']:.1%} MFU")
+    if rates.get("data_wait", 0.0) >= MIN_WAIT:
+        parts.append(f"{rates['data_wait']:.0%} waiting for data")
+    return parts
+
+
+def short_number(number: float) -> str:
+    """Return a number with three digits, such as 12.3k."""
+    size, unit = next((each for each in UNITS if number >= each[0]), UNITS[-1])
+    return f"{number / size:.3g}{unit}"
+
+
 class ProgressBar:
     """Drawn by rich if it is installed. A call between redraws costs one comparison."""
 
@@ -48,10 +69,10 @@ class ProgressBar:
         bar.start()
         return bar
 
-    def update(self, done: int, values: dict[str, float]) -> None:
+    def update(self, done: int, values: dict[str, float], rates: dict[str, float]) -> None:
         """Redraw. Called once `due` has passed."""
         if self._bar is not None and self._task is not None:
-            text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            text = "  ".join([*(f"{name} {value:.4g}" for name, value in values.items()), *describe_rates(rates)])
             self._bar.update(self._task, completed=done, values=text)
             self._draw()
 

@@ -103,7 +103,12 @@ class Boundary:
         self.progress.begin(epoch=epoch, done=done, total=total)
         self.consensus.begin_loop()
         self.stragglers.discard()
+        self.metrics.throughput.begin_loop()
         self._has_extra_work = self._needs_extra_work()
+
+    def end_loop(self) -> None:
+        self.metrics.throughput.end_loop()
+        self.progress.end()
 
     def begin_evaluation(self) -> None:
         self._sync_buffers()
@@ -172,7 +177,7 @@ class Boundary:
         if self.profiler.is_on:
             self.profiler.after_step(step)
         if time.perf_counter() >= self.progress.due:
-            self.progress.update(self.epoch_step, self.metrics.latest)
+            self.progress.update(self.epoch_step, self.metrics.latest, self.metrics.latest_rates)
         self._has_extra_work = self._needs_extra_work()
 
     def after_forward(self, step: int, *, in_a_step: bool) -> None:

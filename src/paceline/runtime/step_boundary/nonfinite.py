@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from paceline.errors import NonFinite
-from paceline.runtime.metrics.metrics import PendingScalars
+from paceline.runtime.metrics.reduction import PendingScalars
 from paceline.runtime.step_boundary.stop import NO_BAD_STEP
 
 

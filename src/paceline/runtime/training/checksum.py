@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from paceline.runtime.metrics.metrics import PendingScalars
+from paceline.runtime.metrics.reduction import PendingScalars
 
 WORD = 8  # bytes
 COLUMNS = 2048  # words that are a row; rows have weights of their own

@@ -1,0 +1,176 @@
+"""Numbers of several steps, on their way from the device of each rank to one line per step."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import time
+import zlib
+from collections.abc import Container
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.runtime.metrics.throughput import NO_AMOUNTS, Amounts
+
+# One call of `log`: step, epoch, samples of the step, weight of these values, time, the values, the work since then.
+Entry = tuple[int, int, int, float, float, dict[str, Any], Amounts]
+LEARNING_RATE = re.compile(r"(.*/)?(lr|learning_rate)([_-]?\d+|/.*)?", re.IGNORECASE)
+
+
+class PendingScalars:
+    """Scalars being copied from a device to the host, without waiting for the device."""
+
+    def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
+        self._event: Any = None
+        stacked = torch.stack([tensor.reshape(()).to(dtype) for tensor in tensors])
+        if stacked.device.type == "cuda":
+            self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+            self._host.copy_(stacked, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._host = stacked.cpu()
+
+    def values(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        found: list[float] = self._host.tolist()
+        return found
+
+    def arrives(self, *, within: float) -> bool:
+        """Return whether the values arrive in time. A device may hang in a collective that peers never answer."""
+        deadline = time.monotonic() + within
+        while self._event is not None and not self._event.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+class Row:
+    """What one step logged: sums of value x weight, sums of weights, and text."""
+
+    __slots__ = ("amounts", "epoch", "samples", "sums", "texts", "time", "weights")
+
+    def __init__(self, epoch: int, samples: int) -> None:
+        self.epoch, self.samples = epoch, samples
+        self.time = 0.0
+        self.amounts = NO_AMOUNTS
+        self.sums: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
+        self.texts: dict[str, str] | None = None
+
+    def means(self) -> dict[str, float]:
+        weights = self.weights
+        for weight in weights.values():
+            if weight != 1:
+                break
+        else:  # the common case, kept fast
+            return self.sums
+        return {name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()}
+
+
+class Batch:
+    """Rows that are reduced together."""
+
+    def __init__(self, entries: list[Entry], *, alone: bool, has_text: bool = False) -> None:
+        self.entries = entries
+        tensors = [value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)]
+        self._pending = PendingScalars(tensors) if tensors else None
+        self.rows: dict[int, Row] = {}
+        self._reduced = torch.empty(0)
+        self.work: Any = None
+        self.ranks_without_samples = 0  # ranks with NaN after an evaluation that gave them an empty batch
+        # A hash of steps, names and kinds, which all ranks must share for their numbers to be reduced; and one of the
+        # names that have text.
+        self.schema = self.text_schema = 0
+        if not alone:
+            names = [f"{entry[0]} {' '.join(entry[5])}" for entry in entries]
+            if has_text:
+                texts = [" ".join(name for name in entry[5] if type(entry[5][name]) is str) for entry in entries]
+                names += texts
+                self.text_schema = zlib.crc32(" ".join(sorted({*" ".join(texts).split()})).encode())
+            self.schema = zlib.crc32("\n".join(names).encode()) * 65536 + len(entries) % 65536
+
+    def kinds(self) -> dict[str, set[str]]:
+        """Return what was logged under each name: "text", "a number", or both."""
+        found: dict[str, set[str]] = {}
+        for entry in self.entries:
+            for name, value in entry[5].items():
+                found.setdefault(name, set()).add("text" if type(value) is str else "a number")
+        return found
+
+    def arrives(self, *, within: float) -> bool:
+        return self._pending is None or self._pending.arrives(within=within)
+
+    def fold(self) -> None:
+        """Turn entries into rows, once the numbers have arrived from the device."""
+        arrived = iter(self._pending.values() if self._pending else ())
+        rows = self.rows
+        for step, epoch, samples, weight, when, values, amounts in self.entries:
+            row = rows.get(step)
+            if row is None:
+                row = rows[step] = Row(epoch, samples)
+            row.time = when
+            row.amounts = amounts if row.amounts is NO_AMOUNTS else row.amounts.plus(amounts)
+            sums, weights = row.sums, row.weights
+            for name, value in values.items():
+                kind = type(value)
+                if kind is str:
+                    row.texts = {**(row.texts or {}), name: value}
+                    continue
+                number = value if kind is float or kind is int else next(arrived)
+                if _is_learning_rate(name):
+                    sums[name], weights[name] = number, 1.0
+                    continue
+                # An empty slice weighs nothing, whatever its loss is.
+                share = number * weight if weight else 0.0
+                if name in sums:
+                    sums[name] += share
+                    weights[name] += weight
+                else:
+                    sums[name], weights[name] = share, weight
+        self.entries = []
+
+    def reduce(self, group: Any) -> None:
+        flat = [
+            number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values(), *row.amounts)
+        ]
+        if flat:
+            flat.append(self.ranks_without_samples)
+            self._reduced = torch.tensor(flat, dtype=torch.float64)
+            self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
+
+    def store_reduced(self) -> None:
+        """Put the reduced numbers into their rows."""
+        if self.work is None:
+            return
+        self.work.wait()
+        numbers = iter(self._reduced.tolist())
+        for row in self.rows.values():
+            row.sums = {name: next(numbers) for name in row.sums}
+            row.weights = {name: next(numbers) for name in row.weights}
+            row.amounts = Amounts(*(next(numbers) for _ in row.amounts))
+        self.ranks_without_samples = int(next(numbers))
+
+    def find_nan(self, steps: Container[int] | None = None) -> tuple[int, str] | None:
+        """Return the first step and name with NaN, of these steps if given."""
+        for step, row in self.rows.items():
+            if steps is None or step in steps:
+                for name, total in row.sums.items():
+                    if math.isnan(total):
+                        return step, name
+        return None
+
+    def means(self) -> dict[int, dict[str, float]]:
+        """Return the means of each step."""
+        return {step: row.means() for step, row in self.rows.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_learning_rate(name: str) -> bool:
+    return LEARNING_RATE.fullmatch(name) is not None

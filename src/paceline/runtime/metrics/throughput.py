@@ -1,0 +1,138 @@
+"""How fast a run trains: samples and tokens per second, time spent waiting for data, and model FLOPs utilization.
+
+Each rank counts what it has processed since its last logged line; the counts are added up with the logged numbers, so
+nothing waits for the device. Evaluations between two loops don't count as training.
+
+MFU is the share of the devices' peak that the model itself needs: FLOPs of the forward and the backward pass, without
+those of recomputed activations, over time x ranks x peak of dense matrix products in the run's precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+# Peaks of dense matrix products in TFLOP/s, without sparsity, by a word of the name that CUDA gives the device.
+PEAKS: dict[str, dict[str, float]] = {
+    "GB200": {"16": 2500.0, "tf32": 1250.0, "fp32": 80.0},
+    "B200": {"16": 2250.0, "tf32": 1125.0, "fp32": 75.0},
+    "GH200": {"16": 989.4, "tf32": 494.7, "fp32": 66.9},
+    "H200": {"16": 989.4, "tf32": 494.7, "fp32": 66.9},
+    "H100 PCIe": {"16": 756.0, "tf32": 378.0, "fp32": 51.2},
+    "H100 NVL": {"16": 835.0, "tf32": 417.5, "fp32": 60.0},
+    "H100": {"16": 989.4, "tf32": 494.7, "fp32": 66.9},
+    "A100": {"16": 312.0, "tf32": 156.0, "fp32": 19.5},
+    "A40": {"16": 149.7, "tf32": 74.8, "fp32": 37.4},
+    "A30": {"16": 165.0, "tf32": 82.0, "fp32": 10.3},
+    "A10G": {"16": 70.0, "tf32": 35.0, "fp32": 31.5},
+    "A10": {"16": 125.0, "tf32": 62.5, "fp32": 31.2},
+    "L40S": {"16": 362.0, "tf32": 183.0, "fp32": 91.6},
+    "L40": {"16": 181.0, "tf32": 90.5, "fp32": 90.5},
+    "L4": {"16": 121.0, "tf32": 60.0, "fp32": 30.3},
+    "V100-PCIE": {"16": 112.0, "fp32": 14.0},
+    "V100": {"16": 125.0, "fp32": 15.7},
+    "T4": {"16": 65.0, "fp32": 8.1},
+}
+
+
+class Amounts(NamedTuple):
+    """What was processed in a while: by one rank, or in sum by all of them. The seconds, too, are summed."""
+
+    seconds: float
+    waited: float  # seconds of them in which the loop waited for data
+    samples: float
+    tokens: float
+    flops: float
+
+    def plus(self, other: Amounts) -> Amounts:
+        return Amounts(*(one + two for one, two in zip(self, other, strict=True)))
+
+
+NO_AMOUNTS = Amounts(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class ThroughputCounter:
+    """Counts on one rank."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0  # seconds; the loop adds to it
+        self._samples = self._tokens = self._flops = 0.0
+        self._since: float | None = None  # None outside of training loops, whose time doesn't count
+
+    def begin_loop(self) -> None:
+        self._since = time.perf_counter()
+
+    def end_loop(self) -> None:
+        self._since = None
+
+    def add(self, samples: float, tokens: float, flops: float) -> None:
+        self._samples += samples
+        self._tokens += tokens
+        self._flops += flops
+
+    def take(self) -> Amounts:
+        """Return what was processed since the last call, and start anew."""
+        now, since = time.perf_counter(), self._since
+        if since is None:
+            return NO_AMOUNTS
+        taken = Amounts(now - since, self.waited, self._samples, self._tokens, self._flops)
+        self._since = now
+        self.waited = self._samples = self._tokens = self._flops = 0.0
+        return taken
+
+
+class Rates:
+    """Turns the amounts of all ranks into the numbers that people read."""
+
+    def __init__(
+        self,
+        *,
+        world_size: int = 1,
+        find_peak: Callable[[], float | None] = lambda: None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.world_size = world_size
+        self.find_peak = find_peak  # FLOP/s of one device; None if unknown. Called when the script has set all up
+        self._device = device if device is not None and device.type == "cuda" else None
+
+    def of(self, amounts: Amounts) -> dict[str, float]:
+        if amounts.seconds <= 0:
+            return {}
+        seconds = amounts.seconds / self.world_size
+        rates = {"data_wait": amounts.waited / amounts.seconds}
+        if amounts.samples:
+            rates["samples_per_second"] = amounts.samples / seconds
+        if amounts.tokens:
+            rates["tokens_per_second"] = amounts.tokens / seconds
+        if amounts.flops:
+            rates["tflops_per_second"] = amounts.flops / seconds / 1e12
+            if self._peak is not None:
+                rates["mfu"] = amounts.flops / seconds / (self._peak * self.world_size)
+        return rates
+
+    @functools.cached_property
+    def _peak(self) -> float | None:
+        return self.find_peak()
+
+    def memory(self) -> dict[str, float]:
+        """Return the most memory that this rank's tensors have taken on its GPU, in GB."""
+        return {} if self._device is None else {"peak_memory": torch.cuda.max_memory_allocated(self._device) / 1e9}
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
+    """Return the peak FLOP/s of a device for matrix products in a precision; None if it is not in the table."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = next((peaks for words, peaks in PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
+    if peaks is None:
+        return None
+    if dtype in (torch.float16, torch.bfloat16):
+        return peaks["16"] * 1e12
+    uses_tf32 = torch.get_float32_matmul_precision() != "highest" and "tf32" in peaks
+    return peaks["tf32" if uses_tf32 else "fp32"] * 1e12

@@ -1,0 +1,60 @@
+"""How fast a run trains, from the end of its metrics."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.spec.quantities import show_seconds
+
+TAIL = 65536  # bytes
+LINES = 100  # whose median counts
+RATES = {"samples_per_second": "samples/s", "tokens_per_second": "tokens/s"}
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def describe_throughput(metrics: Path) -> str:
+    """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if unknown."""
+    try:
+        lines = read_tail(metrics, TAIL).splitlines()[-LINES:]
+    except OSError:
+        return ""
+    records = [record for line in lines if (record := _parse(line))]
+    medians = {name: _median(records, name) for name in (*RATES, "seconds", "data_wait", "mfu", "peak_memory")}
+    parts = [f"{_short(value)} {unit}" for name, unit in RATES.items() if (value := medians[name]) is not None]
+    if (seconds := medians["seconds"]) is not None:
+        parts.append(f"{show_step(seconds)} per step")
+    if (wait := medians["data_wait"]) is not None:
+        parts.append(f"{wait:.0%} waiting for data")
+    if (mfu := medians["mfu"]) is not None:
+        parts.append(f"{mfu:.1%} MFU")
+    if (memory := medians["peak_memory"]) is not None:
+        parts.append(f"{memory:.3g} GB at most")
+    return " · ".join(parts)
+
+
+def show_step(seconds: float) -> str:
+    if seconds >= 60:
+        return show_seconds(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        return parse_object(line)
+    except ValueError:  # a line that is cut off, or somebody else's
+        return {}
+
+
+def _median(records: list[dict[str, Any]], name: str) -> float | None:
+    values = [record.get(name) for record in records]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return statistics.median(numbers) if numbers else None
+
+
+def _short(number: float) -> str:
+    size, unit = next((each for each in UNITS if number >= each[0]), UNITS[-1])
+    return f"{number / size:.3g}{unit}"
