@@ -27,19 +27,21 @@ MAY_IMPORT = {
     "sandbox": {"spec", "plan", "cluster", "watch"},
     "sweep": {"spec", "plan", "cluster", "watch"},
     "inspection": {"spec", "plan", "cluster", "watch"},
-    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep", "inspection"},
+    "proof": {"spec", "plan", "cluster", "watch", "sweep"},
+    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep", "inspection", "proof"},
     "agent": set(),
     "runtime": set(),
     "wandb": {"runtime"},  # the public module of that name
 }
 
-# The only imports that cross from one half to the other. None of these modules imports torch.
+# The only imports that cross from one package to another. Only the last one imports torch.
 EXCEPTIONS = {
     ("__main__", "paceline.cli"),
     ("__main__", "paceline.agent.workers.zygote.prestart"),  # torch loads while the command line is parsed
     ("sweep", "paceline.agent.trial"),  # local trials are opened and closed exactly as jobs do it
     ("cluster", "paceline.agent.work_folder"),  # `submit --resume` empties the folder that an agent fills
     ("cluster", "paceline.agent.staging"),  # `data stage` and `clean` do here what agents do on nodes
+    ("agent", "paceline.runtime.probe.start"),  # in a rank of `paceline prove`, before its script
 }
 
 CALLS_SUBPROCESS = {"cluster", "sandbox", "agent"}

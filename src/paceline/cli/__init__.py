@@ -23,6 +23,7 @@ COMMANDS = {
     "cancel": ("paceline.cli.cancel", "cancel a run for good"),
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),
     "sync": ("paceline.cli.sync", "send W&B data of offline runs"),
+    "prove": ("paceline.cli.prove", "show that a script trains the same on any number of ranks"),
     "doctor": ("paceline.cli.doctor", "check this machine, or a job before you submit it"),
     "inspect": ("paceline.cli.inspect", "see which samples each rank gets, and check whole epochs"),
     "shell": ("paceline.cli.shell", "open a shell on a node, with a job's environment"),

@@ -11,6 +11,7 @@ AGENT = "PACELINE_AGENT"  # "index/count" if no scheduler numbers the agents
 HEARTBEAT = "PACELINE_HEARTBEAT"  # the heartbeat file of this node
 ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its agent
 DATA = "PACELINE_DATA"  # node-local data folder
+PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProbeSpec`
 
 # Paths and names for scripts that do not use the runtime.
 SOURCE_DIR = "PACELINE_SOURCE_DIR"  # the code that the ranks run

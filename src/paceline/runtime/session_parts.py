@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.contract import env
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.jsonl import EventWriter, LineWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -85,6 +86,10 @@ def build(
     run = _make_run(settings, context, folder, worker, wrapper=wrapper, boundary=boundary, trackers=trackers)
     if settings.mesh is not None:
         run._set_mesh(settings.mesh)
+    if env.PROBE in os.environ:
+        from paceline.runtime.probe.start import attach_probe
+
+        attach_probe(run)
     trackers.start()
     return SessionParts(run, worker.group, boundary, lines, trackers)
 

@@ -20,6 +20,7 @@ PROJECT, OUTPUT = "Project", "Output"
 QUEUE = frozenset({"submit", "sweep", "doctor", "shell"})
 RUNS = frozenset({"run", "submit", "sweep", "doctor"})
 ANY = RUNS | QUEUE
+PROVABLE = RUNS | {"prove"}  # what also applies to all runs of a proof
 BUILD = ANY | {"env"}
 
 TEXT, NUMBER, SWITCH, LIST, VARIABLES = "text", "number", "switch", "list", "variables"
@@ -88,6 +89,7 @@ def _queue(key: str, usage: str, text: str, kind: str = TEXT) -> Option:
 
 
 _SWEEP_ONLY: Mapping[str, Any] = {"commands": frozenset({"sweep"})}
+_PROVABLE: Mapping[str, Any] = {"commands": PROVABLE}
 _BUILD_ONLY: Mapping[str, Any] = {"commands": frozenset({"env"})}
 _ANY: Mapping[str, Any] = {"commands": ANY}
 _BUILD: Mapping[str, Any] = {"commands": BUILD}
@@ -154,9 +156,10 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
             "launch.style", "--style STYLE",
             "What starts the ranks: fork (default), srun, torchrun, spawn, mpirun, lightning or accelerate.",
         ),
-        _switch("runtime.cpu", "--cpu", "Train on the CPU, even if there are GPUs."),
-        Option("runtime.backend", "--backend NAME", "Process group backend: nccl, gloo, ..."),
-        _list("launch.preload", "--preload MODULE", "Module to import once per node before ranks are forked"),
+        _switch("runtime.cpu", "--cpu", "Train on the CPU, even if there are GPUs.", **_PROVABLE),
+        Option("runtime.backend", "--backend NAME", "Process group backend: nccl, gloo, ...", **_PROVABLE),
+        _list("launch.preload", "--preload MODULE", "Module to import once per node before ranks are forked",
+              **_PROVABLE),
         Option("launch.gpu_binding", "--gpu-binding all|one",
                "GPUs that each rank sees: all of its node (default), or only its own.", commands=RUNS - {"run"}),
         Option("launch.mpirun_over", "--mpirun-over ranks|torchrun",
@@ -167,14 +170,14 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
     ENVIRONMENT: (
         _list("environment.modules", "--load-module NAME", "Environment module to load", **_JOB_OR_BUILD),
         Option("environment.path", "--venv PATH", "Use the venv in this folder.", path=PATH,
-               implies=("environment.kind", "venv"), **_ANY),
+               implies=("environment.kind", "venv"), commands=ANY | PROVABLE),
         Option("environment.path", "--conda ENV", "Use this conda environment (name or folder).",
                path=NAME_OR_PATH, implies=("environment.kind", "conda"), **_JOB),
         Option("environment.image", "--image IMAGE", "Use this container image.", **_JOB, **_CONTAINER),
         Option("environment.kind", "--environment KIND",
                "Kind of environment: current (default: this Python), venv, conda or container.", **_BUILD),
         Option("environment.variables", "--env K=V", "Environment variable for the ranks; repeatable.",
-               VARIABLES, ANY),
+               VARIABLES, ANY | PROVABLE),
         _list("environment.secrets", "--secret NAME",
               "Variable to take from your shell; never written to scripts or logs", **_ANY),
         _list("environment.secret_files", "--secret-file FILE",
@@ -185,7 +188,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         _list("environment.engine_options", "--engine-option OPTION",
               "Extra option of the engine's exec, or of srun with pyxis", **_JOB),
         Option("environment.python", "--python PATH", "Interpreter, if not the environment's own.", path=PROGRAM,
-               **_ANY),
+               commands=ANY | PROVABLE),
         _list("environment.module_paths", "--module-path DIR", "Extra module folder, as for `module use`", path=FOLDER,
               **_JOB_OR_BUILD),
         _switch("environment.purge", "--purge-modules",
@@ -206,9 +209,10 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         _switch("environment.horovod", "--with-horovod", "Compile Horovod for the venv's torch.", **_JOB_OR_BUILD),
     ),
     TRAINING: (
-        Option("params", "--param K=V", "Hyperparameter: run.params.K in the script; repeatable.", LIST),
-        Option("runtime.precision", "--precision TYPE", "Autocast precision: fp32, bf16 or fp16."),
-        _number("runtime.seed", "--seed N", "Seed for Python, NumPy and torch on all ranks."),
+        Option("params", "--param K=V", "Hyperparameter: run.params.K in the script; repeatable.", LIST,
+               PROVABLE),
+        Option("runtime.precision", "--precision TYPE", "Autocast precision: fp32, bf16 or fp16.", **_PROVABLE),
+        _number("runtime.seed", "--seed N", "Seed for Python, NumPy and torch on all ranks.", **_PROVABLE),
         _number("runtime.max_steps", "--max-steps N", "Stop after N training steps."),
         Option("runtime.start_from", "--start-from --init-from RUN|FILE",
                "Start with the weights of a run, a checkpoint or a file (.safetensors, .pt)."),
@@ -216,12 +220,12 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                 "With --start-from: also continue its step, schedule and optimizer."),
         _switch("runtime.start_strict", "--strict",
                 "With --start-from: all weights must fit (default); --no-strict takes those that do."),
-        _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only."),
+        _switch("runtime.deterministic", "--deterministic", "Use deterministic algorithms only.", **_PROVABLE),
         Option("runtime.on_nonfinite", "--on-nonfinite ACTION", "On a NaN or infinite loss: stop, skip or ignore."),
         _number("runtime.replica_check", "--replica-check N",
                 "Compare replicas between ranks every N steps (default: 100; 0 turns it off)."),
         Option("runtime.profile", "--profile A:B", "Profile steps A to B - 1; the trace goes to the run folder."),
-        Option("runtime.timeout", "--timeout TIME", "Time limit of a collective, e.g. 10m."),
+        Option("runtime.timeout", "--timeout TIME", "Time limit of a collective, e.g. 10m.", **_PROVABLE),
         Option("runtime.system_metrics", "--system-metrics TIME",
                "Interval of CPU, memory, GPU and network metrics (default: 15s; 0s turns them off)."),
     ),
@@ -278,9 +282,11 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
     ),
     PROJECT: (
         Option("project.experiment", "--experiment NAME", "Experiment name; runs are grouped by it."),
-        Option("project.name", "--project NAME", "Project name (default: the folder's).", **_BUILD),
+        Option("project.name", "--project NAME", "Project name (default: the folder's).",
+               commands=BUILD | PROVABLE),
         Option("project.scratch", "--scratch DIR",
-               "Folder for run folders (default: $PACELINE_SCRATCH, or `runs` in the project).", path=PATH, **_BUILD),
+               "Folder for run folders (default: $PACELINE_SCRATCH, or `runs` in the project).", path=PATH,
+               commands=BUILD | PROVABLE),
         _switch("project.snapshot", "--snapshot", "Run a copy of the code, taken when you submit (default)."),
         Option("project.snapshot_limit", "--snapshot-limit SIZE", "Largest size of that copy (default: 200M)."),
         _list("project.exclude", "--snapshot-exclude PATTERN",

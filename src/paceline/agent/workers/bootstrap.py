@@ -114,6 +114,10 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         _enter_working_directory(spec)
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
+        if env.PROBE in os.environ and is_rank:
+            from paceline.runtime.probe.start import start_probe
+
+            start_probe()
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
         if probe is not None:

@@ -47,11 +47,12 @@ class ParallelRuns:
         begin: Callable[[int, int], LocalPlan | None],
         end: Callable[[int, str], None],
         stop: Callable[[int], None],
+        poll: Callable[[], None] = lambda: None,
     ) -> None:
         """Run all of them in order.
 
         `begin(number, slot)` returns the plan of a run, or None to skip it; `end(number, verdict)` is called after it.
-        `stop(count)` is called once so many runs have been asked to stop.
+        `stop(count)` is called once so many runs have been asked to stop, and `poll()` again and again.
         """
         waiting, reported = list(numbers), False
         with self._handle_signals():
@@ -73,6 +74,7 @@ class ParallelRuns:
                             del self._active[number]
                             agents.wait_for_exit(run.agents[1:])
                             end(number, run.verdict)
+                    poll()
                     time.sleep(POLL_INTERVAL)
             finally:
                 agents.kill([process for run in self._active.values() for process in run.agents])

@@ -1,0 +1,41 @@
+"""What `paceline prove` asks the ranks of a run to record or to change, and where they do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from paceline.contract.files.foreign_records import make, parse_object
+
+DROPOUT, BATCHNORM = "dropout", "batchnorm"
+CHANGES = (DROPOUT, BATCHNORM)  # turn dropout off; compute the statistics of BatchNorm over all ranks
+
+START, STEP, END = "start", "step", "end"  # the kinds of records, in the order in which a rank writes them
+
+
+@dataclass(frozen=True)
+class ProbeSpec:
+    """The file that the variable PACELINE_PROBE names."""
+
+    folder: str  # each rank writes `rank-K.jsonl` there
+    steps: int  # a script that does not use the runtime ends after so many
+    changes: list[str] = field(default_factory=list)
+    weights: str = ""  # where rank 0 writes the final weights
+    references: dict[str, str] = field(default_factory=dict)  # files of final weights to compare with, by name
+    stop_at: int = 0  # after this step, rank 0 asks for a stop
+    batch_factor: int = 1  # multiplies the batch size of `run.loader`
+    lr_factor: float = 1.0  # multiplies learning rates, after a warm-up
+    lr_warmup: int = 0  # in steps
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> ProbeSpec:
+        """Read a spec. Raises OSError or ValueError."""
+        return make(cls, parse_object(path.read_text(encoding="utf-8")))
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.jsonl"

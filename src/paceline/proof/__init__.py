@@ -1,0 +1,1 @@
+"""`paceline prove`: the same training on different numbers of ranks, compared."""

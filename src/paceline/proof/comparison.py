@@ -1,0 +1,99 @@
+"""How much the losses and the final weights of two cases differ, and how much they may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.proof.records import CaseRecords
+
+# Rounding alone stays far below these in a few dozen steps; a mistake in the training is far above.
+TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+
+LOGGED, BACKWARD, PRINTED, FILE = "run.log", "backward()", "printed", "file"
+
+
+@dataclass(frozen=True)
+class LossSource:
+    """Where the losses come from: the same for all cases."""
+
+    kind: str
+    name: str
+
+    def curve(self, records: CaseRecords) -> dict[int, float]:
+        if self.kind in (LOGGED, FILE):
+            return records.logged.get(self.name, {})
+        return records.backward_losses() if self.kind == BACKWARD else records.printed_losses(self.name)
+
+    def __str__(self) -> str:
+        if self.kind == BACKWARD:
+            return "the loss of backward(), averaged over the ranks"
+        if self.kind == PRINTED:
+            return f"{self.name!r} as rank 0 prints it"
+        return f"{self.name!r} of {'run.log' if self.kind == LOGGED else 'the metrics file'}"
+
+
+def choose_source(records: CaseRecords, metric: str | None, *, has_file: bool) -> LossSource | None:
+    """Return what shows the loss of the whole batch best; None if nothing does, or nothing has the name `metric`.
+
+    A plain script usually prints the loss of rank 0's own samples, which differs between rank counts in any case. So
+    losses that the ranks pass to `backward` come before printed ones.
+    """
+    name = metric or "loss"
+    if name in records.logged or has_file:
+        return LossSource(FILE if has_file else LOGGED, name) if name in records.logged else None
+    if metric is None and records.backward_losses():
+        return LossSource(BACKWARD, name)
+    return LossSource(PRINTED, name) if records.printed_losses(name) else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A case next to another one."""
+
+    name: str
+    against: str
+    limit: float  # 0: bit for bit
+    loss: float
+    loss_step: int
+    weights: float | None  # None if they were not recorded
+    parameter: str = ""
+    note: str = ""  # what keeps the two from being compared
+
+    @property
+    def agrees(self) -> bool:
+        return not self.note and self.loss <= self.limit and (self.weights is None or self.weights <= self.limit)
+
+
+def tolerance(records: CaseRecords) -> float:
+    return TOLERANCES.get(records.dtype, TOLERANCES["float32"])
+
+
+def compare(records: CaseRecords, against: CaseRecords, source: LossSource, *, limit: float) -> Comparison:
+    one, other = source.curve(records), source.curve(against)
+    loss, step = largest_difference(one, other)
+    found = records.first.end.get("differences", {}).get(against.case.name, {})
+    note = records.note or found.get("error", "")
+    if not note and len(one) != len(other):
+        note = f"{len(one)} losses, but {len(other)} with {against.case.name}"
+    return Comparison(
+        records.case.name, against.case.name, limit, loss, step, found.get("difference"), found.get("parameter", ""),
+        note,
+    )  # fmt: skip
+
+
+def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, int]:
+    """Return the largest difference in a common step, relative to losses above 1, and the step."""
+    largest, where = 0.0, 0
+    for step in sorted(one.keys() & other.keys()):
+        found = relative(one[step], other[step])
+        if not found <= largest:  # NaN is the largest of all
+            largest, where = found, step
+    return largest, where
+
+
+def relative(one: float, other: float) -> float:
+    if math.isnan(one) and math.isnan(other):
+        return 0.0
+    return abs(one - other) / max(1.0, abs(other))

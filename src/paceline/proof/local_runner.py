@@ -1,0 +1,227 @@
+"""Runs the cases of a proof on this machine, one after the other, each as a run with a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.cluster.local.launch import NewRun, ResumedRun
+from paceline.cluster.local.parallel_runs import ParallelRuns
+from paceline.cluster.runs.prepare import read_launch_spec
+from paceline.contract import env
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.files.probe_spec import ProbeSpec, record_path
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.errors import RunError, UsageError
+from paceline.plan.local import LocalPlan
+from paceline.plan.run_path import RunPath
+from paceline.proof.cases import Case
+from paceline.proof.records import CaseRecords, read_logged, read_ranks
+from paceline.spec import Job, Program
+from paceline.spec.typed_flags import Flag
+from paceline.watch.failures import describe_failure
+
+Progress = Callable[[Case, int], None]  # the case that runs, and its step
+
+
+@dataclass(frozen=True)
+class Script:
+    """The script, and how its arguments depend on the number of ranks."""
+
+    program: Program
+    batch_arg: str | None = None  # the option for the batch size per rank, whose value here is the global one
+    global_batch: int | None = None  # for {batch_per_rank}
+    metrics: str | None = None  # the file of JSON lines that it writes
+
+    def arguments(self, case: Case, folder: Path) -> tuple[str, ...]:
+        values = {"ranks": str(case.ranks), "steps": str(case.steps), "folder": str(folder)}
+        args = self._divided(case) if self.batch_arg else list(self.program.args)
+        if self.global_batch is not None:
+            values["batch_per_rank"] = str(divide(self.global_batch * case.batch_factor, case.ranks))
+        return tuple(_fill(each, values) for each in args)
+
+    def metrics_file(self, case: Case, folder: Path) -> Path | None:
+        if self.metrics is None:
+            return None
+        return Path(_fill(self.metrics, {"ranks": str(case.ranks), "folder": str(folder)})).absolute()
+
+    def _divided(self, case: Case) -> list[str]:
+        found, flag = list(self.program.args), self.batch_arg or ""
+        for number, each in enumerate(found):
+            name, equals, value = each.partition("=")
+            if name != flag:
+                continue
+            where = number if equals else number + 1
+            text = value if equals else (found[where] if where < len(found) else "")
+            if not text.isdigit():
+                raise UsageError(f"{flag} has no number in the script's arguments.", hint=f"For example {flag} 64.")
+            each_rank = divide(int(text) * case.batch_factor, case.ranks)
+            found[where] = f"{name}={each_rank}" if equals else str(each_rank)
+            return found
+        raise UsageError(
+            f"The script's arguments have no {flag}, which --batch-arg names.",
+            hint=f"Add the global batch size: paceline prove --batch-arg {flag} {self.program.name} {flag} 64",
+        )
+
+
+def divide(batch: int, ranks: int) -> int:
+    if batch % ranks:
+        raise UsageError(
+            f"{ranks} ranks cannot share a batch of {batch} evenly.",
+            hint=f"Use a multiple of {ranks}, or other --ranks.",
+        )
+    return batch // ranks
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    if "{batch_per_rank}" in text and "batch_per_rank" not in values:
+        raise UsageError("{batch_per_rank} needs the size of the global batch.", hint="Add --global-batch 64.")
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+class LocalRunner:
+    """Starts each case as `paceline run` would, with a probe in every rank."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        load: Callable[[Program, Sequence[Flag]], Job],
+        folder: Path,
+        progress: Progress = lambda case, step: None,
+    ) -> None:
+        self.script, self.folder, self.progress = script, folder, progress
+        self._load = load
+        self._pool = ParallelRuns(1)
+
+    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+        own = self.folder / "cases" / case.slug
+        own.mkdir(parents=True)
+        probe = make_spec(case, against, own=own, weights=self.folder / "weights")
+        job = self._job(case, own)
+        run = _ProbedRun(job, _write(probe, own))
+        run.prepare(["paceline", "prove", job.program.name, *job.program.args])
+        folder = run.plan.run_path.folder
+        verdict = self._launch(run.plan, case, own)
+        note, stopped_after = "", 0
+        if case.interrupted and verdict == STOPPED:
+            note, stopped_after, verdict = self._resume(case, own, probe, folder)
+        elif case.interrupted and verdict == DONE:
+            note = "it ended before it could be interrupted; use more --steps"
+        if self._pool.stopping:
+            raise KeyboardInterrupt
+        if verdict == FAILED:
+            raise _failure(case, folder)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the final weights are in a file of their own
+        return self._read(case, own, folder, note, stopped_after)
+
+    def _job(self, case: Case, own: Path) -> Job:
+        program = self.script.program
+        flags = [
+            Flag("--ranks", "launch.nproc", case.ranks),
+            Flag("--styles", "launch.style", case.style),
+            Flag("--steps", "runtime.max_steps", case.steps),
+            Flag("--tee", "launch.tee", "none"),
+            Flag("--scratch", "project.scratch", str(self.folder / "runs")),
+            Flag("--snapshot", "project.snapshot", False),
+            Flag("--wandb", "tracking.wandb", False),
+        ]
+        return self._load(replace(program, args=self.script.arguments(case, own)), flags)
+
+    def _launch(self, plan: LocalPlan, case: Case, own: Path) -> str:
+        verdicts: list[str] = []
+        records = record_path(own, 0)
+        self._pool.run(
+            [0],
+            begin=lambda number, slot: plan,
+            end=lambda number, verdict: verdicts.append(verdict),
+            stop=lambda count: None,
+            poll=lambda: self.progress(case, _count_steps(records)),
+        )
+        self.progress(case, _count_steps(records))
+        return verdicts[0] if verdicts else FAILED
+
+    def _resume(self, case: Case, own: Path, probe: ProbeSpec, folder: RunFolder) -> tuple[str, int, str]:
+        """Start a run again that has stopped. Returns what kept it from that, the step, and the verdict."""
+        saved = find_checkpoints(folder.path)
+        if not saved:
+            return "nothing was saved: the script does not call run.resume", 0, STOPPED
+        step = checkpoint_step(saved[0].name) or 0
+        _write(replace(probe, stop_at=0), own)
+        run = ResumedRun(self._job(case, own), folder, read_launch_spec(folder))
+        run.prepare([])
+        return "", step, self._launch(run.plan, case, own)
+
+    def remove_weights(self) -> None:
+        shutil.rmtree(self.folder / "weights", ignore_errors=True)
+
+    def _read(self, case: Case, own: Path, folder: RunFolder, note: str, stopped_after: int) -> CaseRecords:
+        metrics = self.script.metrics_file(case, own)
+        log = folder.attempts()[-1].log(0)
+        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        logged = read_logged(folder.metrics if metrics is None else metrics)
+        if metrics is not None and not logged:
+            raise RunError(f"The script has written no numbers to {metrics}.", hint="Check --metrics.")
+        return CaseRecords(case, read_ranks(own, case.ranks), logged, printed, note, stopped_after)
+
+
+def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProbeSpec:
+    """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
+    return ProbeSpec(
+        folder=str(own), steps=case.steps, changes=list(case.changes), weights=str(weights / f"{case.slug}.pt"),
+        references={each.name: str(weights / f"{each.slug}.pt") for each in against},
+        stop_at=max(1, case.steps // 3) if case.interrupted else 0,
+        batch_factor=case.batch_factor, lr_factor=case.lr_factor, lr_warmup=case.lr_warmup,
+    )  # fmt: skip
+
+
+class _ProbedRun(NewRun):
+    """A run whose ranks find the spec of their probe."""
+
+    def __init__(self, job: Job, spec: Path) -> None:
+        self._spec = spec
+        super().__init__(job)
+
+    def _plan(self, run_path: RunPath) -> LocalPlan:
+        plan = super()._plan(run_path)
+        variables = {**plan.launch_spec.variables, env.PROBE: str(self._spec)}
+        return replace(plan, launch_spec=replace(plan.launch_spec, variables=variables))
+
+
+def _write(spec: ProbeSpec, own: Path) -> Path:
+    path = own / "probe.json"
+    path.write_text(spec.to_json(), encoding="utf-8")
+    return path
+
+
+def _count_steps(records: Path) -> int:
+    try:
+        return records.read_bytes().count(b'"kind": "step"')
+    except OSError:
+        return 0
+
+
+def _failure(case: Case, folder: RunFolder) -> RunError:
+    lines = describe_failure(folder)
+    what = "\n  ".join(
+        line.replace("paceline logs", f"paceline logs --scratch {folder.path.parents[2]}") for line in lines
+    )
+    return RunError(f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}.")
+
+
+def choose_folder(output: Path | None, project: Path, script: str) -> Path:
+    """Return the folder of a proof, which is new: the one that was asked for, or the next one of the project."""
+    if output is not None:
+        if output.exists():
+            raise UsageError(f"{output} exists already.", hint="Name a new folder with --output.")
+        return output.absolute()
+    name, number = Path(script).stem, 1
+    while (project / "proofs" / f"{name}-{number}").exists():
+        number += 1
+    return project / "proofs" / f"{name}-{number}"

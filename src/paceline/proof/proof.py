@@ -1,0 +1,138 @@
+"""A proof: run all cases, compare them, and find out what broke it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from paceline.errors import RunError
+from paceline.proof.cases import Case
+from paceline.proof.cause import Cause
+from paceline.proof.comparison import Comparison, LossSource, choose_source, compare, tolerance
+from paceline.proof.diagnosis import Diagnosis
+from paceline.proof.records import CaseRecords
+
+
+class Runner(Protocol):
+    """What runs a case. `against` are earlier cases with whose final weights it compares its own."""
+
+    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to prove."""
+
+    cases: tuple[Case, ...]
+    metric: str | None = None  # None: "loss", or what the ranks pass to backward()
+    has_metrics_file: bool = False
+    tolerance: float | None = None  # None: by the dtype
+    without: tuple[str, ...] = ()  # changes of all cases
+    scaled: tuple[Case, ...] = ()  # with larger batches and learning rates
+
+
+@dataclass
+class Proof:
+    """The result."""
+
+    cases: list[CaseRecords] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)  # cases that could not be run, and why
+    causes: list[Cause] = field(default_factory=list)
+    scaled: list[CaseRecords] = field(default_factory=list)
+    source: LossSource = field(default_factory=lambda: LossSource("", "loss"))
+    limit: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        return all(each.agrees for each in self.comparisons)
+
+    def curve(self, records: CaseRecords) -> Mapping[int, float]:
+        return self.source.curve(records)
+
+
+class Prover:
+    """Carries a request out."""
+
+    def __init__(self, request: Request, runner: Runner, *, tell: Callable[[str], None] = lambda text: None) -> None:
+        self.request, self.runner, self.tell = request, runner, tell
+        self.proof = Proof()
+        self._known: dict[Case, CaseRecords] = {}
+
+    def prove(self) -> Proof:
+        """Run everything. Raises RunError if a case fails, or if there is no loss to compare."""
+        proof, first = self.proof, self._changed(self.request.cases[0])
+        reference = self._run(first, [])
+        self._learn(reference)
+        proof.cases.append(reference)
+        for case in map(self._changed, self.request.cases[1:]):
+            if case.interrupted and not reference.uses_runtime:
+                proof.skipped[case.name] = "the script does not use paceline.session, which saves and resumes"
+                continue
+            twin = next((each for each in proof.cases if each.case.ranks == case.ranks), None)
+            against = reference if twin is None else twin
+            records = self._run(case, [against.case])
+            limit = proof.limit if twin is None else 0.0
+            if records.note and case.interrupted:
+                proof.skipped[case.name] = records.note
+                continue
+            proof.cases.append(records)
+            proof.comparisons.append(compare(records, against, proof.source, limit=limit))
+        for case in self.request.scaled:
+            proof.scaled.append(self._run(case, []))
+        if not proof.holds:
+            self._diagnose()
+        return proof
+
+    def _changed(self, case: Case) -> Case:
+        return replace(case, changes=self.request.without)
+
+    def _run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+        if case not in self._known:
+            self._known[case] = self.runner.run(case, against)
+        return self._known[case]
+
+    def _learn(self, reference: CaseRecords) -> None:
+        """Find out from the first run where the losses are, and how precise they are."""
+        source = choose_source(reference, self.request.metric, has_file=self.request.has_metrics_file)
+        if source is None:
+            raise no_loss(reference, self.request.metric or "loss")
+        self.proof.source = source
+        self.proof.limit = tolerance(reference) if self.request.tolerance is None else self.request.tolerance
+        losses = source.curve(reference).values()
+        if not all(map(math.isfinite, losses)):
+            raise RunError(
+                f"The loss with {reference.case.name} is not finite.", hint="Prove a script that trains on one rank."
+            )
+
+    def _diagnose(self) -> None:
+        """Explain the first case that disagrees; another one with the same cause adds nothing."""
+        proof = self.proof
+        failed = next(each for each in proof.comparisons if not each.agrees)
+        by_name = {each.case.name: each for each in proof.cases}
+        other, reference = by_name[failed.name], by_name[failed.against]
+
+        def rerun(ranks: int, changes: Sequence[str], repeat: int) -> CaseRecords:
+            both = tuple(dict.fromkeys((*self.request.without, *changes)))
+            case = replace(reference.case, ranks=ranks, changes=both, repeat=repeat)
+            others = [replace(reference.case, changes=both)] if ranks != reference.case.ranks else []
+            return self._run(case, others)
+
+        self.tell(f"{failed.name} and {failed.against} differ; looking for the cause")
+        diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun)
+        diagnosis.is_reproducible = any(each.limit == 0 and each.agrees for each in proof.comparisons)
+        proof.causes = diagnosis.causes()
+
+
+def no_loss(records: CaseRecords, name: str) -> RunError:
+    """Return the error for a script whose training nothing shows."""
+    if records.logged:
+        names = ", ".join(sorted(set(records.logged) - {"step", "epoch", "time", "seconds"}))
+        return RunError(f"Nothing was logged as {name!r}.", hint=f"Name one of these with --metric: {names}.")
+    return RunError(
+        "The script shows no loss: it calls neither backward() nor run.log, and prints no line with a loss.",
+        hint=f'Log it with run.log({name}=...), print lines such as "{name} 0.123", or write JSON lines and name the '
+        "file with --metrics FILE.",
+    )

@@ -1,0 +1,149 @@
+"""Let a probe see what a script does, by wrapping functions of torch that every script calls.
+
+The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the probe's spec asks
+for a change: dropout off, or BatchNorm with the statistics of all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT
+from paceline.runtime.data.resident import TensorSource
+from paceline.runtime.probe.recorder import Probe
+from paceline.runtime.probe.synchronized_norm import synchronized_batch_norm
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+def install(probe: Probe) -> None:
+    """Wrap the functions, for good: the process is a rank of `paceline prove`."""
+    register_optimizer_step_pre_hook(probe.before_step)
+    register_optimizer_step_post_hook(probe.after_step)
+    _wrap(nn.Module, "__call__", functools.partial(_call, probe))
+    _wrap(torch.Tensor, "backward", functools.partial(_backward, probe))
+    _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip, probe))
+    for name in DROPOUTS:
+        _wrap(F, name, functools.partial(_dropout, probe))
+    _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, probe))
+    _wrap(F, "batch_norm", functools.partial(_batch_norm, probe))
+    _wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
+    _wrap(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_next_batch, probe))
+    _wrap(TensorSource, "batches", functools.partial(_tensor_batches, probe))
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _call(probe: Probe, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling() or not probe.is_here:
+        return original(module, *args, **kwargs)
+    probe.depth += 1
+    try:
+        if probe.depth == 1:
+            probe.note_call(module, args, kwargs)
+        return original(module, *args, **kwargs)
+    finally:
+        probe.depth -= 1
+
+
+def _backward(probe: Probe, original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not probe.is_here:
+        return original(loss, *args, **kwargs)
+    probe.depth += 1  # checkpointed activations call modules again
+    try:
+        return original(loss, *args, **kwargs)
+    finally:
+        probe.depth -= 1
+        probe.note_loss(loss)
+
+
+def _clip(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+    norm = original(*args, **kwargs)
+    probe.note_norm(norm)
+    return norm
+
+
+def _dropout(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+    values = _bind(original, args, kwargs)
+    if not (values["training"] and values["p"] > 0):
+        return original(*args, **kwargs)
+    _note(probe, DROPOUT)
+    return values["input"] if DROPOUT in probe.spec.changes else original(*args, **kwargs)
+
+
+def _attention(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+    rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+    if rate > 0:
+        _note(probe, DROPOUT)
+        if DROPOUT in probe.spec.changes:
+            args, kwargs = (*args[:4], *args[5:]), {**kwargs, "dropout_p": 0.0}
+    return original(*args, **kwargs)
+
+
+def _batch_norm(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+    values = _bind(original, args, kwargs)
+    if not values["training"]:
+        return original(*args, **kwargs)
+    _note(probe, BATCHNORM)
+    if BATCHNORM in probe.spec.changes:
+        return synchronized_batch_norm(values["input"], values["weight"], values["bias"], values["eps"])
+    return original(*args, **kwargs)
+
+
+def _bind(original: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return all arguments of a call by name."""
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _note(probe: Probe, what: str) -> None:
+    if not torch.compiler.is_compiling():
+        probe.note_use(what)
+
+
+def _next_index(original: Any, iterator: Any) -> Any:
+    """Remember which samples a DataLoader asks for; with workers, it asks some batches ahead."""
+    found = original(iterator)
+    if not hasattr(iterator, "_paceline_asked"):
+        iterator._paceline_asked = deque()
+    iterator._paceline_asked.append(found)
+    return found
+
+
+def _next_batch(probe: Probe, original: Any, iterator: Any) -> Any:
+    batch = original(iterator)
+    asked = getattr(iterator, "_paceline_asked", None)
+    indices = asked.popleft() if asked else None
+    if isinstance(indices, list) and indices and probe.is_here:
+        probe.note_batch(id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices])
+    return batch
+
+
+def _tensor_batches(probe: Probe, original: Any, source: Any, *args: Any) -> Iterator[Any]:
+    order, slices, epoch = args
+
+    def noted() -> Iterator[Any]:
+        for part in slices:
+            probe.note_batch(id(source), order.keys[part.start : part.stop].tolist())
+            yield part
+
+    return iter(original(source, order, noted(), epoch))

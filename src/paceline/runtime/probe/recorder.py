@@ -1,0 +1,240 @@
+"""What a rank records for `paceline prove`: samples, losses, gradients and final weights, step by step.
+
+It sees every script through torch itself: calls of modules, backward passes, steps of optimizers, and data loaders. So
+it needs neither a session nor a change of the script. Nothing of this is imported unless PACELINE_PROBE is set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT, END, START, STEP, ProbeSpec, record_path
+from paceline.contract.jsonl import LineWriter
+from paceline.runtime.probe.final_weights import compare, full_tensors, write
+from paceline.runtime.probe.fingerprints import gradient_sample, row_digests, weights_digest
+
+STOP_DELAY = 0.1  # seconds per step while a stop is due: ranks agree on it every 0.4 seconds
+
+
+class Probe:
+    """The records of this process, which is one rank."""
+
+    def __init__(self, spec: ProbeSpec, *, rank: int, world_size: int) -> None:
+        self.spec, self.rank, self.world_size = spec, rank, world_size
+        self.depth = 0  # of module calls
+        self.loop: Any = None  # the loop of the session, if the script uses the runtime
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._lines = LineWriter(record_path(Path(spec.folder), rank))
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._models: list[nn.Module] = []
+        self._indices: dict[int, deque[list[Any]]] = {}  # of batches that loaders gave, by loader
+        self._counted = 0  # steps, if no session counts them
+        self._steps_here = 0  # steps of this process
+        self._is_fresh = True  # no module has been called since the last backward
+        self._is_ended = False
+        self._autocast = ""
+        self._seen: set[str] = set()  # what the script does that may depend on the rank
+        self._clear()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the rank itself, and not a worker of a data loader or another thread."""
+        return os.getpid() == self._pid and threading.get_ident() == self._thread
+
+    def attach(self, run: Any) -> None:
+        """Count steps as a session does."""
+        self.loop = run._loop
+
+    def end_at_exit(self) -> None:
+        """End the records of a script that has trained fewer steps. Shards can no longer be gathered then."""
+        if self.is_here and not any(hasattr(each, "full_tensor") for each in _parameters(self._optimizers)):
+            self.end()
+
+    def _clear(self) -> None:
+        self._samples: list[Any] | None = []
+        self._contents: list[int] = []
+        self._rows = 0
+        self._losses: list[float] = []
+        self._norm: float | None = None
+
+    # -- what the patches of torch report --------------------------------------------------------------
+
+    def note_use(self, what: str) -> None:
+        """Note that the model uses dropout, or BatchNorm, in training mode."""
+        if self.is_here:
+            self._seen.add(what)
+
+    def note_batch(self, loader: int, indices: list[Any]) -> None:
+        self._indices.setdefault(loader, deque(maxlen=64)).append(indices)
+
+    def note_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the inputs of the first module that the script calls for a loss."""
+        if not (torch.is_grad_enabled() and module.training):
+            self._indices.clear()  # an evaluation
+            return
+        micro = None if self.loop is None else self.loop.micro
+        if not self._is_fresh or (self.loop is not None and self.loop.entered and micro is None):
+            return
+        self._is_fresh = False
+        indices = [queue.popleft() for queue in self._indices.values() if queue]
+        if micro is not None and micro.count == 0:
+            return  # a filler, which keeps this rank in step with others
+        tensors = [each for each in _tensors((args, kwargs)) if not each.requires_grad and each.dim()]
+        count = len(indices[0]) if indices else len(tensors[0]) if tensors else 0
+        self._rows += count
+        self._contents += row_digests(tensors, count)
+        if indices and self._samples is not None:
+            self._samples += indices[0]
+        else:
+            self._samples = None
+        if not any(each is module for each in self._models):
+            self._models.append(module)
+            self._seen |= _uses(module)
+        device = tensors[0].device.type if tensors else "cpu"
+        if torch.is_autocast_enabled(device):
+            self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        self._is_fresh = True
+        if loss.numel() == 1:
+            self._losses.append(float(loss.detach()))
+
+    def note_norm(self, norm: torch.Tensor) -> None:
+        """Note the norm of the gradients before they are clipped."""
+        if self._norm is None:
+            self._norm = float(norm.detach() if isinstance(norm, torch.Tensor) else norm)
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.is_here:
+            return
+        if not any(each is optimizer for each in self._optimizers):
+            self._optimizers.append(optimizer)
+        if optimizer is not self._optimizers[0]:
+            return
+        if self.loop is None and self._counted >= self.spec.steps:
+            self.end()
+            raise SystemExit(0)
+        if not self._steps_here:
+            self._write_start(optimizer)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.is_here:
+            return
+        if optimizer is self._optimizers[0]:
+            self._counted += 1
+            self._steps_here += 1
+            self._write_step(optimizer)
+            self._stop_when_due()
+        if self.step >= self.spec.steps:
+            self.end(is_last=optimizer is self._optimizers[-1])
+
+    @property
+    def step(self) -> int:
+        """The step that the optimizer has just done, from 1."""
+        return self._counted if self.loop is None else int(self.loop.current)
+
+    def _stop_when_due(self) -> None:
+        """Ask for a stop, as a scheduler would. Steps that take a while let the ranks agree before the last one."""
+        if not self.spec.stop_at:
+            return
+        time.sleep(STOP_DELAY)
+        if self._counted == self.spec.stop_at and self.rank == 0:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def _write_start(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = _parameters([optimizer])
+        self._write(
+            START,
+            world_size=self.world_size,
+            runtime=self.loop is not None,
+            dtype=str(parameters[0].dtype).removeprefix("torch."),
+            autocast=self._autocast,
+            weights=weights_digest(full_tensors(parameters)),
+            optimizer=type(optimizer).__name__,
+        )
+
+    def _write_step(self, optimizer: torch.optim.Optimizer) -> None:
+        gradients = full_tensors([each.grad for each in _parameters([optimizer]) if each.grad is not None])
+        norm = math.sqrt(sum(float(each.detach().double().square().sum()) for each in gradients))
+        self._write(
+            STEP,
+            step=self.step,
+            rows=self._rows,
+            samples=self._samples or None,
+            contents=self._contents,
+            losses=self._losses,
+            norm=norm if self._norm is None else self._norm,
+            gradient=gradient_sample(gradients) if self._steps_here == 1 else None,
+            rates=[float(group["lr"]) for group in optimizer.param_groups],
+            uses=sorted(self._seen),
+        )
+        self._clear()
+
+    def end(self, *, is_last: bool = True) -> None:
+        """Write or compare the final weights. All ranks are here: those of sharded parameters are gathered."""
+        if self._is_ended or not self._optimizers or not self._steps_here:
+            return
+        self._is_ended = is_last
+        parameters = _parameters(self._optimizers)
+        tensors = full_tensors(parameters)
+        found: dict[str, Any] = {"step": self.step, "weights": weights_digest(tensors)}
+        if self.rank == 0:
+            names = self._names(parameters)
+            found["differences"] = {
+                name: compare(tensors, Path(path), names) for name, path in self.spec.references.items()
+            }
+            if self.spec.weights:
+                write(tensors, Path(self.spec.weights))
+        self._write(END, **found)
+
+    def _names(self, parameters: list[nn.Parameter]) -> list[str]:
+        known = {
+            id(parameter): name.removeprefix("module.")
+            for model in self._models
+            for name, parameter in model.named_parameters()
+        }
+        return [known.get(id(each), f"parameter {number}") for number, each in enumerate(parameters)]
+
+    def _write(self, kind: str, **values: Any) -> None:
+        self._lines.append(json.dumps({"kind": kind, **values}) + "\n")
+
+
+def _uses(model: nn.Module) -> set[str]:
+    """Return what a model has that depends on the ranks; compiled models call no function that could be seen."""
+    found = set()
+    for each in model.modules():
+        if isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p > 0:
+            found.add(DROPOUT)
+        if isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(each, nn.SyncBatchNorm):
+            found |= {BATCHNORM} if each.training else set()
+    return found
+
+
+def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[nn.Parameter]:
+    every = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+    return list({id(each): each for each in every}.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)

@@ -1,0 +1,57 @@
+"""`paceline prove` as typed: real runs of a script, the table, the report and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import dispatch
+from paceline.errors import UsageError
+from tests.conftest import Completed
+
+SCRIPTS = Path(__file__).parent.parent / "proof"
+
+
+def test_a_proof_of_a_plain_script(paceline: Callable[..., Completed], tmp_path: Path, scratch: Path) -> None:
+    done = paceline(
+        "prove", "--ranks", "1,2", "--styles", "fork", "--steps", "4", "--batch-arg", "--batch-size",
+        str(SCRIPTS / "ddp.py"), "--batch-size", "16",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "The training is the same" in done.stdout
+    (folder,) = (scratch / tmp_path.name / "proofs").iterdir()
+    found = json.loads((folder / "proof.json").read_text())
+    assert found["holds"]
+    assert found["comparisons"][0]["loss"] < 1e-6
+    assert len(found["losses"]["2 ranks"]) == 4
+    report = (folder / "report.html").read_text()
+    assert report.count("<svg") == 2
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from the network"
+    assert (folder / "curves.svg").read_text().startswith("<svg")
+    assert not (folder / "weights").exists()
+
+
+def test_a_script_that_fails_is_shown_with_its_error(paceline: Callable[..., Completed]) -> None:
+    done = paceline("prove", str(SCRIPTS / "ddp.py"), "--mistake", "fails")
+    assert done.returncode == 1
+    assert "The script failed with 1 rank" in done.stderr
+    assert "RuntimeError: no such data" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--ranks", "1,x"], "Invalid --ranks"),
+        (["--ranks", "2,2"], "different numbers"),
+        (["--without", "noise"], 'Invalid --without "noise"'),
+        (["--batch-arg", "--bs"], "have no --bs"),
+        (["--batch-arg", "--batch-size", "--ranks", "1,3"], "3 ranks cannot share a batch of 16"),
+        (["--steps", "1"], "too few"),
+    ],
+)
+def test_what_cannot_be_proved_is_said_before_anything_runs(args: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dispatch(["prove", *args, str(SCRIPTS / "ddp.py"), "--batch-size", "16"])

@@ -1,0 +1,153 @@
+"""A script trains the same on 1, 2 and 4 ranks, and each planted mistake is named, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import RunError
+from paceline.proof.cases import plan_cases
+from paceline.proof.local_runner import Script
+from paceline.proof.proof import Proof, Prover, Request
+from paceline.spec import Program
+from tests.forked_ranks import Ranks
+from tests.proof.forked_runner import ForkedRunner
+
+STEPS = 12
+
+
+class Prove:
+    """`prove("train.py", "dropout")` runs a proof of a script with these arguments."""
+
+    def __init__(self, ranks: Ranks, folder: Path) -> None:
+        self.ranks, self.folder = ranks, folder
+
+    def __call__(
+        self, script: str, *args: str, counts: tuple[int, ...] = (1, 2), steps: int = STEPS, interrupt: bool = False,
+        without: tuple[str, ...] = (), metric: str | None = None, batch_arg: str | None = None,
+        metrics: str | None = None,
+    ) -> Proof:  # fmt: skip
+        cases = plan_cases(counts, ["fork"], steps=steps, interrupt=interrupt)
+        request = Request(tuple(cases), metric, metrics is not None, None, without)
+        runner = ForkedRunner(self.ranks, self.folder, Script(Program(script, args), batch_arg, None, metrics))
+        return Prover(request, runner).prove()
+
+
+@pytest.fixture
+def prove(ranks: Ranks, tmp_path: Path) -> Prove:
+    return Prove(ranks, tmp_path)
+
+
+def causes(proof: Proof) -> list[str]:
+    return [cause.name for cause in proof.causes]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-6), ("float32", 1e-4)])
+def test_a_script_trains_the_same_on_any_number_of_ranks(prove: Prove, dtype: str, limit: float) -> None:
+    proof = prove("train.py", "keyed augmentation", dtype, counts=(1, 2, 4), interrupt=True)
+    assert proof.holds
+    assert not proof.causes
+    assert not proof.skipped
+    losses = proof.curve(proof.cases[0])
+    assert len(losses) == STEPS
+    assert losses[STEPS] < losses[1], "it must learn, or equal losses mean nothing"
+    assert [each.name for each in proof.comparisons] == ["2 ranks", "4 ranks", "2 ranks, interrupted"]
+    for each in proof.comparisons[:2]:
+        assert each.limit == limit
+        assert each.loss < limit
+        assert each.weights is not None
+        assert each.weights < limit
+    again = proof.comparisons[2]
+    assert (again.limit, again.loss, again.weights, again.against) == (0.0, 0.0, 0.0, "2 ranks")
+    assert 0 < proof.cases[3].stopped_after < STEPS
+
+
+@pytest.mark.parametrize(
+    ("mistake", "cause", "evidence"),
+    [
+        ("batchnorm", "BatchNorm", "statistics over all ranks"),
+        ("dropout", "dropout", "dropout turned off"),
+        ("augmentation", "unkeyed augmentation", "has the same samples"),
+        ("sum", "an unscaled sum", "2 times smaller"),
+        ("all data on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
+        ("own shuffle", "a wrong sampler", "shuffles all of the data by itself"),
+        ("whole batch on each rank", "the batch size", "32 samples with 2 ranks and 16 with 1"),
+        ("weighting", "the weighting of the loss", "not by a common factor"),
+        ("rate", "the learning rate", "0.2 with 2 ranks and 0.1 with 1 rank"),
+        ("initial weights", "initial weights", "Before the first step"),
+        ("seed", "no fixed seed", "Two equal runs with 1 rank differ"),
+    ],
+)
+def test_a_planted_mistake_is_named_and_nothing_else(prove: Prove, mistake: str, cause: str, evidence: str) -> None:
+    proof = prove("train.py", mistake)
+    assert not proof.holds
+    assert causes(proof) == [cause]
+    assert evidence in proof.causes[0].evidence
+
+
+def test_state_that_is_not_saved_breaks_the_resume(prove: Prove) -> None:
+    proof = prove("train.py", "resume", interrupt=True)
+    assert [each.agrees for each in proof.comparisons] == [True, False]
+    assert causes(proof) == ["the resume"]
+
+
+@pytest.mark.parametrize("what", ["dropout", "batchnorm"])
+def test_the_rest_of_a_model_can_be_proved(prove: Prove, what: str) -> None:
+    proof = prove("train.py", what, without=(what,))
+    assert proof.holds
+    assert proof.comparisons[0].name == f"2 ranks, without {what}"
+
+
+@pytest.mark.parametrize("mistake", ["tail", "micro"])
+def test_tails_and_micro_steps_agree(prove: Prove, mistake: str) -> None:
+    assert prove("train.py", mistake, steps=15).holds
+
+
+def test_a_plain_script_is_compared_by_the_losses_of_all_ranks(prove: Prove) -> None:
+    """It prints the loss of rank 0's own samples, which differs in any case."""
+    proof = prove("ddp.py", "--batch-size", "16", batch_arg="--batch-size", counts=(1, 2, 4), interrupt=True)
+    assert proof.holds
+    assert proof.skipped == {
+        "2 ranks, interrupted": "the script does not use paceline.session, which saves and resumes"
+    }
+    assert str(proof.source).startswith("the loss of backward()")
+    assert len(proof.curve(proof.cases[0])) == STEPS, "it ends after as many steps as asked for"
+    assert all(each.weights is not None and each.weights < 1e-6 for each in proof.comparisons)
+    assert len(proof.cases[0].printed_losses("loss")) == STEPS
+
+
+def test_a_plain_script_writes_a_file_of_its_losses(prove: Prove) -> None:
+    options = {"batch_arg": "--batch-size", "metrics": "{folder}/numbers.jsonl"}
+    proof = prove("ddp.py", "--batch-size=16", "--out", "{folder}", metric="train_loss", **options)  # type: ignore[arg-type]
+    assert proof.holds
+    assert str(proof.source) == "'train_loss' of the metrics file"
+    with pytest.raises(RunError, match="Nothing was logged as 'accuracy'") as error:
+        Prove(prove.ranks, prove.folder / "again")(
+            "ddp.py",
+            "--batch-size=16",
+            "--out",
+            "{folder}",
+            metric="accuracy",
+            **options,  # type: ignore[arg-type]
+        )
+    assert "train_loss" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("args", "batch_arg", "cause"),
+    [
+        (("--batch-size", "16"), None, "the batch size"),
+        (("--batch-size", "16", "--mistake", "no average"), "--batch-size", "gradients that are not averaged"),
+    ],
+)
+def test_a_mistake_of_a_plain_script_is_named(
+    prove: Prove, args: tuple[str, ...], batch_arg: str | None, cause: str
+) -> None:
+    assert causes(prove("ddp.py", *args, batch_arg=batch_arg)) == [cause]
+
+
+def test_a_script_that_shows_no_loss_gets_a_clear_error(prove: Prove) -> None:
+    with pytest.raises(RunError, match="shows no loss") as error:
+        prove("ddp.py", "--mistake", "logs nothing")
+    assert "run.log(loss=...)" in error.value.hint

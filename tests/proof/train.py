@@ -1,0 +1,83 @@
+"""A script that trains the same on any number of ranks, and, if asked, one with a mistake."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import paceline
+
+BATCH = 16
+
+
+class Noisy(Dataset[Any]):
+    """Adds noise to each sample: from the generators that `run.loader` seeds, or from one of its own."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, *, keyed: bool) -> None:
+        self.x, self.y, self.keyed, self.own = x, y, keyed, random.Random(0)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = random.random() if self.keyed else self.own.random()
+        return self.x[index] + noise, self.y[index]
+
+
+def make_model(mistake: str, dtype: torch.dtype) -> nn.Module:
+    middle: dict[str, nn.Module] = {"dropout": nn.Dropout(0.3), "batchnorm": nn.BatchNorm1d(16)}
+    layers = [nn.Linear(6, 16), middle.get(mistake, nn.Identity()), nn.Tanh(), nn.Linear(16, 3)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def make_loader(run: Any, data: Any, mistake: str) -> Any:
+    if mistake == "all data on each rank":
+        return DataLoader(data, batch_size=BATCH // run.world_size)
+    if mistake == "own shuffle":
+        generator = torch.Generator().manual_seed(run.rank)
+        return DataLoader(data, batch_size=BATCH // run.world_size, shuffle=True, generator=generator)
+    if mistake == "whole batch on each rank":
+        from torch.utils.data.distributed import DistributedSampler
+
+        sampler = DistributedSampler(data, run.world_size, run.rank)
+        return DataLoader(data, batch_size=BATCH, sampler=sampler)
+    return run.loader(data, batch_size=BATCH, drop_last=mistake != "tail", accumulate=2 if mistake == "micro" else 1)
+
+
+def main(mistake: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=generator, dtype=dtype)
+    y = x[:, :3].argmax(1)
+    noisy = mistake in ("keyed augmentation", "augmentation")
+    data = Noisy(x, y, keyed=mistake == "keyed augmentation") if noisy else TensorDataset(x, y)
+    if mistake == "seed":
+        torch.seed()
+    with paceline.session(seed=None if mistake == "seed" else 3, cpu=True, report=False, progress=False) as run:
+        if mistake == "initial weights":
+            torch.manual_seed(run.world_size)
+        model = run.wrap(make_model(mistake, dtype))
+        rate = 0.1 * run.world_size if mistake == "rate" else 0.1
+        opt = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 100)
+        loader = make_loader(run, data, mistake)
+        run.resume(model=model, opt=opt, **({} if mistake == "resume" else {"sched": sched}))
+        for _ in run.epochs(100):
+            for a, b in run.steps(loader):
+                loss = F.cross_entropy(model(a), b, reduction="sum" if mistake == "sum" else "mean")
+                if mistake == "weighting":
+                    kept = b != 0
+                    loss = F.cross_entropy(model(a)[kept], b[kept])
+                run.backward(loss)
+                if run.update(opt):
+                    sched.step()
+                run.log(loss=loss)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "", torch.float32 if "float32" in sys.argv else torch.float64)
