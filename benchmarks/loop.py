@@ -73,7 +73,7 @@ def paceline_loop(steps: int) -> float:
                 run.update(optimizer)
                 run.log(loss=loss)
             # Most numbers are written during the loop. Writing the rest is part of the cost.
-            run._boundary.finish()
+            run._boundary.finish(run.step)
             took = (time.process_time() - began) / steps
             lines = (Path(folder) / "metrics.jsonl").read_text().count("\n")
             assert lines == WARMUP + steps, f"{lines} lines of metrics for {WARMUP + steps} steps"
