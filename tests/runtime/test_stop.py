@@ -23,8 +23,10 @@ from paceline.contract.heartbeat_file import (
     RUNNING,
     SAVED_AND_STOPPED,
     SLOT,
+    TIMES,
     file_size,
     slot_offset,
+    times_offset,
 )
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net, weights
@@ -255,6 +257,28 @@ def make_heartbeat_file(tmp_path: Path, *, terminating: int = 0, stop: int = 0) 
 def slot(path: Path, rank: int) -> tuple[int, int, int]:
     state, step, pid, _, _ = SLOT.unpack_from(path.read_bytes(), slot_offset(rank))
     return state, step, pid
+
+
+class SlowDataset(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return torch.zeros(1)
+
+
+def test_the_time_that_a_rank_waits_for_data_is_in_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_heartbeat_file(tmp_path)
+    waited = []
+    with monkeypatch.context() as patch:
+        patch.setenv(env.HEARTBEAT, str(path))
+        with paceline.session(cpu=True, report=False) as run:
+            for _ in run.steps(run.loader(SlowDataset(), batch_size=2)):
+                waited.append(TIMES.unpack_from(path.read_bytes(), times_offset(0))[0])
+    assert waited[0] == 0.0
+    assert waited[1] >= 0.04, "one batch of two samples"
+    assert TIMES.unpack_from(path.read_bytes(), times_offset(1)) == (0.0, 0.0)
 
 
 def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:

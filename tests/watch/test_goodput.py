@@ -112,6 +112,7 @@ def test_a_requeued_job_was_queued_since_its_last_event() -> None:
             at(1, "training", step=0),
             at(30, "saving", step=30, blocked=0),
             at(31, "saved", step=30),  # then the node dies without another event
+            at(91, "node", job_start="7-1"),  # what an agent says about its node is nothing that the run does
             at(91, "started", job_start="7-1"),
             at(92, "ranks"),
             at(93, "training", step=30),

@@ -95,13 +95,20 @@ class Agent:
         facts = preflight.collect_facts(placement, folder=self.run.path, environ=self.environ)
         attempts = self.run.attempts()
         facts["attempt"] = attempts[-1].number if attempts else 0
+        job_start = self.verdicts.job_start_name
+        # Before it waits for the others: `paceline doctor` compares who has arrived, and with what.
+        nodes = self.environ.get("SLURM_JOB_NODELIST", "")
+        self.events.write("node", job_start=job_start, index=placement.index, nodelist=nodes, **facts)
         if placement.is_head:
             self.verdicts.announce()
-        self.rendezvous = join(placement, self.environ, facts, interrupted=self._interrupted)
+        report = functools.partial(self.events.write, "unreachable", job_start=job_start, host=placement.host)
+        self.rendezvous = join(placement, self.environ, facts, interrupted=self._interrupted, report=report)
         self.attempt_number = self.rendezvous.roster[0]["attempt"]
         self.heartbeats = Heartbeats(placement.local_world_size)
-        job_start = self.verdicts.job_start_name
-        self.events.write("started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index)
+        self.events.write(
+            "started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index,
+            heartbeat=str(self.heartbeats.path),
+        )  # fmt: skip
         if placement.is_head:
             self.verdicts.begin(host=placement.host)
             if self.verdicts.from_queue and self.launch_spec.scratch:
@@ -304,14 +311,20 @@ class Agent:
         assert self.rendezvous is not None
         assert self.heartbeats is not None
         master = self.rendezvous.prepare(folder.number)
+        environ = {**self.environ, **self.launch_spec.variables}
+        peer = self.rendezvous.peer_address
         variables = network.network_variables(
-            nodes=self.launch_spec.nodes, peer=self.rendezvous.peer_address, runtime=self.launch_spec.runtime,
-            environ={**self.environ, **self.launch_spec.variables},
-        )  # fmt: skip
-        if "NCCL_SOCKET_IFNAME" in variables:  # shown, so that the user can override a wrong choice with --env
-            self.events.write("network", attempt=folder.number, host=self.placement.host, **variables)
-            if self.placement.is_head and not self.requests.wants_stop:
-                self.say(network.describe_network(variables))
+            nodes=self.launch_spec.nodes, peer=peer, runtime=self.launch_spec.runtime, environ=environ
+        )
+        if self.launch_spec.nodes > 1:
+            self.events.write(
+                "network", attempt=folder.number, host=self.placement.host, peer=peer,
+                interface=network.interface_towards(peer), master=network.join_address(master.address, master.port),
+                chosen=variables, set={name: environ[name] for name in network.INTERFACE_VARIABLES if name in environ},
+            )  # fmt: skip
+        is_shown = self.placement.is_head and not self.requests.wants_stop
+        if "NCCL_SOCKET_IFNAME" in variables and is_shown:  # so that the user can override a wrong choice with --env
+            self.say(network.describe_network(variables))
         if self.staging is not None:
             variables |= self.staging.variables
         return Launch(

@@ -7,13 +7,15 @@ of this node have ended and, on the head agent, those of all other nodes; a memb
 from __future__ import annotations
 
 import select
+import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from paceline.agent import failures, restart_policy
 from paceline.agent.failures import Failure, RankExit, Termination
 from paceline.agent.health import exit_monitor, hang_detection, independence
+from paceline.agent.health.cgroup import out_of_memory_kills
 from paceline.agent.health.exit_monitor import ExitMonitor, IdleRank, has_finished
 from paceline.agent.health.hang_reports import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
@@ -32,6 +34,7 @@ from paceline.contract.verdict import DONE, FAILED
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
 CLAIM_INTERVAL = 15.0  # seconds between two looks at who has the run folder
+OUT_OF_MEMORY = "the kernel's out-of-memory killer ended it: the job has used up its memory"
 MEMBERS_TIMEOUT = 30.0  # seconds for other agents to end their ranks, beyond `kill_after`
 
 
@@ -75,6 +78,7 @@ class Attempt:
         )
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self.spawns = self.launch_spec.style == "spawn"  # one process per node starts the ranks and is not a rank
+        self.kills_before = out_of_memory_kills()
         self.pending: set[int] = set()  # local ranks whose exit is still to come
         self.ended: set[int] = set()  # local ranks
         self.exits: list[RankExit] = []
@@ -248,7 +252,10 @@ class Attempt:
 
     def _read_failure(self, rank_exit: Exit, *, with_log: bool = True) -> Failure:
         output = self.output if with_log else None
-        return failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
+        failure = failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
+        if failure.code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
+            return replace(failure, last_line=OUT_OF_MEMORY)
+        return failure
 
     def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:
         if rank_exit.code in (0, *self.launch_spec.saved_exit_codes):
@@ -355,6 +362,7 @@ class Attempt:
             return
         self.member_exits[index] = []
         host = str(self.rendezvous.roster[index].get("host", "?"))
+        self.events.write("lost", attempt=self.folder.number, host=host, closed=closed)
         lost = time.time()
         self.termination.start()  # before asking the node, which may take a moment
         if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):

@@ -33,6 +33,10 @@ UNSAVED = struct.Struct("=q")
 # The framework that the rank has imported: its place in `PRESETS`, plus 1. Only the rank's bootstrap writes it.
 FRAMEWORK = struct.Struct("=q")
 
+# How a rank spends its time, as of the last consensus: seconds that it has waited for data since its first step, and
+# seconds of a step before it exchanges gradients; 0 while unknown.
+TIMES = struct.Struct("=dd")
+
 
 def slot_offset(local_rank: int) -> int:
     """Return where the slot of a local rank begins."""
@@ -53,6 +57,10 @@ def unsaved_offset(local_rank: int) -> int:
 
 def framework_offset(local_rank: int) -> int:
     return unsaved_offset(local_rank) + UNSAVED.size
+
+
+def times_offset(local_rank: int) -> int:
+    return framework_offset(local_rank) + FRAMEWORK.size
 
 
 def file_size(ranks: int) -> int:

@@ -14,6 +14,7 @@ from paceline.contract.files.folder_entry import Entry
 SUBMITTING = "submitting"  # in the folder of a submission while nobody knows whether Slurm has its job
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
+FLIGHT_RECORDER = "nccl-trace-"  # in an attempt's folder, with a rank: the collectives that NCCL last recorded
 READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 
 

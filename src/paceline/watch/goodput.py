@@ -29,6 +29,7 @@ EVENT_FIELDS: Fields = {
     "time": NUMBER, "event": str, "step": int, "blocked": NUMBER, "job_start": str, "attempt": int, "processes": int,
     "names": list,
 }  # fmt: skip
+DESCRIPTIONS = frozenset({"node", "unreachable", "network", "lost"})  # of a node, not of what the run does
 ENDS = frozenset({"failed", "stopped", "done"})
 
 
@@ -88,6 +89,8 @@ def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) 
             result.seconds[phase] += max(0.0, until - since)
 
     for event in events:
+        if event["event"] in DESCRIPTIONS:
+            continue
         kind, time = event["event"], float(event["time"])
         if kind == "started" and _requeued(job_start, str(event.get("job_start", ""))):
             if current is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.health import node_metrics
-from paceline.agent.health.node_metrics import NodeMetrics, RunProcesses, memory_limit
+from paceline.agent.health.node_metrics import NodeMetrics, RunProcesses
 from paceline.agent.health.nvml import Gpus
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import read_node_usage
@@ -81,6 +81,19 @@ def test_without_network_cards_all_but_the_loopback_count(tmp_path: Path) -> Non
     assert "fabric_in" not in metrics.sample()
 
 
+def test_throttled_periods_are_a_share(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (machine.proc / "self").mkdir()
+    (machine.proc / "self/cgroup").write_text("0::/job\n")
+    stat = machine.sys / "fs/cgroup/job/cpu.stat"
+    stat.parent.mkdir(parents=True)
+    stat.write_text("nr_periods 100\nnr_throttled 100\n")
+    metrics = NodeMetrics(lambda: (), proc=machine.proc, sys=machine.sys)
+    assert "throttled" not in metrics.sample(), "no period since"
+    stat.write_text("nr_periods 140\nnr_throttled 130\n")
+    assert metrics.sample()["throttled"] == 75.0
+
+
 def test_this_machine() -> None:
     metrics = NodeMetrics(lambda: {os.getpid()})
     sum(range(10**6))
@@ -114,30 +127,6 @@ def test_processes_of_the_run_are_the_roots_and_their_descendants() -> None:
         assert own.sample()[0] < 1000
         outer.stdin.close()
     assert own.sample() == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limit"),
-    [
-        ("0::/job/step\n", {"job/memory.max": "500\n", "job/step/memory.max": "max\n"}, 500),
-        ("0::/job/step\n", {"job/memory.max": "500\n", "job/step/memory.max": "400\n"}, 400),
-        ("0::/\n", {}, None),
-        (
-            "4:memory:/job\n0::/\n",
-            {"memory/job/memory.limit_in_bytes": "700\n", "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"},
-            700,
-        ),
-        ("9:name=systemd:/a:b\n4:cpu,memory:/\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, None),
-    ],
-)
-def test_memory_limits_of_control_groups(tmp_path: Path, groups: str, files: dict[str, str], limit: int | None) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(groups)
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert memory_limit(tmp_path / "proc", tmp_path / "sys") == limit
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------

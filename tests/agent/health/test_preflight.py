@@ -28,7 +28,7 @@ def facts(host: str, **more: Any) -> dict[str, Any]:
     return {
         "host": host, "node": 0, "ranks": [0, 1], "addresses": ["10.0.0.1"], "visible_gpus": 2, "slurm_gpus": 2,
         "gpu_devices": 0, "gpu_driver": None, "run_free": plenty, "tmp_free": plenty, "shm_free": plenty,
-        "memory_free": plenty, "cpus": 8, "python": "3.11.2", "torch": "2.13.0", "pid": 1, **more,
+        "memory_free": plenty, "cpus": 8, "python": "3.11.2", "torch": "2.13.0", "nccl": None, "pid": 1, **more,
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.agent_placement import find_placement
-from paceline.agent.rendezvous import rendezvous
+from paceline.agent.rendezvous import client, rendezvous
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError
@@ -288,3 +288,21 @@ def test_several_agents_need_a_token(environ: dict[str, str]) -> None:
     placement = find_placement(LaunchSpec(run_id="r", program="x", args=[], nodes=2), {"PACELINE_AGENT": "1/2"})
     with pytest.raises(LaunchError, match="PACELINE_TOKEN"):
         rendezvous.join(placement, environ, {})
+
+
+def test_a_member_that_cannot_connect_says_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REPORT_AFTER", 0.0)
+    launch_spec = LaunchSpec(run_id="r", program="x", args=[], nodes=2)
+    reports: list[dict[str, Any]] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        head = f"127.0.0.1:{taken.getsockname()[1]}"
+        environ = {"PACELINE_AGENT": "1/2", "PACELINE_RENDEZVOUS": head}
+        joining = client.RendezvousClient(
+            find_placement(launch_spec, environ), environ, token="t", interrupted=lambda: False,
+            report=lambda **fields: reports.append(fields),
+        )  # fmt: skip
+        with pytest.raises(LaunchError, match="could not join"):
+            joining.join({}, 0.5)
+    assert [(each["address"], each["resolved"], each["answers"]) for each in reports] == [(head, ["127.0.0.1"], True)]
+    assert "refused" in reports[0]["error"]

@@ -20,12 +20,14 @@ from paceline.contract.heartbeat_file import (
     READY,
     SCRIPT_ENDED,
     SLOT,
+    TIMES,
     UNSAVED,
     coordination_offset,
     file_size,
     framework_offset,
     script_ended_offset,
     slot_offset,
+    times_offset,
     unsaved_offset,
 )
 from paceline.contract.stop.presets import PRESETS, Preset
@@ -92,6 +94,11 @@ class Heartbeats:
         """Return the preset of the framework that a rank has imported."""
         number: int = FRAMEWORK.unpack_from(self._map, framework_offset(local_rank))[0]
         return PRESETS[number - 1] if 0 < number <= len(PRESETS) else None
+
+    def read_times(self, local_rank: int) -> tuple[float, float]:
+        """Return the seconds that a rank has waited for data, and those of a step that are its own."""
+        waited, own = TIMES.unpack_from(self._map, times_offset(local_rank))
+        return waited, own
 
     def remove(self) -> None:
         self._map.close()

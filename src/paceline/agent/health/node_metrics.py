@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills
 from paceline.agent.health.nvml import Gpus
 
 RECHECK_AFTER = 20  # samples after which the pid of a foreign process may have become one of the run
 SECTOR = 512  # bytes in /proc/diskstats, whatever the disk uses
 IB_WORD = 4  # bytes; InfiniBand ports count words of four
-_UNLIMITED = 1 << 60  # at least; cgroup v1 reports "no limit" as a huge number
+_SHARES = ("busy", "idle", "periods", "throttled")  # counters that become shares, not rates
 
 
 class NodeMetrics:
@@ -64,7 +65,11 @@ class NodeMetrics:
         busy, idle = self._cpu()
         own_cpu, own_memory = self._processes.sample()
         total, free = self._memory()
-        counters = {"busy": busy, "idle": idle, **self._network(), **self._fabric(), **self._disk_io()}
+        quota = cpu_quota(self._proc, self._sys)
+        counters = {
+            "busy": busy, "idle": idle, "periods": quota.periods, "throttled": quota.throttled,
+            **self._network(), **self._fabric(), **self._disk_io(),
+        }  # fmt: skip
         last, self._last, self._last_time = self._last, counters, now
         if not last or seconds <= 0:
             return {}
@@ -75,8 +80,12 @@ class NodeMetrics:
             "own_cpu": round(own_cpu / self._tick / seconds, 2),
             "memory": total - free,
             "own_memory": own_memory,
-            **{name: round(value / seconds) for name, value in step.items() if name not in ("busy", "idle")},
+            **{name: round(value / seconds) for name, value in step.items() if name not in _SHARES},
         }
+        if step["periods"]:
+            found["throttled"] = round(100 * step["throttled"] / step["periods"], 1)
+        if kills := out_of_memory_kills(self._proc, self._sys):
+            found["oom_kills"] = kills
         if self._gpus is not None:
             found["gpus"] = self._gpus.sample()
         return found
@@ -196,30 +205,6 @@ class RunProcesses:
             return int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[21])
         except (OSError, IndexError, ValueError):
             return None
-
-
-def memory_limit(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int | None:
-    """Return the lowest memory limit of this process's control groups in bytes; None if there is none."""
-    limits = []
-    try:
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            root, name = sys / "fs" / "cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = sys / "fs" / "cgroup" / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            limits.append(_number(folder / name))
-            if folder == root:
-                break
-    found = [limit for limit in limits if 0 < limit < _UNLIMITED]
-    return min(found, default=None)
 
 
 def _number(path: Path) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline import __version__
 from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.contract.gpus import visible_devices
@@ -40,6 +41,7 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "node": placement.node,
         "ranks": placement.ranks,
         "addresses": network.addresses(),
+        "interfaces": network.interfaces(),
         "visible_gpus": None if devices is None else len(devices),
         "slurm_gpus": _number(environ.get("SLURM_GPUS_ON_NODE", "")),
         "gpu_devices": gpu_devices(),
@@ -51,6 +53,8 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch_version(),
+        "nccl": nccl_version(),
+        "paceline": __version__,
         "pid": os.getpid(),
     }
 
@@ -81,15 +85,28 @@ def free_memory() -> int | None:
 
 def torch_version() -> str | None:
     """Read torch's version from its own file: importing torch takes seconds, package metadata a tenth of one."""
+    folder = _torch_folder()
     try:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        text = (Path(spec.submodule_search_locations[0]) / "version.py").read_text(encoding="utf-8")
-    except (OSError, ValueError, ImportError):
+        text = (folder / "version.py").read_text(encoding="utf-8") if folder else ""
+    except OSError:
         return None
     match = re.search(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     return match[1] if match else None
+
+
+def nccl_version() -> str | None:
+    """Return the version of the NCCL that pip installed next to torch; None if torch has its own, or none."""
+    folder = _torch_folder()
+    found = sorted(folder.parent.glob("nvidia_nccl_cu*.dist-info")) if folder else []
+    return found[-1].name.removesuffix(".dist-info").rpartition("-")[2] if found else None
+
+
+def _torch_folder() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ValueError, ImportError):
+        return None
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def _free_bytes(folder: Path) -> int | None:
@@ -129,7 +146,7 @@ def find_problems(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> list[Prob
         gpus = _gpu_problems(launch_spec, facts, expected=expected, countable=countable)
         for problem in (*gpus, *_space_problems(facts)):
             problems[problem] = None
-    for name in ("torch", "python", "gpu_driver"):
+    for name in ("torch", "nccl", "python", "gpu_driver"):
         for problem in _version_problems(name, roster):
             problems[problem] = None
     return sorted(problems, key=lambda problem: not problem.fatal)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.agent_placement import Placement
+from paceline.agent.health.hang_detection import process_state
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
@@ -31,12 +32,16 @@ class Sampler:
         interval: float,
         roots: Callable[[], Collection[int]],
         header: Mapping[str, Any],
+        ranks: Callable[[], list[list[Any]]] = list,
         gpu_environ: Mapping[str, str] | None,
         warn: Callable[[str], None],
     ) -> None:
-        """`header` goes into the first line. `gpu_environ` says which GPUs are visible; None samples no GPU."""
+        """`header` goes into the first line, and `ranks` into each of the others.
+
+        `gpu_environ` says which GPUs are visible; None samples no GPU.
+        """
         self._path, self._interval, self._roots, self._header = path, interval, roots, dict(header)
-        self._gpu_environ, self._warn = gpu_environ, warn
+        self._ranks, self._gpu_environ, self._warn = ranks, gpu_environ, warn
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-sampler", daemon=True)
         self._thread.start()
@@ -67,7 +72,7 @@ class Sampler:
         try:
             _write(descriptor, {**self._header, "interval": self._interval, **metrics.facts()})
             while not self._closed.wait(pause):
-                _write(descriptor, metrics.sample())
+                _write(descriptor, {**metrics.sample(), "ranks": self._ranks()})
                 pause = min(2 * pause, self._interval)
         finally:
             os.close(descriptor)
@@ -98,9 +103,20 @@ def start_sampler(
             return {parent}
         return {os.getpid(), *(heartbeats.read(local_rank).pid for local_rank in placement.local_ranks)} - {0}
 
+    def ranks() -> list[list[Any]]:
+        """Return a row per rank: its number, state, step, seconds since its heartbeat, and how it spends its time."""
+        rows = []
+        for rank, local_rank in zip(placement.ranks, placement.local_ranks, strict=True):
+            beat = heartbeats.read(local_rank)
+            age = round(max(0.0, time.time() - beat.time), 1) if beat.time else None
+            times = (beat.seconds_per_step, *heartbeats.read_times(local_rank))
+            process = process_state(beat.pid) if beat.pid else ""
+            rows.append([rank, beat.state, beat.step, age, process, *(round(each, 6) for each in times)])
+        return rows
+
     return Sampler(
         run.node_metrics(placement.node), interval=launch_spec.system_metrics, roots=roots,
-        header={"host": placement.host, "job_start": job_start},
+        header={"host": placement.host, "job_start": job_start}, ranks=ranks,
         gpu_environ=gpu_environ if launch_spec.gpus else None, warn=warn,
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ Facts = dict[str, Any]
 
 RESOLVE_TIMEOUT = 10.0  # seconds; name services hiccup, but a node that needs longer cannot see the head node
 HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection
+REPORT_AFTER = 5.0  # seconds; until then the head agent may still be starting
 INTERRUPTED = "Interrupted while waiting for the other agents."
 
 
@@ -62,12 +63,20 @@ class RendezvousClient:
     """Joins this agent to the head agent."""
 
     def __init__(
-        self, placement: Placement, environ: Mapping[str, str], *, token: str, interrupted: Callable[[], bool]
+        self,
+        placement: Placement,
+        environ: Mapping[str, str],
+        *,
+        token: str,
+        interrupted: Callable[[], bool],
+        report: Callable[..., None] = lambda **_: None,
     ) -> None:
+        """`report` gets what stands between this agent and the head agent, once that takes long."""
         self.placement = placement
         self.environ = environ
         self.token = token
         self.interrupted = interrupted
+        self.report = report
         self.job_start = job_start_folder(environ)
         self.name = f"Agent {placement.index + 1} of {placement.count} on node {placement.host}"
         self.unresolved_since: float | None = None
@@ -82,8 +91,9 @@ class RendezvousClient:
 
     def _retry(self, facts: Facts, timeout: float) -> Membership:
         """Try the announced address, and the one in the job start's folder, until the head agent accepts."""
-        deadline = time.monotonic() + timeout
-        problem, address = "its address is unknown", "?"
+        began = time.monotonic()
+        deadline = began + timeout
+        problem, address, reported = "its address is unknown", "?", False
         while time.monotonic() < deadline:
             if self.interrupted():
                 raise Interrupted(INTERRUPTED)
@@ -92,6 +102,9 @@ class RendezvousClient:
                     return self._connect(address, facts, timeout)
                 except (OSError, ValueError, KeyError) as error:
                     problem = str(error).rstrip(".")
+            if not reported and time.monotonic() - began > REPORT_AFTER:
+                reported = True
+                self._report_reach(address, problem)
             time.sleep(0.2)
         raise LaunchError(
             f"{self.name} could not join the head agent at {address} within {timeout:g} s: {problem}.",
@@ -158,6 +171,10 @@ class RendezvousClient:
             if time.monotonic() > deadline:
                 raise TimeoutError("the head agent did not send the list of agents")
         return read_message(sock, deadline)
+
+    def _report_reach(self, address: str, problem: str) -> None:
+        with suppress(LaunchError):
+            self.report(address=address, error=problem, **network.describe_reach(split_address(address)[0]))
 
     def _report(self, error: LaunchError) -> None:
         """Leave the error in a file for the head agent, and give it time to write the verdict.

@@ -12,9 +12,13 @@ from typing import Any
 
 from paceline.errors import LaunchError
 
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
 _SIOCGIFADDR = 0x8915
+# ssh, slurmd, and one that nobody uses: a firewall that blocks the port of a run lets one of them through.
+_ANSWERED_PORTS = (22, 6818, 9)
+_ANSWER_TIMEOUT = 2.0  # seconds
 _LINK_SCOPE = "20"  # in /proc/net/if_inet6
 # Ranks never train over these unless the user asks for it.
 _VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali")
@@ -120,6 +124,33 @@ def resolve(host: str, *, agent: str) -> list[str]:
     # IPv4 first: gloo and NCCL bootstrap over it on nearly every cluster.
     found.sort(key=lambda item: (item[0] != socket.AF_INET, str(item[4][0]).startswith("fe80:")))
     return list(dict.fromkeys(str(item[4][0]) for item in found))
+
+
+def answers(address: str) -> bool:
+    """Return whether a host responds at all: its kernel refuses a connection to a port where nobody listens."""
+    for port in _ANSWERED_PORTS:
+        try:
+            socket.create_connection((address, port), timeout=_ANSWER_TIMEOUT).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def describe_reach(host: str) -> dict[str, Any]:
+    """Return what this node knows about the way to a host that it cannot connect to."""
+    try:
+        addresses = resolve(host, agent="")
+    except LaunchError:
+        addresses = []
+    first = addresses[0] if addresses else ""
+    return {
+        "resolved": addresses,
+        "interface": interface_towards(first) if first else None,
+        "answers": answers(first) if first else False,
+    }
 
 
 def interface_towards(address: str) -> str | None:

@@ -180,10 +180,12 @@ def join(
     timeout: float = JOIN_TIMEOUT,
     silence_timeout: float = SILENCE_TIMEOUT,
     interrupted: Callable[[], bool] = lambda: False,
+    report: Callable[..., None] = lambda **_: None,
 ) -> Rendezvous:
     """Join the other agents, in whatever order they start. On the head agent, `AgentsMissing` names who never came.
 
-    While this waits, here and in `prepare`, it keeps calling `interrupted`: true raises `Interrupted`.
+    While this waits, here and in `prepare`, it keeps calling `interrupted`: true raises `Interrupted`. A member that
+    cannot reach the head agent calls `report` with what it knows about the way there.
     """
     if placement.count == 1:
         return Rendezvous(placement, [facts])
@@ -203,7 +205,7 @@ def join(
             server = RendezvousServer(placement, environ, token=token, interrupted=interrupted)
             joined = server.accept_all(facts, timeout)
         else:
-            client = RendezvousClient(placement, environ, token=token, interrupted=interrupted)
+            client = RendezvousClient(placement, environ, token=token, interrupted=interrupted, report=report)
             joined = client.join(facts, timeout)
     except BaseException:
         os.close(inbox_pipe[0])

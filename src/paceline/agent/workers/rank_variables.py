@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import FLIGHT_RECORDER, RunFolder
 
 if TYPE_CHECKING:
     from paceline.agent.agent_placement import Placement
@@ -44,6 +44,7 @@ def common_variables(
     run = RunFolder(Path(environ[env.RUN]))
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun does
+        **flight_recorder_variables(launch_spec, run, attempt=attempt),
         **tracker_variables(launch_spec, run, environ),
         **framework_variables(launch_spec),
         **inherited,
@@ -56,6 +57,17 @@ def common_variables(
         env.ATTEMPT: str(attempt),
         env.HEARTBEAT: heartbeat,
     }
+
+
+def flight_recorder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:
+    """Have NCCL keep its last collectives, and write them to the attempt's folder if one of them times out."""
+    if not launch_spec.gpus:
+        return {}
+    path = str(run.attempt(attempt).path / FLIGHT_RECORDER)
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": path,
+    }  # fmt: skip
 
 
 def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:

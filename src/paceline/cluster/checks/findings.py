@@ -10,12 +10,17 @@ GOOD, WARNING, PROBLEM = "good", "warning", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. Problems and warnings have a sentence as text; good ones a short fact."""
+    """The result of one check. Problems and warnings have a sentence as text; good ones a short fact.
+
+    `evidence` says how we know, `hint` what to do, and `docs` where to read more.
+    """
 
     about: str
     level: str
     text: str
     hint: str = ""
+    evidence: tuple[str, ...] = ()
+    docs: str = ""
 
 
 def worst(findings: Sequence[Finding]) -> str:

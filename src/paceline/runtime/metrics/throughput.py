@@ -60,7 +60,8 @@ class ThroughputCounter:
     """Counts on one rank."""
 
     def __init__(self) -> None:
-        self.waited = 0.0  # seconds; the loop adds to it
+        self.waited = 0.0  # seconds, since the first step; the loop adds to it
+        self._waited_before = 0.0  # at the last `take`
         self._samples = self._tokens = self._flops = 0.0
         self._since: float | None = None  # None outside of training loops, whose time doesn't count
 
@@ -80,9 +81,10 @@ class ThroughputCounter:
         now, since = time.perf_counter(), self._since
         if since is None:
             return NO_AMOUNTS
-        taken = Amounts(now - since, self.waited, self._samples, self._tokens, self._flops)
+        taken = Amounts(now - since, self.waited - self._waited_before, self._samples, self._tokens, self._flops)
         self._since = now
-        self.waited = self._samples = self._tokens = self._flops = 0.0
+        self._waited_before = self.waited
+        self._samples = self._tokens = self._flops = 0.0
         return taken
 
 

@@ -264,8 +264,10 @@ class Boundary:
         self.replicas.advance()
         schema, texts = self.metrics.offer()
         values = [0.0] * (SIZE + self.stragglers.slots)
+        own = 0.0
         if self.stragglers.on:
-            values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
+            own = values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
+        self.heartbeat.write_times(self.metrics.throughput.waited, own)
         values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
         values[SAVE] = float(self.checkpoint_schedule.due_by_time())
         values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema

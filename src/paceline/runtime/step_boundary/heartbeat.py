@@ -7,7 +7,16 @@ import os
 import time
 from pathlib import Path
 
-from paceline.contract.heartbeat_file import ABSENT, HEADER, SLOT, UNSAVED, slot_offset, unsaved_offset
+from paceline.contract.heartbeat_file import (
+    ABSENT,
+    HEADER,
+    SLOT,
+    TIMES,
+    UNSAVED,
+    slot_offset,
+    times_offset,
+    unsaved_offset,
+)
 
 
 class Heartbeat:
@@ -20,11 +29,12 @@ class Heartbeat:
         self._pid = os.getpid()
         self._offset = slot_offset(local_rank)
         self._unsaved_offset = unsaved_offset(local_rank)
+        self._times_offset = times_offset(local_rank)
         self._map: mmap.mmap | None = None
         if path and Path(path).exists():
             with open(path, "r+b") as file:
                 mapped = mmap.mmap(file.fileno(), 0)
-            if len(mapped) >= self._offset + SLOT.size:
+            if len(mapped) >= self._times_offset + TIMES.size:
                 self._map = mapped
 
     @property
@@ -51,6 +61,11 @@ class Heartbeat:
         """Enter a state and write it. Within one process, states only move forward."""
         self.state = state
         self.write(self.step)
+
+    def write_times(self, waited: float, own: float) -> None:
+        """Write how long this rank has waited for data so far, and the seconds of a step that are its own."""
+        if self._map is not None:
+            TIMES.pack_into(self._map, self._times_offset, waited, own)
 
     def mark_unsaved(self, step: int) -> None:
         """Tell the agent that the last state could not be saved. It takes no space on a disk, which may be full."""

@@ -1,0 +1,1 @@
+"""What is wrong with a run: findings from its folder, each with its evidence."""

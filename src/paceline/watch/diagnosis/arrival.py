@@ -1,0 +1,124 @@
+"""Who has not arrived, why not, and who was lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
+from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
+
+DOCS = "docs/troubleshooting.md"
+MAX_NAMED = 8
+
+
+def check_arrival(evidence: Evidence) -> list[Finding]:
+    """Name the agents that have not joined, each with the reason."""
+    agents, expected = evidence.agents, evidence.expected
+    if not agents:
+        return []
+    if all(index in agents and agents[index].joined for index in range(expected)):
+        hosts = {agent.host: f"{agent.host} ({agent.addresses})" for agent in agents.values()}
+        text = f"{len(hosts)} of {len(hosts)} have joined: {_list(hosts.values())}"
+        return [Finding("nodes", GOOD, text)]
+    missing = [index for index in range(expected) if index not in agents]
+    blocked = [agent for agent in agents.values() if agent.unreachable is not None and not agent.joined]
+    found = [_absent(evidence, missing)] if missing and not _is_over_with(evidence, blocked) else []
+    return [*found, *(_blocked(agent, evidence) for agent in _one_per_host(blocked))]
+
+
+def _is_over_with(evidence: Evidence, blocked: list[AgentEvidence]) -> bool:
+    """Whether the agents that are missing may have been ended before they could say anything."""
+    return bool(blocked) and evidence.record.is_over
+
+
+def _absent(evidence: Evidence, missing: list[int]) -> Finding:
+    hosts = list(dict.fromkeys(evidence.host_of_agent(index) for index in missing))
+    here = [agent.host for agent in evidence.agents.values()]
+    head = evidence.agents.get(0)
+    since = f", the first one {evidence.now - float(head.node.get('time', 0)):.0f} s ago" if head else ""
+    facts = [
+        f"{_list(dict.fromkeys(here))} started{since if evidence.is_live else ''}",
+        f"events/ has nothing from agent {_list(str(index) for index in missing)}",
+    ]
+    if evidence.batch_log and (lines := _mentions(evidence.batch_log, hosts)):
+        facts.append(f"slurm.log: {lines[-1]}")
+    return Finding(
+        "nodes", PROBLEM, f"No agent has started on {_list(hosts)}: the others wait for it.",
+        f"Check the node: sinfo -R -n {','.join(hosts)}; or look there: `paceline shell RUN --node {hosts[0]}`. To go "
+        f"on without it: --exclude {','.join(hosts)}.",
+        evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-arrived",
+    )  # fmt: skip
+
+
+def _mentions(text: str, hosts: Iterable[str]) -> list[str]:
+    return [line.strip()[:200] for line in text.splitlines() if any(host in line for host in hosts) and "error" in line]
+
+
+def _one_per_host(agents: list[AgentEvidence]) -> list[AgentEvidence]:
+    return list({agent.host: agent for agent in agents}.values())
+
+
+def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
+    """Say what stands between an agent and the head agent."""
+    event = agent.unreachable or {}
+    address, error = str(event.get("address", "?")), str(event.get("error", "?"))
+    host, _, port = address.rpartition(":")
+    resolved = [str(each) for each in event.get("resolved") or []]
+    head = evidence.agents.get(0)
+    facts = [
+        f"{agent.host} ({agent.addresses}) cannot connect to {address}: {error}",
+        f"on {agent.host}, {host} is {_list(resolved) or 'unknown'}"
+        + (f", over interface {event['interface']}" if event.get("interface") else ""),
+    ]
+    if head is not None:
+        facts.append(f"the head node {head.host} has {head.addresses}, and listens on port {port}")
+    if not resolved:
+        return Finding(
+            "name", PROBLEM, f"{agent.host} cannot resolve the name of the head node, {host}.",
+            f"Check `getent hosts {host}` there. Until it works, exclude the node: --exclude {agent.host}.",
+            evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-arrived",
+        )  # fmt: skip
+    known = set((head.node.get("interfaces") or {}).values()) if head else set()
+    if known and not known & set(resolved):
+        return Finding(
+            "address", PROBLEM, f"{agent.host} takes {host} for {resolved[0]}, which is not an address of that node.",
+            f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: --exclude {agent.host}.",
+            evidence=tuple(facts), docs=f"{DOCS}#the-wrong-interface-or-address",
+        )  # fmt: skip
+    if event.get("answers"):
+        facts.append(f"{resolved[0]} answers on other ports")
+        return Finding(
+            "firewall", PROBLEM, f"A firewall blocks port {port} between {agent.host} and {host}.",
+            "Ask your administrators to open all TCP ports between compute nodes: ranks choose theirs at random.",
+            evidence=tuple(facts), docs=f"{DOCS}#a-firewall",
+        )  # fmt: skip
+    return Finding(
+        "network", PROBLEM, f"{agent.host} cannot reach {host} at all: the network between them is down.",
+        f"Check the link with `ping {resolved[0]}` on {agent.host}. To go on without the node: --exclude {agent.host}.",
+        evidence=tuple(facts), docs=f"{DOCS}#a-node-was-lost",
+    )  # fmt: skip
+
+
+def check_lost(evidence: Evidence) -> list[Finding]:
+    """Name the node that was lost during an attempt, and whether it lived on."""
+    if evidence.failure.get("cause") != "lost":
+        return []
+    host = str(evidence.failure.get("host", "?"))
+    lost = next((agent for agent in evidence.agents.values() if agent.host == host), None)
+    facts = [f"attempt {evidence.attempt.number if evidence.attempt else '?'}: {evidence.failure.get('message', '')}"]
+    hint = f"Check the node: sinfo -R -n {host}. A submitted run goes back into the queue without it."
+    docs = f"{DOCS}#a-node-was-lost"
+    if lost is not None and lost.lost:
+        others = _list(str(event.get("host")) for event in lost.lost)
+        facts.append(f"the agent on {host} was still running: it lost {others} in turn")
+        facts.append(f"{host} uses {lost.addresses}")
+        text = f"The network to {host} was cut: the node was up, but did not answer."
+        return [Finding("network", PROBLEM, text, hint, evidence=tuple(facts), docs=docs)]
+    facts.append(f"the agent on {host} wrote nothing more")
+    return [Finding("node", PROBLEM, f"{host} was lost: it died, or was cut off.", hint, tuple(facts), docs)]
+
+
+def _list(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+    return ", ".join(known[:MAX_NAMED]) + more

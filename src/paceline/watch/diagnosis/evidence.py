@@ -1,0 +1,276 @@
+"""What a run folder says about the run's newest start: its agents, its ranks and how they ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.cluster.runs.claims import find_holder
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object, read_objects
+from paceline.contract.files.foreign_records import read_tail as read_end
+from paceline.contract.hostlist import expand
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.errors import UsageError
+from paceline.watch.diagnosis.stacks import Stack, read_stack
+from paceline.watch.failures import FAILURE_FIELDS
+from paceline.watch.node_usage import NodeUsage, read_node_usage
+from paceline.watch.records import Record
+
+Event = dict[str, Any]
+
+AGENT_FIELDS: Fields = {
+    "time": NUMBER, "event": str, "job_start": str, "index": int, "host": str, "nodelist": str, "interfaces": dict,
+    "addresses": list, "cpus": int, "ranks": list, "python": str, "torch": str, "nccl": str, "paceline": str,
+    "gpu_driver": str, "address": str, "error": str, "resolved": list, "interface": str, "answers": bool, "peer": str,
+    "chosen": dict, "set": dict, "closed": bool, "reason": str, "visible_gpus": int, "slurm_gpus": int,
+    "gpu_devices": int, "run_free": int, "tmp_free": int, "shm_free": int, "memory_free": int, "attempt": int,
+}  # fmt: skip
+LOG_TAIL = 65536  # bytes
+RECENT = 40  # samples of a node
+ROW_LENGTH = 8  # of a rank in a sample
+
+
+@dataclass(frozen=True)
+class AgentEvidence:
+    """One agent of the newest job start."""
+
+    index: int
+    node: Event  # what it said about its node before it joined
+    joined: bool
+    unreachable: Event | None  # why it could not join the head agent
+    network: Event | None  # of its newest attempt
+    lost: list[Event]  # the agents that it lost
+    failed: Event | None  # its own error
+
+    @property
+    def host(self) -> str:
+        return str(self.node.get("host", "?"))
+
+    @property
+    def addresses(self) -> str:
+        """Its interfaces and their addresses, without the loopback."""
+        known = self.node.get("interfaces") or {}
+        return ", ".join(f"{name} {address}" for name, address in known.items() if name != "lo") or "loopback only"
+
+
+@dataclass(frozen=True)
+class RankSample:
+    """A rank as its agent saw it at one moment."""
+
+    time: float
+    host: str
+    rank: int
+    state: int  # of `contract.heartbeat_file`
+    step: int
+    age: float | None  # seconds since its last heartbeat
+    process: str  # the kernel's state letter
+    seconds_per_step: float
+    waited: float  # seconds, for data, since its first step
+    own: float  # seconds of a step before it exchanges gradients
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known about a run."""
+
+    record: Record
+    launch_spec: LaunchSpec | None
+    agents: dict[int, AgentEvidence]
+    expected: int  # agents
+    nodes: list[str]  # as the scheduler lists them
+    attempt: AttemptFolder | None
+    failure: dict[str, Any]
+    stacks: dict[int, Stack]
+    usage: list[NodeUsage]
+    ranks: dict[int, list[RankSample]]
+    save_errors: list[Event]
+    stragglers: dict[int, float]  # ranks, and how much slower they are, as rank 0 reported last
+    log: str  # the end of the log of the rank that failed
+    batch_log: str  # the end of the batch script's
+    now: float = field(default_factory=time.time)
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.record.folder
+
+    @property
+    def is_live(self) -> bool:
+        return not self.record.is_over and self.record.status not in ("queued", "held", "prepared")
+
+    def host_of_agent(self, index: int) -> str:
+        """Return the node of an agent, whether or not it has arrived."""
+        if index in self.agents:
+            return self.agents[index].host
+        nodes = self.launch_spec.nodes if self.launch_spec else 1
+        position = index * nodes // max(1, self.expected)
+        return self.nodes[position] if position < len(self.nodes) else f"number {position}"
+
+    def host_of_rank(self, rank: int) -> str:
+        for agent in self.agents.values():
+            if rank in (agent.node.get("ranks") or []):
+                return agent.host
+        return "?"
+
+
+def read_evidence(record: Record) -> Evidence:
+    folder = record.folder
+    launch_spec = _read_launch_spec(folder)
+    agents = _read_agents(folder)
+    attempts = folder.attempts()
+    attempt = attempts[-1] if attempts else None
+    failure = _read_failure(attempt) if attempt else {}
+    usage = [_newest(use) for use in read_node_usage(folder)]
+    lists = [str(agent.node.get("nodelist") or "") for agent in agents.values()]
+    nodes = _expand(next(filter(None, lists), "") or (record.state.nodes if record.state else ""))
+    return Evidence(
+        record=record, launch_spec=launch_spec, agents=agents, expected=_agent_count(launch_spec, agents), nodes=nodes,
+        attempt=attempt, failure=failure, stacks=_read_stacks(attempt) if attempt else {}, usage=usage,
+        ranks=_read_ranks(usage), save_errors=_save_errors(folder), stragglers=_read_stragglers(folder, usage),
+        log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
+    )  # fmt: skip
+
+
+def _read_launch_spec(folder: RunFolder) -> LaunchSpec | None:
+    try:
+        return LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
+    except (OSError, ValueError):
+        return None
+
+
+def _agent_count(launch_spec: LaunchSpec | None, agents: Mapping[int, AgentEvidence]) -> int:
+    """Return how many agents the run has: one per node, or one per rank."""
+    if launch_spec is None:
+        return len(agents)
+    per_rank = launch_spec.style == "srun" or any(
+        0 < len(agent.node.get("ranks") or []) < launch_spec.nproc for agent in agents.values()
+    )
+    return launch_spec.world_size if per_rank else launch_spec.nodes
+
+
+def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
+    """Return the agents of the newest job start."""
+    streams: dict[int, list[Event]] = {}
+    for path in folder.events.glob("agent-*.jsonl"):
+        number = path.stem.removeprefix("agent-")
+        if number.isdigit():
+            streams[int(number)] = [keep_valid(line, AGENT_FIELDS) for line in read_objects(path)]
+    arrivals = {
+        index: max((position for position, event in enumerate(events) if event.get("event") == "node"), default=None)
+        for index, events in streams.items()
+    }
+    newest = _newest_job_start(folder, streams, arrivals)
+    found = {}
+    for index, position in sorted(arrivals.items()):
+        if position is not None and streams[index][position].get("job_start") == newest:
+            found[index] = _agent(index, streams[index][position:])
+    return found
+
+
+def _newest_job_start(
+    folder: RunFolder, streams: Mapping[int, list[Event]], arrivals: Mapping[int, int | None]
+) -> str | None:
+    holder = find_holder(folder)
+    if holder is not None:
+        return holder.name
+    nodes = [streams[index][position] for index, position in arrivals.items() if position is not None]
+    return max(nodes, key=lambda event: float(event.get("time", 0)), default={}).get("job_start")
+
+
+def _agent(index: int, events: list[Event]) -> AgentEvidence:
+    def last(name: str) -> Event | None:
+        return next((event for event in reversed(events) if event.get("event") == name), None)
+
+    failed = last("failed")
+    return AgentEvidence(
+        index, events[0], joined=last("started") is not None, unreachable=last("unreachable"), network=last("network"),
+        lost=[event for event in events if event.get("event") == "lost"],
+        failed=failed if failed and failed.get("reason") else None,
+    )  # fmt: skip
+
+
+def _expand(text: str) -> list[str]:
+    try:
+        return expand(text)
+    except UsageError:
+        return []
+
+
+def _read_failure(attempt: AttemptFolder) -> dict[str, Any]:
+    fields: Fields = {**FAILURE_FIELDS, "traceback": str, "step": int, "time": NUMBER, "log": str}
+    try:
+        return keep_valid(read_object(attempt.failure), fields)
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_stacks(attempt: AttemptFolder) -> dict[int, Stack]:
+    found = {}
+    for path in attempt.path.glob("stacks-*.txt"):
+        number = path.stem.removeprefix("stacks-")
+        stack = read_stack(_tail(path)) if number.isdigit() else None
+        if stack is not None:
+            found[int(number)] = stack
+    return dict(sorted(found.items()))
+
+
+def _newest(use: NodeUsage) -> NodeUsage:
+    """Return only the samples of the newest job start, and of those the last ones."""
+    began = use.details.get("time", 0)
+    samples = [each for each in use.samples if isinstance(each.get("time"), NUMBER) and each["time"] >= began]
+    return NodeUsage(use.node, use.details, samples[-RECENT:])
+
+
+def _read_ranks(usage: list[NodeUsage]) -> dict[int, list[RankSample]]:
+    found: dict[int, list[RankSample]] = {}
+    for use in usage:
+        for sample in use.samples:
+            for row in sample.get("ranks") or []:
+                if _is_row(row):
+                    rank, state, step, age, process, *times = row
+                    found.setdefault(rank, []).append(
+                        RankSample(sample["time"], use.host, rank, state, step, age, process, *times)
+                    )
+    return dict(sorted(found.items()))
+
+
+def _is_row(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != ROW_LENGTH:
+        return False
+    numbers = [*row[:3], *row[5:], 0 if row[3] is None else row[3]]
+    return isinstance(row[4], str) and all(isinstance(each, NUMBER) for each in numbers)
+
+
+def _save_errors(folder: RunFolder) -> list[Event]:
+    fields: Fields = {"event": str, "step": int, "error": str, "time": NUMBER}
+    found = []
+    for path in folder.events.glob("*.jsonl"):
+        if not path.stem.startswith("agent-"):
+            found += [keep_valid(line, fields) for line in read_objects(path) if line.get("event") == "save_failed"]
+    return found
+
+
+def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, float]:
+    """Return the ranks that rank 0 has called slow, in the newest start of the run."""
+    began = min((float(use.details.get("time", 0)) for use in usage), default=0.0)
+    found: dict[int, float] = {}
+    for line in read_objects(folder.metrics, limit=1 << 20):
+        ratios, when = line.get("stragglers"), line.get("time")
+        if isinstance(ratios, dict) and isinstance(when, NUMBER) and when >= began:
+            valid = {rank: ratio for rank, ratio in ratios.items() if rank.isdigit() and isinstance(ratio, NUMBER)}
+            found |= {int(rank): float(ratio) for rank, ratio in valid.items()}
+    return found
+
+
+def _read_log(attempt: AttemptFolder, failure: Mapping[str, Any]) -> str:
+    rank = failure.get("rank")
+    return _tail(attempt.log(rank)) if isinstance(rank, int) else ""
+
+
+def _tail(path: Any) -> str:
+    try:
+        return read_end(path, LOG_TAIL).decode(errors="replace")
+    except OSError:
+        return ""

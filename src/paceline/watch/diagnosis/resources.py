@@ -1,0 +1,140 @@
+"""What the nodes have: versions, GPUs and cores."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.watch.diagnosis.evidence import Evidence
+
+DOCS = "docs/troubleshooting.md"
+VERSIONS = {
+    "torch": "torch",
+    "nccl": "NCCL",
+    "python": "Python",
+    "paceline": "Paceline",
+    "gpu_driver": "the GPU driver",
+}
+BUSY = 0.9  # of a node's own cores
+THROTTLED = 20.0  # percent of the periods of a CPU limit
+MIN_SAMPLES = 2
+
+
+def check_versions(evidence: Evidence) -> list[Finding]:
+    """Name the nodes whose versions differ from those of most."""
+    agents = {agent.host: agent.node for agent in evidence.agents.values()}
+    if not agents:
+        return []
+    found = []
+    for key, name in VERSIONS.items():
+        versions = {host: node.get(key) for host, node in agents.items()}
+        if len(set(versions.values())) <= 1:
+            continue
+        common = Counter(versions.values()).most_common(1)[0][0]
+        other = [host for host, version in versions.items() if version != common]
+        facts = tuple(f"{host}: {name} {version or 'missing'}" for host, version in list(versions.items())[:16])
+        found.append(
+            Finding(
+                "versions", PROBLEM, f"{name} on {', '.join(other[:8])} is not the one of the other nodes.",
+                "Use one environment on a shared disk for all nodes (paceline env build), or exclude the node: "
+                f"--exclude {','.join(other[:8])}.",
+                evidence=facts, docs=f"{DOCS}#versions-that-differ",
+            )
+        )  # fmt: skip
+    if found:
+        return found
+    node = next(iter(agents.values()))
+    same = ", ".join(f"{name} {node[key]}" for key, name in VERSIONS.items() if node.get(key))
+    return [Finding("versions", GOOD, f"{same} on {len(agents)} node{'s' * (len(agents) > 1)}")]
+
+
+def check_gpus(evidence: Evidence) -> list[Finding]:
+    """Compare the GPUs that a node shows with those that its ranks need, and look for two ranks on one."""
+    spec = evidence.launch_spec
+    if spec is None or spec.gpus <= 0:
+        return []
+    text = f"{evidence.failure.get('type', '')}: {evidence.failure.get('message', '')}"
+    if evidence.failure.get("type") == "DeviceError" or "Duplicate GPU detected" in text:
+        return [_shared(evidence)]
+    short: dict[str, list[str]] = {}
+    for use in evidence.usage:
+        shown = use.details.get("gpus")
+        driver = len(shown) if isinstance(shown, list) else None
+        if driver is not None and driver < min(spec.gpus, spec.nproc):
+            short[use.host] = [f"{use.host}: the driver (NVML) shows {driver} of the {spec.gpus} GPUs requested"]
+    for agent in evidence.agents.values():
+        for key, what in (("slurm_gpus", "Slurm granted"), ("visible_gpus", "the environment shows")):
+            count, ranks = agent.node.get(key), len(agent.node.get("ranks") or [])
+            needed = 1 if spec.one_gpu_per_rank and key == "visible_gpus" else min(spec.gpus, max(ranks, 1))
+            if isinstance(count, int) and count < needed:
+                short.setdefault(agent.host, []).append(f"{agent.host}: {what} {count} of the {needed} GPUs needed")
+    if not short:
+        names = {gpu.get("name", "GPU") for use in evidence.usage for gpu in use.details.get("gpus") or []}
+        return [Finding("GPUs", GOOD, f"{spec.gpus} per node for {spec.nproc} ranks {' '.join(sorted(names))}".strip())]
+    hosts = ", ".join(short)
+    return [
+        Finding(
+            "GPUs", PROBLEM, f"{hosts} has fewer GPUs than ranks.",
+            f"Look at `nvidia-smi` and `dmesg | grep Xid` there: a GPU may have fallen off the bus. Exclude the node "
+            f"(--exclude {','.join(short)}) and report it.",
+            evidence=tuple(fact for facts in short.values() for fact in dict.fromkeys(facts)),
+            docs=f"{DOCS}#gpus-and-ranks",
+        )
+    ]  # fmt: skip
+
+
+def _shared(evidence: Evidence) -> Finding:
+    failure = evidence.failure
+    return Finding(
+        "GPUs", PROBLEM, "Two ranks use the same GPU.",
+        "Let Paceline set the device (session, or LOCAL_RANK), start one rank per GPU (--nproc), and do not set "
+        "CUDA_VISIBLE_DEVICES in the script.",
+        evidence=(f"rank {failure.get('rank')} on {failure.get('host')}: {str(failure.get('message', ''))[:300]}",),
+        docs=f"{DOCS}#gpus-and-ranks",
+    )  # fmt: skip
+
+
+def check_cores(evidence: Evidence) -> list[Finding]:
+    """Look for nodes whose ranks have too few cores, or are held back by a limit of CPU time."""
+    throttled = {
+        use.host: share for use in evidence.usage
+        if len(use.samples) >= MIN_SAMPLES and (share := use.mean("throttled") or 0.0) >= THROTTLED
+    }  # fmt: skip
+    if throttled:
+        facts = [f"{host}: the kernel held the job back in {share:.0f} % of all periods (cgroup cpu.stat)"
+                 for host, share in throttled.items()]  # fmt: skip
+        facts += [f"{use.host}: {use.mean('own_cpu') or 0:.1f} of {use.details.get('own_cores', '?')} cores in use"
+                  for use in evidence.usage if use.host in throttled]  # fmt: skip
+        return [
+            Finding(
+                "throttled", WARNING, f"The cores of {', '.join(throttled)} are throttled: a limit of CPU time holds "
+                "the ranks back.",
+                f"Ask for more cores (--cpus-per-gpu), or exclude the node: --exclude {','.join(throttled)}.",
+                evidence=tuple(facts), docs=f"{DOCS}#a-slow-node",
+            )
+        ]  # fmt: skip
+    few = {}
+    for agent in evidence.agents.values():
+        cpus, ranks = agent.node.get("cpus"), len(agent.node.get("ranks") or [])
+        if isinstance(cpus, int) and 0 < cpus < ranks:
+            few[agent.host] = f"{agent.host}: {ranks} ranks on {cpus} cores"
+    if few:
+        return [
+            Finding(
+                "cores", WARNING, f"The ranks of {', '.join(few)} share cores.",
+                "Ask for at least one core per rank, and for data-loader workers on top: --cpus-per-gpu.",
+                evidence=tuple(few.values()), docs=f"{DOCS}#too-few-cores",
+            )
+        ]  # fmt: skip
+    counts = {(agent.node.get("cpus"), len(agent.node.get("ranks") or [])) for agent in evidence.agents.values()}
+    return [Finding("cores", GOOD, ", ".join(f"{cpus} for {ranks} ranks" for cpus, ranks in sorted(counts, key=str)))]
+
+
+def saturated(evidence: Evidence) -> dict[str, str]:
+    """Return the nodes whose ranks use all of their cores."""
+    found = {}
+    for use in evidence.usage:
+        cores, used = use.details.get("own_cores"), use.mean("own_cpu")
+        if isinstance(cores, int) and used is not None and len(use.samples) >= MIN_SAMPLES and used >= BUSY * cores:
+            found[use.host] = f"{use.host}: the run uses {used:.1f} of its {cores} cores"
+    return found

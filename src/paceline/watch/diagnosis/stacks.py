@@ -1,0 +1,65 @@
+"""The Python stack of a rank, and whether the rank waits there for other ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/")
+# Where a rank waits for others: in a rendezvous or a collective, or for a device that does.
+_WAITS = re.compile(
+    r"torch/distributed/.*:(init_process_group|_store_based_barrier|rendezvous|_create_c10d_store|barrier"
+    r"|monitored_barrier|all_reduce|all_gather\w*|reduce\w*|broadcast\w*|gather\w*|scatter\w*|all_to_all\w*|wait"
+    r"|new_group|_tcp_rendezvous_handler|_env_rendezvous_handler|_broadcast_coalesced|_sync_\w+"
+    r"|_verify_param_shape_across_processes|send|recv)"
+    r"|paceline.*/runtime/distributed/\w+\.py:(open_store|gather_placements|check_communication|_wait|meet"
+    r"|wait_for_key|init_process_groups)"
+    r"|paceline.*/runtime/step_boundary/stop\.py:(collect|any_rank)"
+    r"|torch/autograd/graph\.py:_engine_run_backward"
+    r"|torch/cuda/.*:synchronize"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    path: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.path.rpartition('/')[2]}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The main thread of a rank, the innermost frame first."""
+
+    frames: tuple[Frame, ...]
+
+    @property
+    def waits_in(self) -> str:
+        """The function in which it waits for other ranks; empty if it does not."""
+        for frame in self.frames:
+            if not _LIBRARY.search(frame.path):
+                return ""
+            if _WAITS.search(f"{frame.path}:{frame.function}"):
+                return frame.function
+        return ""
+
+    @property
+    def where(self) -> str:
+        """The innermost frame of the user's own code, or the innermost of all."""
+        own = [frame for frame in self.frames if not _LIBRARY.search(frame.path)]
+        frame = next(iter([*own, *self.frames]), None)
+        return str(frame) if frame else "?"
+
+
+def read_stack(text: str) -> Stack | None:
+    """Return the main thread of the last dump in a file; None if there is none. Each dump lists it last."""
+    starts = [match.start() for match in _THREAD.finditer(text)]
+    if not starts:
+        return None
+    frames = [Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(text[starts[-1] :])]
+    return Stack(tuple(frames)) if frames else None

@@ -1,0 +1,279 @@
+"""Each planted fault is named, with its evidence, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cluster.checks import quota
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
+from paceline.contract.heartbeat_file import READY
+from paceline.watch.diagnosis import ends
+from tests.watch.diagnosis.recorded_run import RecordedRun
+
+Plant = Callable[[RecordedRun], None]
+
+INIT = "/x/site-packages/torch/distributed/distributed_c10d.py:99 in init_process_group"
+
+
+def asleep(run: RecordedRun) -> None:
+    run.samples(ranks={"state": READY, "step": 0, "age": 90.0, "waited": 0.0, "own": 0.0})
+    for rank in (0, 1, 2):
+        run.stack(rank, INIT, "/p/train.py:4 in main")
+    run.stack(3, "/p/train.py:3 in main")
+
+
+def stuck(run: RecordedRun) -> None:
+    run.samples(ranks={"step": 41, "age": 300.0}, rank2={"step": 40, "process": "D"})
+    for rank in (0, 1, 3):
+        run.stack(rank, "/x/site-packages/torch/autograd/graph.py:9 in _engine_run_backward", "/p/train.py:20 in train")
+    run.stack(2, "/x/lib/python3.11/gzip.py:5 in read", "/p/data.py:7 in __getitem__")
+
+
+def never_started(run: RecordedRun) -> None:
+    del run.events[1]
+    run.events[0] = run.events[0][:1]
+
+
+def blocked(**fields: Any) -> Plant:
+    def plant(run: RecordedRun) -> None:
+        run.events[0] = run.events[0][:1]
+        run.events[1] = run.events[1][:1]
+        known = {"address": "node1:3322", "error": "timed out", "resolved": ["10.0.0.1"], "interface": "eth0"}
+        run.event(1, "unreachable", **{**known, **fields})
+
+    return plant
+
+
+def cut(run: RecordedRun) -> None:
+    run.fails(cause="lost", rank=None, code=None, message="its agent is gone: the node died, or was cut off")
+    run.event(0, "lost", host="node2", closed=False)
+    run.event(1, "lost", host="node1", closed=False)
+
+
+def died(run: RecordedRun) -> None:
+    run.fails(cause="lost", rank=None, code=None, message="its agent is gone: the node died, or was cut off")
+
+
+def wrong_interface(name: str) -> Plant:
+    def plant(run: RecordedRun) -> None:
+        for node in run.nodes.values():
+            node["interfaces"]["mgmt0"] = "192.168.7.1"
+        run.change_network(set={"GLOO_SOCKET_IFNAME": name}, chosen={})
+        run.fails(type="RunError", message="the first all-reduce of 4 ranks over gloo failed: no answer within 60 s")
+
+    return plant
+
+
+def other_version(run: RecordedRun) -> None:
+    run.nodes[1]["nccl"] = "2.21.5"
+
+
+def short_of_gpus(run: RecordedRun) -> None:
+    gpus = [{"name": "A100", "memory": 1}] * 2
+    run.samples(header1={"gpus": gpus}, header2={"gpus": gpus[:1]})
+
+
+def shared_gpu(run: RecordedRun) -> None:
+    run.fails(type="DeviceError", message="Ranks 2 and 3 on node2 both use the GPU GPU-1.")
+
+
+def slow_loader(run: RecordedRun) -> None:
+    run.samples(ranks={"waited": 0.7, "own": 0.8})
+
+
+def one_slow_loader(run: RecordedRun) -> None:
+    run.samples(rank3={"waited": 0.7, "own": 0.8})
+
+
+def loader_without_cores(run: RecordedRun) -> None:
+    run.samples(ranks={"waited": 0.7, "own": 0.8}, node1={"own_cpu": 7.9}, node2={"own_cpu": 7.8})
+
+
+def throttled(run: RecordedRun) -> None:
+    run.samples(rank2={"own": 0.5}, rank3={"own": 0.5}, node2={"throttled": 83.0})
+
+
+def slow_rank(run: RecordedRun) -> None:
+    run.samples(rank2={"own": 0.5})
+
+
+def shared_cores(run: RecordedRun) -> None:
+    run.nodes[1]["cpus"] = 1
+
+
+def full_disk(run: RecordedRun) -> None:
+    run.fails(type="OSError", message="[Errno 28] No space left on device: '/scratch/out.pt'")
+
+
+def failed_save(run: RecordedRun) -> None:
+    line = {"event": "save_failed", "time": run.began, "step": 40, "error": "[Errno 122] Disk quota exceeded"}
+    (run.folder.events / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def gpu_memory(run: RecordedRun) -> None:
+    run.fails(type="RunError", message="cuda:1 ran out of memory at step 12: 0.10 GiB of 80 GiB are free")
+
+
+def host_memory(run: RecordedRun) -> None:
+    run.samples(header={"memory_limit": 1 << 30}, node2={"oom_kills": 1})
+    run.fails(
+        cause="killed", code=-9, last_line="the kernel's out-of-memory killer ended it: the job has used up its memory"
+    )
+
+
+def own_error(run: RecordedRun) -> None:
+    run.fails(type="ValueError", message="no such class", where="train.py:9 in main")
+
+
+def flight_recorder(run: RecordedRun) -> None:
+    run.fails(cause="crash", code=-6, message="")
+    for rank in range(4):
+        entry = {"collective_seq_id": 11 if rank == 2 else 12, "profiling_name": "nccl:all_reduce", "state": "started",
+                 "frames": [{"filename": "/p/train.py", "line": 33, "name": "main"}]}  # fmt: skip
+        (run.folder.attempt(1).path / f"nccl-trace-{rank}").write_bytes(pickle.dumps({"entries": [entry]}))
+
+
+# fault -> what it is about, its level, and words of its text and of its evidence
+FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
+    "one node asleep before init": (asleep, "hang", PROBLEM, "Rank 3 on node2 has not arrived", "train.py:3 in main"),
+    "a rank that is stuck": (stuck, "hang", PROBLEM, "Rank 2 on node2", "data.py:7 in __getitem__"),
+    "a node that never started": (never_started, "nodes", PROBLEM, "No agent has started on node2", "agent 1"),
+    "a firewall": (blocked(answers=True), "firewall", PROBLEM, "port 3322", "answers on other ports"),
+    "no network": (blocked(answers=False), "network", PROBLEM, "cannot reach node1 at all", "eth0 10.0.0.2"),
+    "no name": (blocked(resolved=[], answers=False), "name", PROBLEM, "cannot resolve", "unknown"),
+    "a wrong address": (
+        blocked(resolved=["127.0.1.1"]), "address", PROBLEM, "takes node1 for 127.0.1.1", "node1 has eth0 10.0.0.1"
+    ),
+    "a cut cable": (cut, "network", PROBLEM, "The network to node2 was cut", "lost node1 in turn"),
+    "a dead node": (died, "node", PROBLEM, "node2 was lost", "wrote nothing more"),
+    "the wrong interface": (wrong_interface("mgmt0"), "interface", PROBLEM, "is mgmt0", "the way to"),
+    "an unknown interface": (wrong_interface("ib9"), "interface", PROBLEM, "is ib9", "has no interface ib9"),
+    "the loopback": (wrong_interface("lo"), "interface", PROBLEM, "is lo", "does not lead to other nodes"),
+    "another NCCL": (other_version, "versions", PROBLEM, "NCCL on node2", "node2: NCCL 2.21.5"),
+    "a slow loader": (slow_loader, "data", WARNING, "The data loader is slow:", "70% of the time"),
+    "a slow loader on one node": (one_slow_loader, "data", WARNING, "slow on node2", "rank 3 on node2"),
+    "a loader without cores": (loader_without_cores, "cores", WARNING, "short of cores", "7.9 of its 8 cores"),
+    "a throttled core": (throttled, "throttled", WARNING, "cores of node2 are throttled", "83 %"),
+    "a slow rank": (slow_rank, "straggler", WARNING, "Rank 2 on node2 is slow", "5.0 times as long"),
+    "ranks that share cores": (shared_cores, "cores", WARNING, "ranks of node2 share cores", "2 ranks on 1 cores"),
+    "a full disk": (full_disk, "disk", PROBLEM, "/scratch/out.pt", "No space left on device"),
+    "a full quota": (failed_save, "disk", PROBLEM, "quota", "the checkpoint of step 40"),
+    "GPU memory": (gpu_memory, "GPU memory", PROBLEM, "ran out of memory", "cuda:1"),
+    "host memory": (host_memory, "memory", PROBLEM, "the kernel killed", "of 1.0 GB"),
+    "the script's own error": (own_error, "error", PROBLEM, "ValueError: no such class", "train.py:9"),
+    "a missing collective": (flight_recorder, "NCCL", PROBLEM, "Rank 2 on node2", "train.py:33"),
+}  # fmt: skip
+GPU_FAULTS: dict[str, tuple[Plant, str]] = {
+    "short of GPUs": (short_of_gpus, "node2: the driver (NVML) shows 1 of the 2"),
+    "two ranks on one GPU": (shared_gpu, "Ranks 2 and 3"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_nothing_else(fault: str, tmp_path: Path) -> None:
+    plant, about, level, text, fact = FAULTS[fault]
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    plant(run)
+    (found,) = run.problems()
+    assert (found.about, found.level) == (about, level)
+    assert text in found.text
+    assert any(fact in each for each in found.evidence), found.evidence
+    assert found.hint
+    assert found.docs.startswith("docs/troubleshooting.md")
+
+
+@pytest.mark.parametrize("fault", GPU_FAULTS)
+def test_gpus(fault: str, tmp_path: Path) -> None:
+    plant, fact = GPU_FAULTS[fault]
+    run = RecordedRun(tmp_path / "run", gpus=2)
+    run.samples(header={"gpus": [{"name": "A100", "memory": 1}] * 2})
+    assert run.problems() == []
+    plant(run)
+    (found,) = run.problems()
+    assert found.about == "GPUs"
+    assert any(fact in each for each in found.evidence), found.evidence
+
+
+def test_a_healthy_run_says_what_was_checked(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    found = {each.about: each for each in run.findings()}
+    assert all(each.level == GOOD for each in found.values())
+    assert {"nodes", "versions", "interface", "cores", "data", "ranks", "progress", "disk", "memory"} <= found.keys()
+    assert "node2 (eth0 10.0.0.2)" in found["nodes"].text
+
+
+def test_ranks_that_start_together_are_not_stuck(tmp_path: Path) -> None:
+    """All of them compile or load: nobody waits for anybody."""
+    run = RecordedRun(tmp_path / "run")
+    run.samples(ranks={"state": READY, "step": 0, "age": 90.0, "waited": 0.0, "own": 0.0})
+    for rank in range(4):
+        run.stack(rank, "/x/site-packages/torch/_inductor/compile.py:9 in compile", "/p/train.py:4 in main")
+    assert run.problems() == []
+
+
+def test_an_interface_that_works_is_no_fault(tmp_path: Path) -> None:
+    """Training over InfiniBand while agents talk over Ethernet is what many sites want."""
+    run = RecordedRun(tmp_path / "run")
+    for node in run.nodes.values():
+        node["interfaces"]["ib0"] = "192.168.7.1"
+    run.change_network(set={"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}, chosen={})
+    run.samples()
+    assert run.problems() == []
+
+
+def test_an_earlier_job_start_does_not_count(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    run.events[1].insert(
+        0, {"event": "unreachable", "time": 1.0, "job_start": "6-0", "address": "node1:1", "error": "x"}
+    )
+    run.events[1].insert(0, {**run.nodes[1], "job_start": "6-0", "torch": "1.0", "time": 0.5})
+    assert run.problems() == []
+
+
+def test_no_space_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    monkeypatch.setattr(ends, "_free", lambda evidence: 1 << 20)
+    (found,) = run.problems()
+    assert (found.about, "1 MB free now" in found.evidence[0]) == ("disk", True)
+
+
+def test_a_dump_that_runs_code_is_not_read(tmp_path: Path) -> None:
+    from paceline.watch.diagnosis.flight_recorder import read_dump
+
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "harm",))
+
+    (tmp_path / "dump").write_bytes(pickle.dumps({"entries": [Harmful()]}))
+    assert read_dump(tmp_path / "dump") == []
+    assert not (tmp_path / "harm").exists()
+
+
+def test_damaged_records_cost_nothing(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    run.nodes[1].update(interfaces=7, ranks="x", addresses=None, cpus="many")
+    run.change_network(set=[], chosen=1)
+    with open(run.folder.node_metrics(0), "a") as file:
+        file.write('{"time": 5, "ranks": [[1], "x", [1, 2, 3, 4, 5, 6, 7, 8]]}\n')
+    assert [each for each in run.problems() if each.level == PROBLEM] == []
+
+
+def test_quotas_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ends.check_quota is quota.check_quota
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    full = quota.Finding("quota", PROBLEM, "Your quota on /scratch is used up.", "Remove something.")
+    monkeypatch.setattr(ends, "check_quota", lambda path: [full])
+    (found,) = run.problems()
+    assert found.evidence == ("Your quota on /scratch is used up.",)
