@@ -14,18 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from paceline.cli import (
-    SBATCH_EQUIVALENTS,
-    TORCHRUN_EQUIVALENTS,
-    doctor,
-    env,
-    options,
-    run,
-    run_command,
-    shell,
-    submit,
-    sweep,
-)
+from paceline.cli import dispatch, doctor, env, options, run, run_command, shell, submit, sweep
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
@@ -225,11 +214,43 @@ def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
     assert str(tmp_path / "elsewhere") in text
 
 
-@pytest.mark.parametrize(("typed", "ours"), (SBATCH_EQUIVALENTS | TORCHRUN_EQUIVALENTS).items())
-def test_options_of_sbatch_suggest_their_equivalent(typed: str, ours: str, paceline: Callable[..., Any]) -> None:
-    done = paceline("submit", typed, "1", "train.py")
-    assert done.returncode == 2
-    assert f"Unknown option {typed}. Did you mean {ours}?" in done.stderr
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    {
+        "--gpu": "--gpus", "--ranks": "--nproc", "--mem": "--mem-per-node", "--gres": "--gpus", "--ntasks": "--nproc",
+        "--ntasks-per-node": "--nproc", "--cpus-per-task": "--cpus-per-gpu", "--job-name": "--name",
+        "--container-image": "--image", "--modules": "--load-module", "--nnodes": "--nodes",
+        "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc", "--max_restarts": "--max-attempts",
+        "--log_dir": "--scratch", "--every-seconds": "--save-every-seconds", "--no_wandb": "--no-wandb",
+        "--partiton": "--partition",
+    }.items(),
+)  # fmt: skip
+def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
+    with pytest.raises(UsageError) as error:
+        dispatch(["submit", typed, "1", "train.py"])
+    assert error.value.message == f"Unknown option {typed}. Did you mean {ours}?"
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "hint"),
+    [
+        (
+            "run --gpu 2 t.py",
+            "Unknown option --gpu. --gpus applies to `paceline submit`, not to `paceline run`.",
+            "See",
+        ),
+        ("run --lr 0.1 t.py", "Unknown option --lr.", "Options of your script go after it: paceline run train.py --lr"),
+        ("run --max_restarts 1 t.py", "Unknown option --max_restarts. Did you mean --max-restarts?", "See"),
+        ("logs --ranks 1", "Unknown option --ranks. Did you mean --rank?", "See"),
+        ("run --name --dry-run t.py", "--name needs a value, but --dry-run follows it.", "Type it as --name NAME."),
+        ("submit -p --dry-run t.py", "--partition needs a value, but --dry-run follows it.", "Type it as --partition"),
+    ],
+)
+def test_options_in_the_wrong_place_are_explained(command: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        dispatch(command.split())
+    assert error.value.message == message
+    assert error.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch:
     assert failed.returncode == 1
     assert "failed after" in failed.stderr
     folder = only_run(scratch)
+    again = f"to go on: paceline run --resume {folder.path.name} (no checkpoint: the script starts again)"
+    assert again in failed.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "failed"
     (project / "ready").touch()
     paceline("run", "--resume", "last", "--param", "x=1", cwd=project, check=True)
@@ -126,6 +128,15 @@ def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch:
     assert folder.attempt(2).verdict.read_text().strip() == "done"
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
     assert (launch_spec.nproc, launch_spec.args, launch_spec.params) == (1, ["arg"], {"x": 1})
+    record = json.loads(folder.run_json.read_text())
+    assert (record["program"], record["args"]) == ("train.py", ["arg"]), "what it runs now, as it was typed"
+    paceline("run", "--resume", "last", "--nproc", "2", "train.py", "--api-key", "hush", cwd=project, check=True)
+    record = json.loads(folder.run_json.read_text())
+    assert (record["program"], record["args"], record["nproc"]) == ("train.py", ["--api-key", "***"], 2)
+    assert record["command"] == [
+        "paceline", "run", "--resume", "last", "--nproc", "2", "train.py", "--api-key", "***",
+    ]  # fmt: skip
+    assert [start["command"][2:4] for start in record["earlier"]] == [["--nproc", "1"], ["--resume", "last"]]
 
 
 def test_a_dry_run_creates_nothing(paceline: Paceline, project: Path, scratch: Path) -> None:

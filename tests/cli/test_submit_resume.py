@@ -130,7 +130,7 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     shown = login("show", "mine").stdout
     assert "12 (before: 11)" in shown
     record = json.loads(first.run_json.read_text())
-    assert (record["nodes"], len(record["resumed"])) == (2, 1)
+    assert (record["nodes"], len(record["earlier"])) == (2, 1)
 
     # With a script, it takes these arguments and today's code.
     login.end("FAILED")
@@ -139,6 +139,13 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     assert (first.code / "train.py").read_text() == "print('second')\n"
     assert login.spec()["args"] == ["--epochs", "5"]
     assert "#SBATCH --time=02:00:00\n" in first.script.read_text()
+    assert login("show", "mine").stdout.splitlines()[5:10] == [
+        "command    paceline submit --no-check --resume last train.py --epochs 5",
+        "script     train.py --epochs 5",
+        "before     paceline submit --no-check --time 10m --name mine --param lr=1 --env A=1 train.py --epochs 2",
+        "           paceline submit --no-check --resume mine --time 2h --nodes 2",
+        f"folder     {first.path}",
+    ]
 
 
 def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from paceline import cli
-from paceline.cli import console, logs, submit
+from paceline.cli import console, logs, show, submit
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.errors import UsageError
 from paceline.watch import logs as watch_logs
 from paceline.watch.records import read_record
 
@@ -118,4 +119,61 @@ def test_wait_names_a_killed_batch_shell(
     ended = read_record(folder, lambda _: {"7": JobState("7", "FAILED", exit_code="0:9")})
     monkeypatch.setattr(watch_logs, "wait_until_over", lambda _: ended)
     assert submit.wait_until_done(folder, follow=False) == 1
-    assert "the batch shell was killed by signal 9" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the batch shell was killed by signal 9" in said
+    assert f"to go on: paceline submit --resume {folder.path.name}" in said
+
+
+def test_show_has_the_name_and_indents_what_has_several_lines(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.run_json.write_text(json.dumps({"name": "lm-big", "nodes": 1, "nproc": 2}))
+    attempt = folder.attempt(1)
+    attempt.path.mkdir()
+    attempt.verdict.write_text("failed\n")
+    failure = {"rank": 1, "host": "n2", "type": "RuntimeError", "message": "no GPU\nTry again", "where": "train.py:9"}
+    attempt.failure.write_text(json.dumps(failure))
+    show.command("lm-b")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"run        {folder.path.name}", "name       lm-big"]
+    assert lines[-3:] == [
+        "attempt 1  failed: rank 1 on n2: RuntimeError: no GPU", "           Try again", "           at train.py:9",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["ps", "show"])
+def test_without_slurm_the_commands_say_what_to_do(
+    command: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.job.write_text("7\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        assert cli.dispatch([command]) == 0
+    printed = capsys.readouterr()
+    assert "squeue is not installed here" in printed.out
+    assert "Run this on a login node of your cluster" in printed.out + printed.err
+
+
+def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, state = folder.path.name, {"7": JobState("7", "PENDING", reason="Priority")}
+    folder.job.write_text("7\n")
+    monkeypatch.setattr(logs, "read_record", lambda folder: read_record(folder, lambda jobs: state))
+
+    def problem(*args: str) -> tuple[str, str]:
+        with pytest.raises(UsageError) as error:
+            cli.dispatch(["logs", *args, run])
+        return error.value.message, error.value.hint
+
+    waits = f"Wait for it with `paceline logs -f {run}`."
+    assert problem() == ("There is no log of rank 0 yet; the run is queued (Priority).", waits)
+    assert problem("--rank", "2") == (f"Run {run} has no rank 2.", "It has 2 ranks, from 0.")
+    assert problem("--batch")[1] == waits
+    state["7"] = JobState("7", "FAILED")
+    assert problem()[1] == f"Its ranks did not start. See `paceline show {run}`."
+    folder.slurm_log.write_text("no such module\n")
+    assert problem() == (
+        "There is no log of rank 0; the run is failed.",
+        f"Its ranks did not start. Read the output of the batch script: paceline logs --batch {run}",
+    )
+    folder.attempt(1).path.mkdir()
+    assert problem("--attempt", "3") == (f"Run {run} has no attempt 3.", "Its attempts: 1.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,27 @@ def test_names_and_job_ids_come_before_the_ends_of_run_ids(tmp_path: Path) -> No
         assert folders.find_run(name, tmp_path).path.name.endswith(expected)
     with pytest.raises(UsageError, match="'20' matches 2 runs"):
         folders.find_run("20", tmp_path)
+
+
+def test_find_runs_by_the_start_of_their_name(tmp_path: Path) -> None:
+    for number, name in enumerate(("lm-big", "lm-base", "vit", "vit")):
+        folder = tmp_path / "p" / "e" / f"2030010{number}-000000-000{number}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(f'{{"name": "{name}"}}')
+    assert folders.find_run("lm-bi", tmp_path).path.name.endswith("0000")
+    for part, listed in {
+        "lm-b": "matches 2 runs: 20300101-000000-0001 (lm-base), 20300100-000000-0000 (lm-big).",
+        "vit": "matches 2 runs: 20300103-000000-0003 (vit), 20300102-000000-0002 (vit).",
+    }.items():
+        with pytest.raises(UsageError, match=re.escape(listed)):
+            folders.find_run(part, tmp_path)
+    with pytest.raises(UsageError, match="no run 'big'"):
+        folders.find_run("big", tmp_path)
+    trial = tmp_path / "p" / "e" / "digits" / "trials" / "3"
+    trial.mkdir(parents=True)
+    (trial / "run.json").write_text("{}")
+    (folder / "run.json").write_text('{"name": "digits-30"}')
+    assert folders.find_run("digits-3", tmp_path).path == trial, "a trial's whole name"
 
 
 @pytest.mark.parametrize("scratch", [".", "..", "runs", "../elsewhere"])

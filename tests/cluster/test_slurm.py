@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.checks.findings import WARNING
+from paceline.cluster.checks.findings import PROBLEM, WARNING
+from paceline.cluster.checks.machine import interfaces
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.folder import create_run_folder
-from paceline.cluster.slurm import arrays, sbatch
+from paceline.cluster.slurm import arrays, limits, sbatch
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.limits import check_limits
 from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitions
@@ -106,17 +107,53 @@ def test_init_writes_a_profile_that_submit_uses_on_that_cluster(
     assert (again.returncode, again.stdout) == (2, "")
 
 
+def test_init_lists_no_bridges_and_cables_of_containers(tmp_path: Path) -> None:
+    def add(name: str, *parts: str, state: str = "up") -> None:
+        for part in ("", *parts):
+            (tmp_path / "class/net" / name / part).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "class/net" / name / "operstate").write_text(f"{state}\n")
+
+    add("lo", state="unknown")
+    add("docker0", "bridge", "lower_veth1")
+    add("veth1")
+    assert interfaces(tmp_path) == ["docker0", "veth1"], "inside a container, there may be nothing else"
+    add("eth0", "device")
+    add("eth1", "device", state="down")
+    add("bond0", "bonding", "lower_eth0")
+    assert interfaces(tmp_path) == ["bond0", "eth0"]
+
+
 PARTITIONS = {
     "gpu": Partition("gpu", is_default=True, kinds=[NodeKind(2, 64, 500_000, {"a100": 4}, (), "idle")]),
     "cpu": Partition("cpu", max_time=3600, kinds=[NodeKind(2, 64, 500_000, {}, (), "idle")]),
 }
 
 
+def test_a_job_for_nodes_that_are_down_waits_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sbatch --test-only` rejects such a job; sbatch takes it, unless the cluster forbids that."""
+    reason = "Requested node configuration is not available"
+    failed = subprocess.CompletedProcess([], 1, "", f"allocation failure: {reason}")
+    monkeypatch.setattr(limits, "test_only", lambda plan: failed)
+    job = load_job(Program("train.py"))
+    planned = replace(plan({}), submitter={})
+    kinds = [NodeKind(1, 64, 500_000, {}, (), "idle"), NodeKind(2, 64, 500_000, {}, (), "drained*")]
+    found = limits.check_with_slurm(job, planned, [Partition("main", is_default=True, kinds=kinds)])
+    assert (found.level, found.text) == (
+        WARNING,
+        "The job cannot start yet: too few nodes that fit it are up (2 of partition main down or drained)."
+        " It waits until they are back.",
+    )
+    rejected = limits.explain_rejection(job, planned, [Partition("main", is_default=True, kinds=kinds)], reason)
+    assert rejected.hint.startswith("Submit it again once they are back")
+    up = [Partition("main", is_default=True, kinds=kinds[:1])]
+    assert limits.check_with_slurm(job, planned, up).level == PROBLEM
+
+
 @pytest.mark.parametrize(
     ("keys", "warned"),
     [
-        ({}, ["no time limit of its own, so that of partition gpu", "no GPUs, but the nodes of partition gpu"]),
-        ({"job__partition": "cpu"}, ["that of partition cpu applies: at most 1h"]),
+        ({}, ["the default of partition gpu applies, if it has one.", "no GPUs, but the nodes of partition gpu"]),
+        ({"job__partition": "cpu"}, ["the default of partition cpu applies (at most 1h)."]),
         ({"job__time": "1h", "runtime__cpu": True}, []),
         ({"job__gpus_per_node": 1, "job__extra": ["--time=5"]}, []),
         ({"job__gpus_per_node": 0, "job__time": "1h"}, []),

@@ -49,6 +49,18 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
         assert Path(found).is_relative_to(first), name
     assert resolve(tmp_path, "w.pt", strict=False) == {"start_from": str(tmp_path / "w.pt"), "start_strict": False}
     assert resolve(tmp_path, "teacher", **{"continue": True})["start_continue"] is True
+    gpt = tmp_path / "gpt"
+    gpt.mkdir()
+    torch.save({}, gpt / "a.bin")
+    (gpt / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "a.bin"}}')
+    for name in ("gpt", "gpt/pytorch_model.bin.index.json"):
+        assert resolve(tmp_path, name)["start_from"] == str(tmp_path / name)
+    with pytest.raises(UsageError, match="only weights"):
+        resolve(tmp_path, "gpt", **{"continue": True})
+    for text, problem in (("{}", "cannot be read"), ('{"weight_map": {"x": "../w.pt"}}', "no file of weights next to")):
+        (gpt / "pytorch_model.bin.index.json").write_text(text)
+        with pytest.raises(UsageError, match=problem):
+            resolve(tmp_path, "gpt")
     problems = {
         "last": "it has no complete checkpoint", "nobody": "There is no run 'nobody'", "other.pt": "no such file",
         "notes.txt": "not a file of weights", "broken.safetensors": "header", "broken.pt": "torch.save has not",

@@ -19,12 +19,14 @@ from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.heartbeat_file import (
     FINISHED,
     HEADER,
+    IN_SESSION,
     READY,
     RUNNING,
     SAVED_AND_STOPPED,
     SLOT,
     TIMES,
     file_size,
+    in_session_offset,
     slot_offset,
     times_offset,
 )
@@ -298,9 +300,11 @@ def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
 
 
 def test_heartbeats_have_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
-    for seen in ranks(beating, 2, str(make_heartbeat_file(tmp_path)), False):
+    path = make_heartbeat_file(tmp_path)
+    for seen in ranks(beating, 2, str(path), False):
         assert [each[:2] for each in seen] == [(READY, 0), (RUNNING, 2), (FINISHED, 3)]
         assert len({pid for _, _, pid in seen}) == 1
+    assert [IN_SESSION.unpack_from(path.read_bytes(), in_session_offset(rank)) for rank in (0, 1)] == [(1,), (1,)]
 
 
 def test_a_stopped_rank_marks_its_heartbeat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:

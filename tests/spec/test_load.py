@@ -31,6 +31,13 @@ WRONG = {
         "[job]\nranks_per_node = 2",
         ["Unknown key 'ranks_per_node' in [job] of FILE.", "Did you mean 'nproc' in [launch]?"],
     ),
+    "a setting of the script": (
+        "[runtime]\nlr = 0.1", ["'lr' in [runtime]", "train.py --lr", "[params]", "run.params.lr", "[space]"],
+    ),
+    "a flag in the wrong table": (
+        "[runtime]\nsave_every_seconds = 5", ["Did you mean 'every_seconds' in [checkpoint]?"],
+    ),
+    "a name that is a flag": ('[job]\nname = "-x"', ["use a name that does not begin with a dash"]),
     "near a key of another table": ("[job]\nhang_timout = 2", ["Did you mean 'hang_timeout' in [resume]?"]),
     "unknown table": ("[jobs]\nnodes = 2", ["Unknown key 'jobs' in FILE.", "Did you mean 'job'?"]),
     "key of another table": ('[job]\nstyle = "fork"', ["Unknown key 'style' in [job] of FILE.", "Move it to [launch]"]),

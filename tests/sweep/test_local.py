@@ -142,7 +142,7 @@ def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch:
             process.kill()
             process.wait()
     assert process.returncode == 130, stderr
-    assert "2 trials under way save and stop, no more start; press Ctrl-C again to end at once" in stderr
+    assert "2 trials will save and stop, and no more will start; press Ctrl-C again to end at once" in stderr
     assert "trial 0: stopped" in stderr
     assert "--resubmit missing digits" in stderr
     sweep = sweep_of(scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import random
 import re
@@ -99,6 +100,20 @@ def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
     assert row["parameter value"] == 'a,"b"\n'
     assert row["parameter seed"] == "[1, 2]"
     assert {name: row[name] for name in row if name.startswith("config")} == {"config model.width": "8"}
+
+
+def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
+    """Those that are alike once, the others as columns; not those that the sweep sets, and none of pending trials."""
+    folder = make_sweep(tmp_path / "settings", grid([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]))
+    for trial in read_sweep(folder).trials[:2]:
+        end(folder, trial.number, value=1.5)
+        config = {"lr": trial.point["lr"], "data": "<books>", "model": {"width": 8 + trial.number}}
+        trial.folder.config.write_text(json.dumps(config))
+    page = render(read_sweep(folder))
+    assert '<h2>Settings of all trials</h2><table class="point"><tr><th>data</th><td>&lt;books&gt;</td></tr>' in page
+    assert re.findall(r"<th tabindex='0'>(.*?)</th>", page)[3:] == ["lr", "model.width", "time"]
+    assert [cells[4] for row in re.findall(r"<tr>(<td data-v=.*?)</tr>", page)
+            if (cells := re.findall(r'data-v="(.*?)"', row))] == ["8", "9", ""]  # fmt: skip
 
 
 def test_the_report_is_one_self_contained_file(

@@ -48,9 +48,7 @@ def test_the_first_failing_rank_is_shown(
     assert f"paceline: {line}\n" in capsys.readouterr().err
     if "where" in failure:
         assert lines[1] == "  at train.py:9 in main: raise ValueError"
-        assert show._attempt(folder.attempt(1)).endswith(
-            "ValueError: no data\n           at train.py:9 in main: raise ValueError"
-        )
+        assert show._attempt(folder.attempt(1)).endswith("ValueError: no data\nat train.py:9 in main: raise ValueError")
     assert line.endswith(_find_error(folder))  # what a sweep shows
 
 

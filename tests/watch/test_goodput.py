@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.watch.goodput import SHARES, compute_goodput, read_events
+from paceline.contract.run_folder import RunFolder
+from paceline.watch.goodput import SHARES, compute_goodput, find_end, read_events
 
 
 def at(time: float, event: str, **fields: Any) -> dict[str, Any]:
@@ -138,3 +140,18 @@ def test_events_are_sorted_and_truncated_lines_skipped(tmp_path: Path) -> None:
     (tmp_path / "rank-0.jsonl").write_text(json.dumps(at(5, "training", step=0)) + '\n{"time": 6, "ev')
     (tmp_path / "agent-0.jsonl").write_text(json.dumps(at(1, "started")) + "\n" + json.dumps(at(9, "done")) + "\n")
     assert [event["event"] for event in read_events(tmp_path)] == ["started", "training", "done"]
+
+
+def test_a_cancelled_run_has_trained_until_its_last_sign_of_life(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for file, time in ((folder.metrics, 90), (folder.slurm_log, 100), (folder.cancelled, 9000)):
+        file.touch()
+        os.utime(file, (time, time))
+    trained = [at(0, "queued"), at(7, "started"), at(8, "ranks"), at(20, "training", step=0)]
+    result = compute_goodput(trained, find_end(folder, trained))
+    assert {name: result.seconds[name] for name in SHARES if result.seconds[name]} == {
+        "queued": 7, "starting": 13, "training": 80,
+    }  # fmt: skip
+    assert find_end(folder, trained[:1]) == 9000, "it never started"
+    ended = [*trained, at(50, "stopped"), at(60, "files", names=[])]
+    assert find_end(folder, ended) is None

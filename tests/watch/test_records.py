@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from paceline.cluster.runs.claims import describe_processes
+from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
@@ -73,7 +75,38 @@ def test_status_is_unknown_if_the_scheduler_does_not_respond(tmp_path: Path) -> 
     again = make_run(tmp_path, "20260101-000002-cccc", job="9", verdict="stopped")
     assert read_record(again, silent).status == "unknown", "it may be in the queue again"
     finished = make_run(tmp_path, "20260101-000001-bbbb", job="8", verdict="done")
-    assert read_record(finished, silent).status == "done"
+    assert (read_record(finished, silent).status, read_record(finished, silent).hint) == ("done", "")
+
+
+def test_an_unknown_status_says_why_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(jobs: Iterable[str]) -> dict[str, JobState]:
+        raise ClusterError("squeue is not installed here.", hint="Run this on a login node.")
+
+    folder = make_run(tmp_path)
+    record = read_record(folder, missing)
+    assert record.detail == "squeue is not installed here"
+    assert record.hint == "Run this on a login node."
+    folder.run_json.write_text('{"slurm_conf": "/etc/my slurm.conf"}')
+    assert read_record(folder, missing).hint.endswith("export SLURM_CONF='/etc/my slurm.conf'")
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", "/etc/my slurm.conf")
+        assert read_record(folder, missing).hint == "Run this on a login node."
+    assert read_record(folder, lambda jobs: {"7": JobState("7", "RUNNING", nodes="n1")}).hint == ""
+
+
+def test_a_run_that_is_cancelled_but_not_over_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "call", lambda argv: None)
+    folder, states = make_run(tmp_path), {"7": JobState("7", "RUNNING", nodes="n1")}
+    slurm.request_stop(folder, "7")
+    record = read_record(folder, lambda jobs: states)
+    assert (record.status, record.detail) == ("running", "cancelled: it saves and stops")
+    write_atomically(folder.cancelled, "1\n")
+    assert read_record(folder, lambda jobs: states).detail == "cancelled: it is ending"
+    here = make_run(tmp_path, "20260101-000001-bbbb", job=None)
+    here.cancelled.touch()
+    assert read_record(here).status == "cancelled"
+    write_atomically(here.job_start("pid-1-a").process, describe_processes([os.getpid()]))
+    assert (read_record(here).status, read_record(here).detail) == ("running", "cancelled: it saves and stops")
 
 
 def test_many_runs_need_one_query(tmp_path: Path) -> None:

@@ -246,6 +246,7 @@ class Attempt:
             got_term=self.stop.has_terminated(heartbeat),
             says_saved=self.stop.says_saved(heartbeat, rank_exit.code),
             unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
+            in_session=self.heartbeats.is_in_session(rank_exit.local_rank),
         ))  # fmt: skip
         if failure is not None and self.termination.started:
             self._fail(failure)

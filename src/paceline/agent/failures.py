@@ -116,6 +116,7 @@ class RankExit:
     got_term: bool = False  # a stop request had sent it a signal that ends it, such as SIGTERM
     says_saved: bool = False  # by its exit code
     unsaved: int | None = None  # the step of the last state, if that could not be saved
+    in_session: bool = False  # it had opened a session of the runtime
 
     @property
     def is_stop(self) -> bool:

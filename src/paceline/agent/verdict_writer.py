@@ -265,11 +265,11 @@ class VerdictWriter:
     def _decide(
         self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int
     ) -> restart_policy.Decision:
-        stepped = any(rank_exit.state >= RUNNING for rank_exit in outcome.exits)
+        in_session = any(rank_exit.in_session or rank_exit.state >= RUNNING for rank_exit in outcome.exits)
         summary = restart_policy.AttemptSummary(
             number=attempt.number, cause=failure.cause, error=failure.error, step=last_step(outcome),
             resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
-            uses_runtime=stepped or fork_safety.uses_runtime(self.launch_spec), job_start=self.job_start_name,
+            uses_runtime=in_session or fork_safety.uses_runtime(self.launch_spec), job_start=self.job_start_name,
         )  # fmt: skip
         self.try_write(lambda: restart_policy.write_summary(attempt, summary))
         earlier = [each for each in restart_policy.read_history(self.run) if each.number != attempt.number]

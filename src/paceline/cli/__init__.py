@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from paceline.cli import console
@@ -45,16 +45,6 @@ Options of Paceline go before the script; everything after it is passed to the s
 Run `paceline COMMAND --help` for the options of a command."""
 
 
-# Options that Slurm users type, and ours that mean the same.
-SBATCH_EQUIVALENTS = {
-    "--mem": "--mem-per-node", "--gres": "--gpus", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
-    "--cpus-per-task": "--cpus-per-gpu", "--job-name": "--name", "--container-image": "--image",
-    "--modules": "--load-module",
-}  # fmt: skip
-TORCHRUN_EQUIVALENTS = {
-    "--nnodes": "--nodes", "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc",
-    "--max_restarts": "--max-restarts", "--log-dir": "--scratch", "--log_dir": "--scratch",
-}  # fmt: skip
 TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--node_rank")
 
 
@@ -136,8 +126,6 @@ def single_command(function: Any) -> Any:
 
 def _usage_error(error: Any, name: str) -> UsageError:
     """Return a usage error of click's in our words."""
-    import difflib
-
     from paceline.spec.option_table import options_of
 
     path = error.ctx.command_path if error.ctx else f"paceline {name}"
@@ -148,11 +136,29 @@ def _usage_error(error: Any, name: str) -> UsageError:
         return UsageError(f"{message}.", hint=hint)
     if name != "submit" and any(option in each.all_flags for _, each in options_of("submit")):
         return UsageError(f"{option} applies to `paceline submit`, not to `paceline {name}`.", hint=hint)
-    possible = error.possibilities or []
     if option.startswith(TORCHRUN_ADDRESSES):
         return UsageError(f"Unknown option {option}.", hint="Omit it: Paceline finds the nodes and a free port itself.")
-    equivalent = (SBATCH_EQUIVALENTS | TORCHRUN_EQUIVALENTS).get(option)
-    close = [equivalent] if equivalent else difflib.get_close_matches(option, possible, n=1)
+    parameters = error.ctx.command.params if error.ctx else ()
+    own = {flag for each in parameters for flag in (*each.opts, *each.secondary_opts)}
+    return _unknown_option(option, name, own, hint)
+
+
+def _unknown_option(option: str, name: str, own: Collection[str], hint: str) -> UsageError:
+    """Return the error for an option that a command does not have; `own` are those that it has."""
+    import difflib
+
+    from paceline.spec.synonyms import find_option, is_of_script
+
+    spelled, meant = option.replace("_", "-"), find_option(option, name)
+    plain = {flag.lstrip("-"): flag for flag in own if flag.startswith("--")}
+    close = [plain[each] for each in difflib.get_close_matches(option.lstrip("-"), plain, n=1)]
+    if spelled in own or (meant is not None and meant.name in own):
+        close = [spelled if spelled in own or meant is None else meant.name]
+    elif "--nproc" in own and (elsewhere := find_option(option, "submit")) is not None:
+        text = f"Unknown option {option}. {elsewhere.name} applies to `paceline submit`, not to `paceline {name}`."
+        return UsageError(text, hint=hint)
+    elif is_of_script(option):
+        close, hint = [], f"Options of your script go after it: paceline {name} train.py {option} ..."
     return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
 
 

@@ -45,11 +45,7 @@ def command(
         return 0
     path = folder.slurm_log if batch else find_log(folder, rank=rank, attempt=attempt)
     if path is None or not path.exists():
-        what = "log of a batch script" if batch else f"log of rank {rank}"
-        raise UsageError(
-            f"There is no {what} in {folder.path}; the run is {read_record(folder).status}.",
-            hint=f"Check --rank and --attempt, or wait for the run with `paceline logs -f {folder.path.name}`.",
-        )
+        raise _no_log(folder, rank=rank, attempt=attempt, batch=batch)
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             output.write(line)
@@ -57,6 +53,31 @@ def command(
     if attempt is None and not batch:
         _say_failure(folder)
     return 0
+
+
+def _no_log(folder: RunFolder, *, rank: int, attempt: int | None, batch: bool) -> UsageError:
+    """Return the error for a log that does not exist: what there is instead."""
+    record, run = read_record(folder), folder.path.name
+    attempts = [each.number for each in folder.attempts()]
+    status = f"the run is {record.status}{f' ({record.detail})' if record.detail else ''}"
+    if batch:
+        hint = "Only runs of Slurm have one." if record.job is None else f"Wait for it with `paceline logs -f {run}`."
+        return UsageError(f"There is no log of a batch script in {folder.path}; {status}.", hint=hint)
+    if attempts and attempt is not None and attempt not in attempts:
+        return UsageError(
+            f"Run {run} has no attempt {attempt}.", hint=f"Its attempts: {', '.join(map(str, attempts))}."
+        )
+    ranks = int(record.details.get("nodes") or 1) * int(record.details.get("nproc") or 1)
+    if rank >= ranks:
+        return UsageError(f"Run {run} has no rank {rank}.", hint=f"It has {ranks} ranks, from 0.")
+    if not record.is_over:
+        hint = f"Wait for it with `paceline logs -f {run}`."
+    elif folder.slurm_log.exists():
+        hint = f"Its ranks did not start. Read the output of the batch script: paceline logs --batch {run}"
+    else:
+        hint = f"Its ranks did not start. See `paceline show {run}`."
+    when = "" if record.is_over else " yet"
+    return UsageError(f"There is no log of rank {rank}{when}; {status}.", hint=hint)
 
 
 def _say_failure(folder: RunFolder) -> None:

@@ -137,7 +137,7 @@ def _launch(plan: LocalPlan) -> int:
     if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
         code, verdict = 1, DONE_UNSAVED
     console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
-    if verdict == STOPPED:
+    if verdict != DONE:
         console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({_describe_resume(folder)})")
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
 

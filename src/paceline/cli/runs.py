@@ -15,7 +15,9 @@ from paceline.cluster.runs import folder as folders
 from paceline.contract.run_folder import RunFolder
 from paceline.spec import Program, load_job
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its start or end, --name, job id, folder, or `last`.")]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run id, its start or end, name or its start, job id, folder, or `last`.")
+]
 
 
 def scratch_here() -> Path:

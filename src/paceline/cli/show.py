@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
 from paceline.watch.config import flatten, read_config
 from paceline.watch.failures import failure_text, read_failure
-from paceline.watch.goodput import SHARES, Goodput, compute_goodput, had_nothing_left, read_events
+from paceline.watch.goodput import SHARES, Goodput, compute_goodput, find_end, had_nothing_left, read_events
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import Record, read_record
 from paceline.watch.throughput import describe_throughput
@@ -56,18 +56,16 @@ def command(
         return show_differences(runs.named(run), names_only=stat)
     record = read_record(runs.named(run))
     out = console.console()
-    for name, text in _facts(record):
-        out.print(f"[dim]{name:<10}[/] ", end="")
-        out.print(console.printable(text), markup=False, soft_wrap=True)
-    for attempt in record.folder.attempts():
-        out.print(f"[dim]attempt {attempt.number:<2}[/] ", end="")
-        out.print(console.printable(_attempt(attempt)), markup=False, soft_wrap=True)
-    for use in (nodes := read_node_usage(record.folder, max_nodes=MAX_NODES)):
-        out.print(f"[dim]node {use.node:<5}[/] ", end="")
-        out.print(console.printable(use.summary()), markup=False, soft_wrap=True)
+    lines = [*_facts(record), *((f"attempt {each.number}", _attempt(each)) for each in record.folder.attempts())]
+    nodes = read_node_usage(record.folder, max_nodes=MAX_NODES)
+    lines += [(f"node {each.node}", each.summary()) for each in nodes]
     if len(nodes) == MAX_NODES < int(record.details.get("nodes") or 1):
-        out.print(f"           and more: {record.folder.system}", markup=False, soft_wrap=True)
-    shares = compute_goodput(read_events(record.folder.events), None if record.is_over else time.time())
+        lines.append(("", f"and more: {record.folder.system}"))
+    for name, text in lines:
+        out.print(f"[dim]{name:<10}[/] ", end="")
+        out.print(console.printable(text).replace("\n", f"\n{'':<11}"), markup=False, soft_wrap=True)
+    events = read_events(record.folder.events)
+    shares = compute_goodput(events, find_end(record.folder, events) if record.is_over else time.time())
     if shares.total > 0:
         out.print(bar(shares))
         parts = [f"{name} {shares.share(name):.0%}" for name in SHARES if shares.seconds[name] > 0]
@@ -81,13 +79,17 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     commit = str(code.get("commit") or "")[:10]
     facts = [
         ("run", record.run_id),
+        ("name", str(details.get("name", ""))),
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
+        ("hint", record.hint),
         ("why", _why(record)),
         ("note", "nothing was left to do" if had_nothing_left(read_events(record.folder.events)) else ""),
         ("job", _jobs(record)),
         ("ranks", _ranks(record)),
         ("stop", _stop(record)),
-        ("command", command_line(str(arg) for arg in details.get("command", []))),
+        ("command", _command(details)),
+        ("script", _script(details)),
+        ("before", "\n".join(_command(each) for each in _earlier(details))),
         ("config", _config(record)),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
         ("folder", str(record.folder.path)),
@@ -99,6 +101,24 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("to go on", _resume(record)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _command(start: dict[str, Any]) -> str:
+    """Return what was typed to start a run, or to go on with it."""
+    found = start.get("command")
+    return command_line(str(arg) for arg in found) if isinstance(found, list) else ""
+
+
+def _script(details: dict[str, Any]) -> str:
+    """Return what a run that goes on runs now: its newest command need not name the script."""
+    if not _earlier(details):
+        return ""
+    module = ("-m",) if details.get("is_module") is True else ()
+    return command_line([*module, str(details.get("program", "")), *map(str, details.get("args", []))])
+
+
+def _earlier(details: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in details.get("earlier", []) if isinstance(each, dict)]
 
 
 def _config(record: Record) -> str:
@@ -181,7 +201,7 @@ def _attempt(attempt: AttemptFolder) -> str:
     if not failure:
         return verdict
     who = f"rank {failure['rank']}" if failure.get("rank") is not None else "launch"
-    where = f"\n           at {failure['where']}" if failure.get("where") else ""
+    where = f"\nat {failure['where']}" if failure.get("where") else ""
     return f"{verdict}: {who} on {failure.get('host', '?')}: {failure_text(failure)}{where}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options, runs
+from paceline.cli.resume_hint import submit_again
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
@@ -162,4 +163,5 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     if record.status not in (STOPPED, DONE_UNSAVED):
         runs.say_failure(folder)
     console.say_note(f"output of the job: {folder.slurm_log}")
+    console.say_note(f"to go on: {submit_again(folder)}")
     return STOPPED_EXIT if record.status == STOPPED else 1

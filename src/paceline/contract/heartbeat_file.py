@@ -37,6 +37,9 @@ FRAMEWORK = struct.Struct("=q")
 # seconds of a step before it exchanges gradients; 0 while unknown.
 TIMES = struct.Struct("=dd")
 
+# 1 once the rank has opened a session: its script uses the runtime, wherever it imports it.
+IN_SESSION = struct.Struct("=q")
+
 
 def slot_offset(local_rank: int) -> int:
     """Return where the slot of a local rank begins."""
@@ -61,6 +64,10 @@ def framework_offset(local_rank: int) -> int:
 
 def times_offset(local_rank: int) -> int:
     return framework_offset(local_rank) + FRAMEWORK.size
+
+
+def in_session_offset(local_rank: int) -> int:
+    return times_offset(local_rank) + TIMES.size
 
 
 def file_size(ranks: int) -> int:

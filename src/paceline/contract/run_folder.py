@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.contract.files.folder_entry import Entry
 
 SUBMITTING = "submitting"  # in the folder of a submission while nobody knows whether Slurm has its job
+SAVES_FIRST = "save"  # in the mark of a cancelled run whose ranks were asked to save a checkpoint
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
 FLIGHT_RECORDER = "nccl-trace-"  # in an attempt's folder, with a rank: the collectives that NCCL last recorded

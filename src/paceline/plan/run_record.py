@@ -1,4 +1,7 @@
-"""`run.json`: the resolved spec, the identity of the code and the command line, for people and for `paceline ps`."""
+"""`run.json`: the resolved spec, the identity of the code and the command line, for people and for `paceline ps`.
+
+A run that goes on has the newest command there, with what it runs now; `earlier` lists its starts before that.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
@@ -18,11 +22,15 @@ def run_record(
     run_path: RunPath,
     shape: Shape,
     command: Sequence[str],
-    created: float,
+    time: float,
     facts: Mapping[str, Any],
     code: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the text of run.json. `facts` has host, user, python and version; `code` identifies the code."""
+    """Return the text of run.json. `facts` has host, user, python and version; `code` identifies the code.
+
+    `before` is the record so far of a run that goes on.
+    """
     spec = job.tables.model_dump(mode="json", exclude_none=True)
     spec["environment"]["variables"] = {name: redact(name, value) for name, value in job.environment.variables.items()}
     if job.environment.setup:
@@ -35,7 +43,8 @@ def run_record(
         "project": run_path.project,
         "experiment": run_path.experiment,
         "name": job.resources.name or "",
-        "created": created,
+        "created": time if before is None else before.get("created", time),
+        "started": time,
         "program": job.program.name,
         "is_module": job.program.is_module,
         "args": redact_args(job.program.args),
@@ -50,4 +59,37 @@ def run_record(
         "code": dict(code),
         "spec": spec,
     }
+    if before is not None:
+        value["earlier"] = _earlier(before)
     return json.dumps(value, indent=1) + "\n"
+
+
+def resumed_record(
+    before: Mapping[str, Any],
+    job: Job,
+    launch_spec: LaunchSpec,
+    *,
+    command: Sequence[str],
+    time: float,
+    new_program: bool,
+) -> str:
+    """Return the text of run.json of a run that goes on here, with the settings that it has and what was typed."""
+    value = {
+        **before, "started": time, "command": redact_args(command), "nodes": launch_spec.nodes,
+        "nproc": launch_spec.nproc, "world_size": launch_spec.nodes * launch_spec.nproc, "style": launch_spec.style,
+        "earlier": _earlier(before),
+    }  # fmt: skip
+    if job.is_typed("job.name"):
+        value["name"] = job.resources.name or ""
+    if new_program:
+        program = job.program
+        value |= {"program": program.name, "is_module": program.is_module, "args": redact_args(program.args)}
+        value["cwd"] = str(job.cwd)
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _earlier(record: Mapping[str, Any]) -> list[Any]:
+    """Return what each start of a run has run so far, oldest first."""
+    known = record.get("earlier")
+    last = {key: record[key] for key in ("started", "command", "program", "args") if key in record}
+    return [*(known if isinstance(known, list) else ()), last]

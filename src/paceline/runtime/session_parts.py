@@ -102,6 +102,7 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     if settings.mesh is not None:
         resolve_sizes(settings.mesh, identity.world_size)  # before anything is open that an error would leave open
     heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
+    heartbeat.mark_session()
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:
         bind_to_device_cpus(device)

@@ -84,6 +84,12 @@ def _one_line(value: str) -> str:
     return value
 
 
+def _run_name(value: str) -> str:
+    if value.startswith("-"):
+        raise ValueError("a name that does not begin with a dash")
+    return value
+
+
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
 # Written to run.json with their units, as these need one when they are read again.
 TimeLimit = Annotated[int, BeforeValidator(parse_time_limit), PlainSerializer(slurm_time, when_used="json")]
@@ -93,6 +99,7 @@ StringOrList = Annotated[tuple[str, ...], BeforeValidator(_string_or_list)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 Line = Annotated[str, AfterValidator(_one_line)]
+RunName = Annotated[Line, AfterValidator(_run_name)]
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
 UserPaths = Annotated[Strings, AfterValidator(lambda paths: tuple(map(_expand_home, paths)))]
 Count = Annotated[int, Field(ge=1)]
@@ -131,7 +138,7 @@ class Resources(Table):
     exclude: Line | None = None
     dependency: Line | None = None
     exclusive: bool = False
-    name: Line | None = None
+    name: RunName | None = None
     comment: Line | None = None
     mail: Line | None = None
     extra: Strings = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.spec.option_table import BIND, FOLDER, NAME_OR_PATH, NUMBER, PROGRAM, SWITCH, VARIABLES, Option
+from paceline.spec.option_table import BIND, FOLDER, NAME_OR_PATH, NUMBER, PROGRAM, SWITCH, TEXT, VARIABLES, Option
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ def _contradiction(first: Flag, second: Flag) -> UsageError:
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
     if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
         return int(value)
+    if option.kind == TEXT and re.fullmatch(r"--[a-z][a-z-]*", value):
+        raise UsageError(
+            f"{option.name} needs a value, but {value} follows it.", hint=f"Type it as {option.name} {option.metavar}."
+        )
     if option.kind == SWITCH and value:
         return option.sets
     return _variables(value, environ) if option.kind == VARIABLES else value

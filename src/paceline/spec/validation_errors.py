@@ -9,7 +9,13 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from paceline.errors import SpecError
+from paceline.spec.synonyms import find_key, is_of_script
 from paceline.spec.tables import Tables
+
+OF_SCRIPT = (
+    "It looks like a setting of your script: pass it after the script (train.py --{key} ...), or set it in [params],"
+    " which the script reads as run.params.{key}. A sweep varies it in [space]."
+)
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -21,26 +27,6 @@ _EXPECTED = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
-
-# Names from other tools, and the table and the key that mean the same here.
-_MEANT = {
-    **dict.fromkeys(("ranks_per_node", "ranks", "nproc_per_node", "procs_per_node", "ntasks", "ntasks_per_node",
-                     "tasks_per_node", "num_processes", "devices"), ("launch", "nproc")),
-    **dict.fromkeys(("nnodes", "num_nodes", "n_nodes"), ("job", "nodes")),
-    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "gres"), ("job", "gpus_per_node")),
-    **dict.fromkeys(("cpus_per_task", "cpus", "cores"), ("job", "cpus_per_gpu")),
-    **dict.fromkeys(("mem", "memory"), ("job", "mem_per_node")),
-    **dict.fromkeys(("walltime", "time_limit", "timelimit", "time_min"), ("job", "time")),
-    **dict.fromkeys(("queue",), ("job", "partition")),
-    **dict.fromkeys(("job_name",), ("job", "name")),
-    **dict.fromkeys(("max_restarts", "restarts", "retries"), ("resume", "max_attempts")),
-    **dict.fromkeys(("save_every", "save_every_steps", "checkpoint_every"), ("checkpoint", "every_steps")),
-    **dict.fromkeys(("save_every_seconds",), ("checkpoint", "every_seconds")),
-    **dict.fromkeys(("env", "environment_variables"), ("environment", "variables")),
-    **dict.fromkeys(("venv", "conda"), ("environment", "path")),
-    **dict.fromkeys(("container", "container_image"), ("environment", "image")),
-    **dict.fromkeys(("launcher",), ("launch", "style")),
-}  # fmt: skip
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -112,8 +98,11 @@ def _suggest(key: str, table: str, known: Sequence[str]) -> tuple[str, str]:
     """Return what to use instead of an unknown key, of its own table or of the one it belongs in, and that table."""
     if right := _tables_with(key):
         return f"Move it to [{right[0]}].", right[0]
-    meant = _MEANT.get(key.lower().replace("-", "_"))
+    found = find_key(key)
+    meant = (found.partition(".")[0], found.partition(".")[2]) if found else None
     close = nearest(key, known)
+    if meant is None and is_of_script(key):
+        return OF_SCRIPT.format(key=key), "params"
     if meant is None and close is None:
         every = {
             name: each for each in Tables.model_fields for name in sorted(getattr(_model(each), "model_fields", ()))

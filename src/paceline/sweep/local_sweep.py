@@ -100,7 +100,7 @@ class LocalSweep(SweepStart):
 
     def _report_stop(self, count: int) -> None:
         again = "; press Ctrl-C again to end at once" if self.pool.interrupted else ""
-        self.reporter.note(f"stop requested: {count_trials(count)} under way save and stop, no more start{again}")
+        self.reporter.note(f"stop requested: {count_trials(count)} will save and stop, and no more will start{again}")
 
     def _report(self, number: int, result: Mapping[str, Any]) -> None:
         parts = [f"trial {number}: {result['state']}"]

@@ -17,12 +17,14 @@ boundary of an attempt, with its first step), `saving` (with `step` and `blocked
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_objects
+from paceline.contract.run_folder import RunFolder
 
 SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
 EVENT_FIELDS: Fields = {
@@ -30,6 +32,8 @@ EVENT_FIELDS: Fields = {
     "names": list,
 }  # fmt: skip
 DESCRIPTIONS = frozenset({"node", "unreachable", "network", "lost"})  # of a node, not of what the run does
+QUEUED = frozenset({"queued", "submitted"})
+PHASES = QUEUED | {"started", "ranks", "training", "saving"}
 ENDS = frozenset({"failed", "stopped", "done"})
 
 
@@ -76,8 +80,30 @@ def had_nothing_left(events: Iterable[dict[str, Any]]) -> bool:
     return last[-1:] == ["nothing_left"]
 
 
+def find_end(folder: RunFolder, events: Sequence[dict[str, Any]]) -> float | None:
+    """Return when a run ended whose end nobody recorded, as far as its files tell: it was cancelled, killed or lost."""
+    phases = [event for event in events if event["event"] in PHASES or event["event"] in ENDS]
+    if not phases or phases[-1]["event"] in ENDS:
+        return None
+    last = float(phases[-1]["time"])
+    if phases[-1]["event"] in QUEUED:
+        return _latest([folder.cancelled], last)
+    logs = [path for attempt in folder.attempts()[-1:] for path in attempt.path.glob("*.log")]
+    return _latest([folder.metrics, folder.slurm_log, *logs], last)
+
+
+def _latest(files: Iterable[Path], time: float) -> float:
+    for path in files:
+        with suppress(OSError):
+            time = max(time, path.stat().st_mtime)
+    return time
+
+
 def compute_goodput(events: Iterable[dict[str, Any]], now: float | None = None) -> Goodput:
-    """Divide a run's wall time into categories. For a run that is still active, pass the current time as `now`."""
+    """Divide a run's wall time into categories, until `now`, if its last event is not its end.
+
+    For a run that is still active, that is the current time; for others, see `find_end`.
+    """
     result = Goodput()
     spans: list[_TrainingSpan] = []
     phase, since = "", 0.0

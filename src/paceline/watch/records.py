@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,9 +24,10 @@ from paceline.contract.files.foreign_records import (
     read_object,
     read_tail,
 )
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
+from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure, failed_saves
 
@@ -35,6 +37,7 @@ QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 RUN_FIELDS: Fields = {
     "run_id": str, "project": str, "experiment": str, "name": str, "created": NUMBER, "program": str, "command": list,
     "nodes": int, "nproc": int, "style": str, "host": str, "code": dict, "spec": dict, "args": list,
+    "earlier": list, "slurm_conf": str,
 }  # fmt: skip
 
 # Statuses of runs that are over.
@@ -66,6 +69,7 @@ class Record:
     state: JobState | None
     attempts: int
     step: int | None
+    no_answer: ClusterError | None = None  # why Slurm could not be asked, if the status is unknown for that reason
 
     @property
     def run_id(self) -> str:
@@ -97,6 +101,16 @@ class Record:
         return f"use `paceline submit --resume {self.run_id}`"
 
     @property
+    def hint(self) -> str:
+        """What to do if Slurm could not be asked; empty if it could."""
+        if self.no_answer is None:
+            return ""
+        conf = self.details.get("slurm_conf", "")
+        if conf and conf != os.environ.get("SLURM_CONF"):
+            return f"The job was submitted with another SLURM_CONF: export SLURM_CONF={quote(conf)}"
+        return self.no_answer.hint
+
+    @property
     def detail(self) -> str:
         """Why the run is waiting, where it runs, why it failed, or why it did not go back into the queue."""
         saves = failed_saves(self.folder)
@@ -104,6 +118,10 @@ class Record:
         return "; ".join(part for part in parts if part)
 
     def _reason(self) -> str:
+        if self.no_answer is not None:
+            return self.no_answer.message.rstrip(".")
+        if self.status == "running" and self.folder.cancelled.exists():
+            return "cancelled: it saves and stops" if self._saves_first() else "cancelled: it is ending"
         if killed := killed_shell(self.folder, self.state):
             return killed
         if self.requeue_problem:
@@ -117,6 +135,12 @@ class Record:
         if self.state.reason.startswith("Dependency"):
             return self._dependency(self.state)
         return self.state.reason if self.state.phase == WAITING else self.state.nodes
+
+    def _saves_first(self) -> bool:
+        """Whether a run that was cancelled was asked to save first, as local runs always are."""
+        with suppress(OSError, ValueError):
+            return self.job is None or SAVES_FIRST in read_bounded(self.folder.cancelled, 100).decode()
+        return False
 
     def _problem(self) -> str:
         if self.status == DONE_UNSAVED:
@@ -146,29 +170,32 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = slurm.states
     listed = list(folders)
     jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
     submitted = [job for job in jobs.values() if job is not None]
-    states: Mapping[str, JobState] | None = {}
+    states: Mapping[str, JobState] = {}
+    problem = None
     if submitted:
         try:
             states = query(submitted)
-        except ClusterError:
-            states = None
-    return [_record(folder, jobs[folder.path], states) for folder in listed]
+        except ClusterError as error:
+            problem = error
+    return [_record(folder, jobs[folder.path], states, problem) for folder in listed]
 
 
 def read_record(folder: RunFolder, query: QueryStates = slurm.states) -> Record:
     return read_records([folder], query)[0]
 
 
-def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState] | None) -> Record:
-    state = states.get(job) if states is not None and job is not None else None
+def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState], problem: ClusterError | None) -> Record:
+    state = states.get(job) if job is not None else None
+    status = _status(folder, job, state, reachable=problem is None)
     return Record(
         folder=folder,
         details=keep_valid(read_json(folder.run_json), RUN_FIELDS),
-        status=_status(folder, job, state, reachable=states is not None),
+        status=status,
         job=job,
         state=state,
         attempts=len(folder.attempts()),
         step=last_step(folder.metrics),
+        no_answer=problem if job is not None and status == "unknown" else None,
     )
 
 
@@ -179,7 +206,7 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
     verdict = newest_verdict(folder)
     if verdict == DONE:
         return DONE_UNSAVED if unsaved_state(folder) else DONE
-    if folder.cancelled.exists():
+    if folder.cancelled.exists() and not (job is None and _runs_here(folder)):
         return "cancelled"
     if state is not None:
         # A job is completed only after a verdict: this one is another's, with an id that Slurm has given away twice.
@@ -193,6 +220,11 @@ def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reach
         return _LOCAL_STATUS[holder.whereabouts() if holder else claims.OVER]
     # Without a verdict, neither the queue nor accounting knows the job any more.
     return verdict or LOST
+
+
+def _runs_here(folder: RunFolder) -> bool:
+    holder = find_holder(folder)
+    return holder is not None and holder.whereabouts() == claims.HERE
 
 
 def newest_verdict(folder: RunFolder) -> str | None:

@@ -82,7 +82,9 @@ def test_a_plain_script_that_does_nothing_hangs(paceline: Callable[..., Any], tm
     done = paceline("run", "--cpu", "--nproc", "2", "--hang-timeout", "1s", "train.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "computed" in done.stdout
-    assert re.search(r"2 ranks used no CPU time, wrote nothing and received nothing for \d+ s", done.stderr)
+    assert re.search(
+        r"2 ranks used no CPU time, wrote nothing and received nothing for \d+ s \(--hang-timeout 1s\)", done.stderr
+    )
 
 
 def test_the_state_of_a_process() -> None:

@@ -10,6 +10,7 @@ import pytest
 from paceline.agent.health import heartbeat
 from paceline.agent.health.heartbeat import Heartbeats, mark_ready, read_step
 from paceline.contract.heartbeat_file import READY
+from paceline.runtime.step_boundary.heartbeat import Heartbeat as RankHeartbeat
 from tests.small_disk import fill, mount_small_disk
 
 
@@ -21,6 +22,12 @@ def test_each_rank_has_a_slot() -> None:
         assert [heartbeats.read(each).state for each in range(3)] == [0, READY, 0]
         assert heartbeats.read(1).pid == os.getpid()
         assert read_step(str(heartbeats.path), 1) == 0
+        rank = RankHeartbeat(str(heartbeats.path), 1)
+        rank.mark_unsaved(7)
+        rank.mark_session()
+        rank.close()
+        assert [heartbeats.is_in_session(each) for each in range(3)] == [False, True, False]
+        assert [heartbeats.read_unsaved(each) for each in range(3)] == [None, 7, None]
     finally:
         heartbeats.remove()
     assert not heartbeats.path.exists()

@@ -153,6 +153,20 @@ def test_no_restart_after_a_stop_request(launch: Launch) -> None:
     assert "no restart: a stop was requested" in started.err()
 
 
+def test_a_script_whose_session_another_module_opens_is_not_told_that_it_cannot_save(launch: Launch) -> None:
+    """Its own text does not import Paceline, and it has not come to its first step."""
+    marks = """
+name = "paceline.runtime.step_boundary.heartbeat"
+it = __import__(name, fromlist=["Heartbeat"])
+it.Heartbeat(os.environ["PACELINE_HEARTBEAT"], int(os.environ["LOCAL_RANK"])).mark_session()
+"""
+    started = launch(SLEEPS.replace("from pathlib", f"{marks}from pathlib"), nproc=1)
+    listening(started, 1)
+    send_term(started)
+    assert started.wait() == 0, started.err()
+    assert "the ranks have not begun to train, so they have nothing to save" in started.err()
+
+
 def test_a_script_that_takes_no_stop_request(launch: Launch) -> None:
     """At the end of its time it runs on; once the run is cancelled, it is ended."""
     started = launch(SLEEPS)

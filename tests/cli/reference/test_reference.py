@@ -78,6 +78,8 @@ def test_every_entry_means_something() -> None:
         (["job"], "gpus_per_node"),
         (["run.wrap"], 'mode="auto"'),
         (["sandbox", "up"], "paceline sandbox up"),
+        (["ranks_per_node"], "nproc\n  Ranks per node"),
+        (["--walltime"], "time\n  Time limit"),
         ([], "sweep.toml"),
     ],
 )
@@ -90,6 +92,9 @@ def test_unknown_names_suggest_others() -> None:
     with pytest.raises(PacelineError, match=r"no entry 'job\.nods'") as caught:
         dispatch(["reference", "job.nods"])
     assert "job.nodes" in caught.value.hint
+    with pytest.raises(PacelineError, match="no entry 'lr'") as caught:
+        dispatch(["reference", "lr"])
+    assert "run.params.lr" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,39 @@ def test_weights_come_from_files(tmp_path: Path) -> None:
         assert found["step"] == 0
 
 
+class Tied(nn.Module):
+    """Its output layer has the weights of its embedding, as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(self.embedding(x)))
+
+
+def test_weights_come_from_a_folder_of_hugging_face(tmp_path: Path) -> None:
+    """In several files, without the second name of a parameter that has two."""
+    folder = tmp_path / "gpt"
+    folder.mkdir()
+    state = {key: value for key, value in Tied().state_dict().items() if key != "head.weight"}
+    names = {key: f"model-0000{1 + key.startswith('inner')}-of-00002.safetensors" for key in state}
+    for name in set(names.values()):
+        write_safetensors(folder / name, {key: state[key] for key in state if names[key] == name})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+    for number, source in enumerate((folder, index)):
+        found = train(tmp_path / f"run-{number}", model=Tied(), start_from=str(source))
+        assert all(torch.equal(found["model"][key], value) for key, value in state.items())
+        assert torch.equal(found["model"]["head.weight"], state["embedding.weight"])
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model-00002-of-00002\.safetensors, which its index names"):
+        train(tmp_path / "broken", model=Tied(), start_from=str(folder))
+    write_safetensors(folder / "model.safetensors", state)
+    assert train(tmp_path / "single", model=Tied(), start_from=str(folder))["step"] == 0
+
+
 class Code:
     """A pickle that would run code."""
 

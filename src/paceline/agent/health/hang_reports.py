@@ -54,9 +54,9 @@ class HangMonitor:
             return None
         detected = time.time()  # before the stacks are dumped: a rank that crashes meanwhile is not the cause
         self.dump_all_stacks(local_ranks)
-        first = hang.stuck[0]
+        first, limit = hang.stuck[0], f"--hang-timeout {self._watchdog.timeout:g}s"
         return Failure(
-            restart_policy.HANG, first.host, first.rank, message=str(hang), step=hang.step, time=detected,
+            restart_policy.HANG, first.host, first.rank, message=f"{hang} ({limit})", step=hang.step, time=detected,
             log=str(self._launch.attempt.stacks(first.rank)),
         )  # fmt: skip
 

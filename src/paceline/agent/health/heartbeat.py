@@ -17,6 +17,7 @@ from paceline.contract.heartbeat_file import (
     COORDINATION,
     FRAMEWORK,
     HEADER,
+    IN_SESSION,
     READY,
     SCRIPT_ENDED,
     SLOT,
@@ -25,6 +26,7 @@ from paceline.contract.heartbeat_file import (
     coordination_offset,
     file_size,
     framework_offset,
+    in_session_offset,
     script_ended_offset,
     slot_offset,
     times_offset,
@@ -99,6 +101,10 @@ class Heartbeats:
         """Return the seconds that a rank has waited for data, and those of a step that are its own."""
         waited, own = TIMES.unpack_from(self._map, times_offset(local_rank))
         return waited, own
+
+    def is_in_session(self, local_rank: int) -> bool:
+        """Whether a rank has opened a session of the runtime."""
+        return bool(IN_SESSION.unpack_from(self._map, in_session_offset(local_rank))[0])
 
     def remove(self) -> None:
         self._map.close()

@@ -16,7 +16,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.stop import sources
 from paceline.contract.stop.presets import PLAIN_SIGNAL, Preset
 
-LOST = "cannot save: progress since the script's own last checkpoint is lost"
+LOST = "without a session it cannot save: progress since the script's own last checkpoint is lost"
 MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job
 TERM_SHARE = 0.5  # of the timeout, for a script with a handler of SIGUSR1, which may only print stacks
 LIMIT_SLACK = 90.0  # seconds; Slurm looks at time limits every 30 s
@@ -162,8 +162,13 @@ class StopRequest:
     def _spawns(self) -> bool:
         return self._launch_spec.style == "spawn"
 
-    @functools.cached_property
+    @property
     def _uses_runtime(self) -> bool:
+        """Whether the script imports the runtime, or a rank has opened a session: another module may import it."""
+        return self._imports_runtime or any(map(self._heartbeats.is_in_session, range(self._heartbeats.ranks)))
+
+    @functools.cached_property
+    def _imports_runtime(self) -> bool:
         return fork_safety.uses_runtime(self._launch_spec)
 
     @property

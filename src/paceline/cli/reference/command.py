@@ -16,6 +16,8 @@ from paceline.cli.reference import api, commands, configuration
 from paceline.cli.reference.entries import Entry, Page, Section, find
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
+from paceline.spec.synonyms import find_key, is_of_script
+from paceline.spec.validation_errors import OF_SCRIPT
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -48,6 +50,10 @@ def command(
         return 0
     wanted = " ".join(name)
     found = list(find(pages, wanted))
+    if not found and (key := find_key(wanted)):
+        table, _, own = key.partition(".")
+        console.say_note(f"{wanted} is `{own}` in [{table}]")
+        found = list(find(pages, key))
     if not found:
         raise _unknown(pages, wanted)
     print("\n\n".join(_text(section, entry) for _, section, entry in found))
@@ -89,6 +95,8 @@ def _plain(text: str) -> str:
 
 def _unknown(pages: Sequence[Page], name: str) -> UsageError:
     known = list({each: None for page in pages for section in page.sections for each in _names(section)})
+    if is_of_script(name):
+        return UsageError(f"The reference has no entry {name!r}.", hint=OF_SCRIPT.format(key=name.lstrip("-")))
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"Did you mean {' or '.join(close)}?" if close else "List everything: paceline reference"
     return UsageError(f"The reference has no entry {name!r}.", hint=hint)

@@ -59,18 +59,27 @@ def _scratch(scratch: Path) -> Finding:
     return Finding("scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)")
 
 
-def interfaces() -> list[str]:
-    """Return the network interfaces that are up, InfiniBand first, without loopback."""
-    found = []
-    for path in sorted(Path("/sys/class/net").glob("*")):
+def interfaces(system: Path = Path("/sys")) -> list[str]:
+    """Return the network interfaces that are up, InfiniBand first, without loopback.
+
+    Those of containers and virtual machines, such as bridges, are left out if there are others.
+    """
+    found: list[str] = []
+    virtual: list[str] = []
+    for path in sorted((system / "class/net").glob("*")):
         try:
             state = (path / "operstate").read_text(encoding="ascii").strip()
         except OSError:
             continue
         if path.name != "lo" and state in ("up", "unknown"):
-            found.append(path.name)
-    fabric = [path.name for path in sorted(Path("/sys/class/infiniband").glob("*"))]
-    return [*(f"{name} (InfiniBand)" for name in fabric), *found]
+            (found if _carries_traffic(path) else virtual).append(path.name)
+    fabric = [path.name for path in sorted((system / "class/infiniband").glob("*"))]
+    return [*(f"{name} (InfiniBand)" for name in fabric), *(found or virtual)]
+
+
+def _carries_traffic(path: Path) -> bool:
+    """Whether an interface is a device, or a bond or VLAN of some."""
+    return (path / "device").exists() or (any(path.glob("lower_*")) and not (path / "bridge").exists())
 
 
 def inspect_slurm() -> list[Finding]:

@@ -13,6 +13,7 @@ from paceline.cluster.runs import folder as folders
 from paceline.contract.checkpoint.marker import find_checkpoints, is_complete, read_marker
 from paceline.contract.checkpoint.names import WEIGHTS_SUFFIXES, is_weights_file
 from paceline.contract.checkpoint.safetensors import read_header
+from paceline.contract.checkpoint.weights_folder import find_weight_files
 from paceline.errors import CheckpointError, UsageError
 from paceline.spec import Job
 
@@ -63,10 +64,14 @@ def _find(job: Job, text: str, scratch: Path) -> Path:
 
 def _problem(path: Path, *, continues: bool) -> str | None:
     """Return why a run cannot start from a path; None if it can."""
-    if path.is_file():
-        if continues:
-            return "a file has only weights, so there is nothing to continue"
-        return _file_problem(path)
+    try:
+        files = find_weight_files(path) or ([path] if path.is_file() else [])
+    except CheckpointError as error:
+        return error.message.rstrip(".")
+    if files and continues:
+        return "a file has only weights, so there is nothing to continue"
+    if files:
+        return next((problem for file in files if (problem := _file_problem(file))), None)
     found = find_checkpoints(path)
     complete = [folder for folder in found if is_complete(folder)]
     if not complete:
@@ -88,7 +93,7 @@ def _checkpoint_problem(folder: Path) -> str | None:
 
 def _file_problem(path: Path) -> str | None:
     if not is_weights_file(path.name):
-        return f"it is not a file of weights ({', '.join(WEIGHTS_SUFFIXES)})"
+        return f"{path.name} is not a file of weights ({', '.join(WEIGHTS_SUFFIXES)})"
     try:
         with open(path, "rb") as file:
             if path.suffix == ".safetensors":
@@ -104,5 +109,5 @@ def _file_problem(path: Path) -> str | None:
 
 def _hint(path: Path) -> str:
     if path.is_file():
-        return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, or a run."
+        return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, a folder of Hugging Face, or a run."
     return "Name a run that has saved one, its folder, or one checkpoint (step-...). --after RUN waits for a run."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.run_path import RunPath
+from paceline.plan.run_record import resumed_record
 from paceline.spec import Job, Program
 
 
@@ -56,27 +58,38 @@ class NewRun:
 class ResumedRun:
     """An existing run to resume here, with what was typed this time."""
 
-    def __init__(self, job: Job, folder: RunFolder, launch_spec: LaunchSpec) -> None:
+    def __init__(self, job: Job, folder: RunFolder, launch_spec: LaunchSpec, *, new_program: bool = False) -> None:
         if job.is_typed("runtime.start_from"):
             job = resolve_start(job, os.environ)
-        self.job, self.folder = job, folder
+        self.job, self.folder, self.new_program = job, folder, new_program
         self.plan = plan_local(
             job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job),
             old=launch_spec, environ=os.environ, file_secrets=read_secrets(job, os.environ),
         )  # fmt: skip
 
     def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Write the new launch spec; return notes for the user. The run's record keeps its first `command`."""
+        """Write the new launch spec and record; return notes for the user."""
         folder = self.folder
         claim_run(folder)
         folder.cancelled.unlink(missing_ok=True)
         try:
             write_atomically(folder.launch_spec, launch_spec_text(self.plan.launch_spec), mode=0o600)
+            self._write_record(command)
         except OSError as error:
             raise folders.path_error("write the run folder", folder.path, error) from None
         missing = ", ".join(self._missing_secrets())
         note = f"secrets are not stored, so pass these --env variables again if you need them: {missing}"
         return (*self.plan.notes, *((note,) if missing else ()))
+
+    def _write_record(self, command: Sequence[str]) -> None:
+        try:
+            before = read_object(self.folder.run_json)
+        except (OSError, ValueError):  # the run goes on without it
+            return
+        text = resumed_record(
+            before, self.job, self.plan.launch_spec, command=command, time=time.time(), new_program=self.new_program
+        )  # fmt: skip
+        write_atomically(self.folder.run_json, text)
 
     def _missing_secrets(self) -> list[str]:
         """Return the secrets that `--env` gave the run when it was started, and that it lacks now."""
@@ -95,10 +108,11 @@ def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Prog
     spec = read_launch_spec(folder)
     require_not_running(folder)
     if program is None:
-        return ResumedRun(load(Program(spec.program, tuple(spec.args), is_module=spec.is_module)), folder, spec)
+        job = load(Program(spec.program, tuple(spec.args), is_module=spec.is_module))
+        return ResumedRun(job, folder, spec)
     script = program.name if program.is_module else str(cwd / program.name)
     spec = replace(
         spec, program=script, args=list(program.args), is_module=program.is_module,
         import_path=[str(cwd)] if program.is_module else [], cwd=str(cwd), source=str(job.folder), work={},
     )  # fmt: skip
-    return ResumedRun(job, folder, spec)
+    return ResumedRun(job, folder, spec, new_program=True)

@@ -60,7 +60,7 @@ def run_path_of(folder: RunFolder) -> RunPath:
 
 
 def find_run(name: str, scratch: Path) -> RunFolder:
-    """Find a run by its folder, its id, one end of its id, its name or its job id.
+    """Find a run by its folder, its id, its name, its job id, one end of its id or the start of its name.
 
     `last` is the newest run, SWEEP-3 a trial of a sweep. Only the folder and the whole id find another user's run,
     which is to be read and nothing else (`find_own_run`). Raises UsageError if there is none, or more than one.
@@ -75,17 +75,18 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     known.sort(key=lambda path: path.name)
     exact = [path for path in known if path.name == name]
     matches = list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
-    # Exact names come before ends of ids: `cancel a` must not cancel the run whose id happens to end with an a.
-    matches = matches or _own(path for path in known if name in _other_names(RunFolder(path)))
-    matches = matches or _own(path for path in known if path.name.endswith(name) or path.name.startswith(name))
+    # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to end with an a.
+    names = {} if matches else {path: _other_names(RunFolder(path)) for path in known}
+    matches = matches or _own(path for path in names if name in names[path])
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
         matches = _own(path.parent for path in trials)
+    matches = matches or _own(path for path in names if _is_part(name, path.name, names[path][0]))
     matches = matches or (exact if is_run_id(name) else [])
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
-        newest = ", ".join(path.name for path in matches[:-6:-1])
+        newest = ", ".join(_with_name(path, names.get(path, ("",))[0]) for path in matches[:-6:-1])
         more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
         raise UsageError(
             f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
@@ -94,8 +95,8 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         raise UsageError(f"You have no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
         f"There is no run {name!r} in {scratch}.",
-        hint="Give a run's id, the start or end of it, its name, its job id, or its folder. Of another user's run, give"
-        " the whole id or the folder. `paceline ps` lists runs.",
+        hint="Give a run's id, the start or end of it, its name or the start of that, its job id, or its folder. Of"
+        " another user's run, give the whole id or the folder. `paceline ps` lists runs.",
     )
 
 
@@ -110,7 +111,7 @@ def _own(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if is_own_folder(path)]
 
 
-def _other_names(folder: RunFolder) -> list[str]:
+def _other_names(folder: RunFolder) -> tuple[str, str]:
     """Return what else a run is known by: the name that `--name` gave it, and the id of its newest job."""
     from paceline.cluster.slurm.commands import read_job_id
 
@@ -118,7 +119,15 @@ def _other_names(folder: RunFolder) -> list[str]:
         name = read_object(folder.run_json).get("name")
     except (OSError, ValueError):
         name = None
-    return [str(each) for each in (name, read_job_id(folder)) if each]
+    return str(name or ""), read_job_id(folder) or ""
+
+
+def _is_part(part: str, run_id: str, name: str) -> bool:
+    return run_id.startswith(part) or run_id.endswith(part) or name.startswith(part)
+
+
+def _with_name(path: Path, name: str) -> str:
+    return f"{path.name} ({name})" if name else path.name
 
 
 def path_error(action: str, path: Path, error: OSError) -> EnvironmentProblem:

@@ -18,7 +18,6 @@ from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.plan.local import launch_spec_text
@@ -61,7 +60,7 @@ def prepare(
     """Write everything a run folder needs before its agents start. Call this inside `folder.create_run_folder`.
 
     With `snapshot_required` the ranks run the snapshot, so code that is too large is an error rather than a note.
-    With `earlier`, the run exists already, and is to go on: its record keeps when and how it was started.
+    With `earlier`, the run exists already, and is to go on: its record keeps what its earlier starts ran.
     """
     folder = run_path.folder
     keeps_code = earlier is not None and earlier.keeps_code
@@ -81,14 +80,13 @@ def prepare(
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
     facts = {**host_details(), "backend": backend, "style": launch_spec.style}
-    code, created = _code(job, snapshot, links), time.time()
-    if earlier is not None:
-        record = earlier.record
-        facts["resumed"] = [*record.get("resumed", ()), {"time": created, "command": redact_args(command)}]
-        created, command = record.get("created", created), record.get("command", command)
-        code = record.get("code", code) if keeps_code else code
+    if backend == "slurm":
+        facts["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
+    code, before = _code(job, snapshot, links), earlier.record if earlier is not None else None
+    if before is not None and keeps_code:
+        code = before.get("code", code)
     text = run_record(
-        job, run_path=run_path, shape=shape, command=command, created=created, facts=facts, code=code
+        job, run_path=run_path, shape=shape, command=command, time=time.time(), facts=facts, code=code, before=before
     )  # fmt: skip
     # Written last: a folder that has a run.json is a run.
     write_atomically(folder.run_json, text)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically
 from paceline.errors import ClusterError, NoAnswer
 
 COMMAND_TIMEOUT = 60.0  # seconds; a busy controller responds slowly
@@ -63,6 +63,12 @@ def call(
         ) from None
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER) from None
+    if done.returncode and "configuration source" in done.stderr:
+        raise ClusterError(
+            "Slurm is installed here, but not configured.",
+            hint="Set SLURM_CONF, run this on a login node of your cluster, or start a local Slurm with"
+            " `paceline sandbox up`.",
+        )
     if check and done.returncode:
         raise ClusterError(f"{argv[0]} failed: {error_text(done)}.", hint=_CHECK_CONTROLLER)
     return done
@@ -176,7 +182,7 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
 
 def request_stop(folder: RunFolder, job: str) -> None:
     """Mark the run as cancelled, so that the batch script does not requeue it, then make its ranks save and stop."""
-    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    write_atomically(folder.cancelled, f"{time.time():.0f} {SAVES_FIRST}\n")
     call(["scancel", "--batch", "--signal=USR1", job])
 
 

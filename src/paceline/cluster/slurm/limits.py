@@ -41,8 +41,8 @@ def _check_forgotten(job: Job, plan: SlurmPlan, partition: Partition, partitions
     """Warn of a job that has no time limit, or no GPUs on a cluster that has some: few people want that."""
     found = []
     if plan.value("time") is None and not plan.submitter.get("SBATCH_TIMELIMIT") and not _is_extra(job, "--time", "-t"):
-        limit = f"at most {show_seconds(partition.max_time)}" if partition.max_time else "which may be none"
-        text = f"The job has no time limit of its own, so that of partition {partition.name} applies: {limit}."
+        text = f"The job has no time limit, so the default of partition {partition.name} applies"
+        text += f" (at most {show_seconds(partition.max_time)})." if partition.max_time else ", if it has one."
         found.append(Finding("time", WARNING, text, "Set one with --time: shorter jobs usually start earlier."))
     with_gpus = [each.name for each in partitions if each.gpu_types]
     wants_none = job.runtime.cpu or job.is_set("job.gpus_per_node") or _is_extra(job, "--gpu", "--gres", "-G")
@@ -143,10 +143,26 @@ def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition])
     """Ask `sbatch --test-only` whether Slurm would accept the job, and when it would start."""
     done = test_only(plan)
     if done.returncode:
-        error = explain_rejection(job, plan, partitions, error_text(done))
+        reason = error_text(done)
+        if re.search(_NO_NODES, reason, re.IGNORECASE) and (gone := _unusable_nodes(job, plan, partitions)):
+            # Slurm refuses to plan such a job, but takes it into the queue, unless EnforcePartLimits forbids that.
+            text = f"The job cannot start yet: too few nodes that fit it are up ({gone}). It waits until they are back."
+            return Finding("slurm", WARNING, text, f"{_WHY_UNUSABLE} Or ask for fewer nodes, or another partition.")
+        error = explain_rejection(job, plan, partitions, reason)
         return Finding("slurm", PROBLEM, error.message, error.hint)
     match = re.search(r"to start at (\S+)", done.stderr)
     return Finding("slurm", GOOD, f"would start at {match[1].replace('T', ' ')}" if match else "accepts the job")
+
+
+_NO_NODES = "node configuration|node not avail"
+_WHY_UNUSABLE = "See why with `sinfo -a -R`."
+
+
+def _unusable_nodes(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> str:
+    """Return how many nodes of the job's partitions are down or drained; empty if all can be used."""
+    names = job.resources.partition or plan.submitter.get("SBATCH_PARTITION")
+    counts = {each.name: each.nodes - each.usable_nodes for each in select_partitions(partitions, names)}
+    return ", ".join(f"{count} of partition {name} down or drained" for name, count in counts.items() if count)
 
 
 Explanation = Callable[[Job, Sequence[Partition]], str]
@@ -195,10 +211,10 @@ _REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
 
 def explain_rejection(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str) -> PacelineError:
     """Return Slurm's message as an error that names the option at fault and the values that exist."""
-    if "configuration source" in reason:
+    if re.search(_NO_NODES, reason, re.IGNORECASE) and (gone := _unusable_nodes(job, plan, partitions)):
         return ClusterError(
-            "Slurm is installed here but not configured.",
-            hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
+            f"Slurm rejected the job: {reason}. Too few nodes that fit it are up: {gone}.",
+            hint=f"Submit it again once they are back, or ask for less. {_WHY_UNUSABLE}",
         )
     for pattern, key, explanation in _REJECTIONS:
         if re.search(pattern, reason, re.IGNORECASE):

@@ -27,7 +27,7 @@ class NodeKind:
 
     @property
     def usable(self) -> bool:
-        return not self.state.startswith(_DEAD)
+        return not self.state.startswith(_DEAD) and not self.state.endswith("*")  # "*": it does not respond
 
     @property
     def gpu_count(self) -> int:
@@ -46,6 +46,10 @@ class Partition:
     @property
     def nodes(self) -> int:
         return sum(kind.count for kind in self.kinds)
+
+    @property
+    def usable_nodes(self) -> int:
+        return sum(kind.count for kind in self.kinds if kind.usable)
 
     @property
     def gpu_types(self) -> dict[str, int]:

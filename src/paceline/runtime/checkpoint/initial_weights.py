@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.contract.checkpoint.safetensors import read_header
+from paceline.contract.checkpoint.weights_folder import find_weight_files
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import restore, state_tree
 from paceline.runtime.checkpoint.newest import RankGroup, find_start
@@ -102,7 +103,9 @@ def load_weights(
             f"run.resume got no model to load {source} into.", hint="Pass it by name: run.resume(model=model, ...)."
         )
     with ExitStack() as stack:
-        if source.is_file():
+        if files := find_weight_files(source):
+            found, place = _read_files(files), source
+        elif source.is_file():
             found, place = _read_file(source), source
         else:
             place = find_start(source, ranks, warn=warn)
@@ -136,6 +139,9 @@ def _load(
     own = weights.keys()
     names = _plain_names(list(current))
     keys = {key: own[plain] for key, plain in names.items() if plain in own}
+    for key, other in _tied(module, names).items():
+        if key not in keys and other in keys:  # files of safetensors have only one of them
+            keys[key] = keys[other]
     rest = [key for plain, key in own.items() if plain not in names.values()]
     state = weights.load({**keys, **{key: key for key in rest}}, current, new_group)
     if COUNTER in current and COUNTER not in weights.entries:
@@ -149,6 +155,15 @@ def _load(
             f"Cannot start from {place}. {error.message}",
             hint="Start from weights of the same model, or take those that fit: --no-strict.",
         ) from error
+
+
+def _tied(module: torch.nn.Module, keys: Collection[str]) -> dict[str, str]:
+    """Map each key of a parameter that has several to another key of it."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name in keys:
+            found.setdefault(id(parameter), []).append(name)
+    return {name: other for names in found.values() for name in names for other in names if other != name}
 
 
 def _choose(name: str, module: torch.nn.Module, found: Mapping[str, Weights], *, alone: bool) -> Weights | None:
@@ -183,6 +198,15 @@ def _read_checkpoint(reader: CheckpointReader) -> dict[str, Weights]:
         name: Weights(trees[name], metadata.get(name, {}), reader)
         for name, kind in reader.marker.objects.items() if kind == "module"
     }  # fmt: skip
+
+
+def _read_files(paths: Sequence[Path]) -> dict[str, Weights]:
+    """Return the weights of one model that several files have together."""
+    entries: dict[str, Any] = {}
+    for path in paths:
+        for weights in _read_file(path).values():
+            entries |= weights.entries
+    return {paths[0].parent.name: Weights(entries, {})}
 
 
 def _read_file(path: Path) -> dict[str, Weights]:

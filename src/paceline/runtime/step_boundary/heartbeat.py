@@ -10,9 +10,11 @@ from pathlib import Path
 from paceline.contract.heartbeat_file import (
     ABSENT,
     HEADER,
+    IN_SESSION,
     SLOT,
     TIMES,
     UNSAVED,
+    in_session_offset,
     slot_offset,
     times_offset,
     unsaved_offset,
@@ -30,6 +32,7 @@ class Heartbeat:
         self._offset = slot_offset(local_rank)
         self._unsaved_offset = unsaved_offset(local_rank)
         self._times_offset = times_offset(local_rank)
+        self._in_session_offset = in_session_offset(local_rank)
         self._map: mmap.mmap | None = None
         if path and Path(path).exists():
             with open(path, "r+b") as file:
@@ -66,6 +69,11 @@ class Heartbeat:
         """Write how long this rank has waited for data so far, and the seconds of a step that are its own."""
         if self._map is not None:
             TIMES.pack_into(self._map, self._times_offset, waited, own)
+
+    def mark_session(self) -> None:
+        """Tell the agent that this rank has opened a session: its script will have step boundaries."""
+        if self._map is not None:
+            IN_SESSION.pack_into(self._map, self._in_session_offset, 1)
 
     def mark_unsaved(self, step: int) -> None:
         """Tell the agent that the last state could not be saved. It takes no space on a disk, which may be full."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from paceline.contract.sweep.folder import FAILED, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.report import plots
 from paceline.sweep.report.axes import to_label
+from paceline.sweep.report.configs import Configs, read_configs
 from paceline.sweep.report.importance import MIN_TRIALS, importances
 from paceline.sweep.report.rows import Row, best_first, has_repeats, rows
 from paceline.sweep.report.template import PAGE, SCRIPT, STYLE
@@ -25,8 +27,10 @@ def render(sweep: Sweep) -> str:
     ordered = best_first(sweep, rows(sweep))
     valued = [row for row in ordered if row.counts]
     pruned = [row for row in ordered if row.is_pruned and row.value is not None]
+    configs = read_configs(sweep, ordered[:MAX_ROWS])
     body = [_head(sweep), _progress(sweep), _best(sweep, valued), *_plots(sweep, valued, pruned)]
-    body += [_table(sweep, ordered), _failures([trial for trial in sweep.trials if trial.state in (FAILED, MISSING)])]
+    body += [_table(sweep, ordered, configs), _settings(configs)]
+    body += [_failures([trial for trial in sweep.trials if trial.state in (FAILED, MISSING)])]
     return PAGE.format(title=escape(f"sweep {sweep.name}"), style=STYLE, body="\n".join(body), script=SCRIPT)
 
 
@@ -57,16 +61,24 @@ def _best(sweep: Sweep, valued: Sequence[Row]) -> str:
     if not valued:
         return "<p>No trial has a value yet.</p>"
     best = valued[0]
-    point = "".join(
-        f"<tr><th>{escape(key)}</th><td>{escape(to_label(best.point[key]))}</td></tr>"
-        for key in sweep.keys
-        if key in best.point
-    )
+    point = {key: best.point[key] for key in sweep.keys if key in best.point}
     return (
         f'<section><h2>Best</h2><p class="value">{escape(plots.value_text(best, 6))}</p>'
         f'<p class="facts">trial {best.number} · {escape(str(best.trials[0].folder.path))}</p>'
-        f'<table class="point">{point}</table></section>'
+        f"{_pairs(point)}</section>"
     )
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    lines = (f"<tr><th>{escape(key)}</th><td>{escape(to_label(value))}</td></tr>" for key, value in values.items())
+    return f'<table class="point">{"".join(lines)}</table>'
+
+
+def _settings(configs: Configs) -> str:
+    """Return what all scripts have passed to `run.config` alike; the rest are columns of the table."""
+    if not configs.common:
+        return ""
+    return f"<section><h2>Settings of all trials</h2>{_pairs(configs.common)}</section>"
 
 
 def _plots(sweep: Sweep, valued: Sequence[Row], pruned: Sequence[Row]) -> list[str]:
@@ -100,11 +112,11 @@ def _section(title: str, plot: str, note: str) -> str:
     return f"<section><h2>{title}</h2>{frame}<p class='facts'>{escape(note)}</p></section>"
 
 
-def _table(sweep: Sweep, ordered: Sequence[Row]) -> str:
+def _table(sweep: Sweep, ordered: Sequence[Row], configs: Configs) -> str:
     keys = sweep.keys
-    names = ["trial", "state", sweep.metric, *keys, "time"]
+    names = ["trial", "state", sweep.metric, *keys, *configs.varying, "time"]
     head = "".join(f"<th tabindex='0'>{escape(name)}</th>" for name in names)
-    lines = [_line(row, keys) for row in ordered[:MAX_ROWS]]
+    lines = [_line(row, keys, configs) for row in ordered[:MAX_ROWS]]
     note = "Click a column header to sort."
     if has_repeats(sweep):
         note += " Values are means ± sample standard deviations over the seeds that have ended."
@@ -116,12 +128,14 @@ def _table(sweep: Sweep, ordered: Sequence[Row]) -> str:
     )
 
 
-def _line(row: Row, keys: Sequence[str]) -> str:
+def _line(row: Row, keys: Sequence[str], configs: Configs) -> str:
+    settings = [configs.value(row, name) for name in configs.varying]
     cells = [
         (str(row.number), row.number),
         (f'<i class="{row.state}"></i>{row.status}{_pruned_at(row)}', row.state),
         (escape(plots.value_text(row)), "" if row.value is None else row.value),
         *((escape(to_label(row.point[key])), row.point[key]) if key in row.point else ("", "") for key in keys),
+        *(("", "") if value is None else (escape(to_label(value)), value) for value in settings),
         ("" if row.seconds is None else show_seconds(row.seconds), "" if row.seconds is None else row.seconds),
     ]
     written = [f'<td data-v="{escape(str(key))}">{text}</td>' for text, key in cells]
