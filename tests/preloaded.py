@@ -11,6 +11,7 @@ for name in (
     "torch.distributed.checkpoint.state_dict", "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
     "paceline.runtime.session", "paceline.runtime.start", "paceline.runtime.checkpoint.manager",
+    "paceline.runtime.probe.start",
     "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
     "tests.forked_ranks", "tests.runtime.models",
 ):  # fmt: skip

@@ -207,7 +207,8 @@ def test_a_run_has_these_public_attributes() -> None:
             "autocast", "backward", "capture", "checkpoints_dir", "config", "data_dir", "device", "dp_rank", "dp_size",
             "end", "epoch", "epochs", "evaluate", "experiment", "folder", "gather", "group", "identity", "is_rank_zero",
             "join", "loader", "local_rank", "log", "logs_dir", "mean", "mesh", "params", "print", "project", "rank",
-            "rank_zero_first", "report", "resume", "save", "scratch_dir", "seed_everything", "settings", "should_stop",
+            "rank_zero_first", "report", "resume", "save", "scale_lr", "scratch_dir", "seed_everything", "settings",
+            "should_stop",
             "source_dir", "step", "steps", "sum", "throughput", "update", "wandb", "world_size", "wrap",
         ]  # fmt: skip
     assert [field.name for field in dataclasses.fields(paceline.Identity)] == [

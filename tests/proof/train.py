@@ -47,7 +47,7 @@ def make_loader(run: Any, data: Any, mistake: str) -> Any:
 
         sampler = DistributedSampler(data, run.world_size, run.rank)
         return DataLoader(data, batch_size=BATCH, sampler=sampler)
-    return run.loader(data, batch_size=BATCH, drop_last=mistake != "tail", accumulate=2 if mistake == "micro" else 1)
+    return run.loader(data, batch_size=BATCH, drop_last=mistake != "tail", accumulate=2 if mistake == "tail" else 1)
 
 
 def main(mistake: str, dtype: torch.dtype) -> None:

@@ -71,6 +71,13 @@ GlobalBatch = Annotated[
     int | None,
     _option("--global-batch", metavar="N", help="Global batch size, for {batch_per_rank} among the arguments."),
 ]
+ScaleLr = Annotated[
+    str | None,
+    _option(
+        "--scale-lr", metavar="linear|sqrt",
+        help="Also train with batches and learning rates that grow with the ranks, and show the curves.",
+    ),
+]  # fmt: skip
 Output = Annotated[
     Path | None, _option("-o", "--output", metavar="DIR", help="New folder for the report.", panel=OUTPUT)
 ]
@@ -92,6 +99,7 @@ def command(
     metrics: Metrics = None,
     batch_arg: BatchArg = None,
     global_batch: GlobalBatch = None,
+    scale_lr: ScaleLr = None,
     output: Output = None,
 ) -> int:
     """Train a few steps on 1, 2 and 4 ranks, in several launch styles and with an interruption, and compare.
@@ -103,6 +111,7 @@ def command(
       paceline prove train.py                          a script that uses paceline.session
       paceline prove --ranks 1,2 --steps 100 train.py --lr 0.1
       paceline prove --without dropout train.py        prove the rest of a model with dropout
+      paceline prove --scale-lr linear train.py        also show batches that grow with the ranks
       paceline prove --batch-arg --bs ddp.py --bs 64   a plain DDP script: --bs 64, --bs 32, --bs 16
       paceline prove --global-batch 64 ddp.py -b {batch_per_rank}      the same, by a placeholder
     """
@@ -118,9 +127,10 @@ def command(
     from paceline.proof.proof import Request
 
     cases = _cases(load(program), ranks, styles, steps=steps, interrupt=interrupt)
-    request = Request(cases, metric, metrics is not None, tolerance, _changes(without))
+    scaled = _scaled(cases, scale_lr, steps=steps)
+    request = Request(cases, metric, metrics is not None, tolerance, _changes(without), scaled)
     script = Script(program, batch_arg, global_batch, metrics)
-    for case in request.cases:  # find a batch that the ranks cannot share before anything runs
+    for case in (*request.cases, *request.scaled):  # find a batch that the ranks cannot share before anything runs
         script.arguments(case, Path())
     return _prove(request, script, load, output)
 
@@ -153,6 +163,14 @@ def _cases(job: Job, ranks: str | None, styles: str, *, steps: int, interrupt: b
     counts = _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
     names = [each.strip() for each in styles.split(",") if each.strip()]
     return tuple(plan_cases(counts, names, steps=steps, interrupt=interrupt))
+
+
+def _scaled(cases: Any, rule: str | None, *, steps: int) -> Any:
+    from paceline.proof.cases import plan_scaled
+
+    if rule not in (None, "linear", "sqrt"):
+        raise UsageError(f'Invalid --scale-lr "{rule}": use linear or sqrt.')
+    return tuple(plan_scaled([case.ranks for case in cases], steps=steps, rule=rule)) if rule else ()
 
 
 def _numbers(text: str) -> list[int]:

@@ -59,6 +59,8 @@ def print_proof(proof: Proof) -> None:
     """Print the table of comparisons, what could not be run, and what broke it."""
     from rich.table import Table
 
+    from paceline.proof.proof import last_loss
+
     out = console.console()
     table = Table(box=None, pad_edge=False)
     for name in ("run", "compared with"):
@@ -74,6 +76,8 @@ def print_proof(proof: Proof) -> None:
     out.print(f"[dim]Largest differences over {_steps(proof)} steps; losses: {console.cell(proof.source)}.[/]")
     if proof.holds:
         out.print("[good]✓ The training is the same on all of them.[/]")
+    for records in proof.scaled:
+        out.print(f"  {console.cell(records.case.name)}: last loss {last_loss(proof, records):.4g}", soft_wrap=True)
     for cause in proof.causes:
         out.print(f"[bad]✗ What broke it: {console.cell(cause.name)}.[/]", soft_wrap=True)
         out.print(f"  {console.cell(cause.evidence)}", soft_wrap=True)

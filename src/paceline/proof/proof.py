@@ -80,7 +80,7 @@ class Prover:
                 continue
             proof.cases.append(records)
             proof.comparisons.append(compare(records, against, proof.source, limit=limit))
-        for case in self.request.scaled:
+        for case in map(self._changed, self.request.scaled):
             proof.scaled.append(self._run(case, []))
         if not proof.holds:
             self._diagnose()
@@ -124,6 +124,13 @@ class Prover:
         diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun)
         diagnosis.is_reproducible = any(each.limit == 0 and each.agrees for each in proof.comparisons)
         proof.causes = diagnosis.causes()
+
+
+def last_loss(proof: Proof, records: CaseRecords) -> float:
+    """Return the mean loss over the last fifth of a run's samples."""
+    losses = [loss for _, loss in sorted(proof.curve(records).items())]
+    last = losses[-max(1, len(losses) // 5) :]
+    return math.fsum(last) / len(last) if last else math.nan
 
 
 def no_loss(records: CaseRecords, name: str) -> RunError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.proof.comparison import Comparison, relative
 from paceline.proof.curves import Curve, draw_differences, draw_losses, stand_alone
-from paceline.proof.proof import Proof
+from paceline.proof.proof import Proof, last_loss
 from paceline.proof.records import CaseRecords
 from paceline.sweep.report.template import PAGE, STYLE
 
@@ -40,7 +40,8 @@ def to_table(proof: Proof) -> dict[str, object]:
         "comparisons": [{**asdict(each), "agrees": each.agrees} for each in proof.comparisons],
         "causes": [asdict(each) for each in proof.causes],
         "skipped": proof.skipped,
-        "losses": {each.case.name: proof.curve(each) for each in (*proof.cases, *proof.scaled)},
+        "losses": {each.case.name: proof.curve(each) for each in proof.cases},
+        "scaled": {each.case.name: by_samples(each, proof) for each in proof.scaled},
     }
 
 
@@ -123,8 +124,12 @@ def _scaled(proof: Proof) -> str:
     if not proof.scaled:
         return ""
     curves = [Curve(each.case.name, by_samples(each, proof)) for each in proof.scaled]
-    note = "Larger global batches, and the learning rate scaled with them: a good scaling keeps the curves together."
-    return _section("Scaled batches", draw_losses(curves, across="samples seen"), note)
+    ends = "; ".join(f"{each.case.name}: {last_loss(proof, each):.4g}" for each in proof.scaled)
+    note = (
+        "The global batch grows with the ranks, and the learning rate with it, after a warm-up. A scaling that works "
+        f"keeps the curves together. Mean loss over the last fifth: {ends}."
+    )
+    return _section("Scaled batches and learning rates", draw_losses(curves, across="samples seen"), note)
 
 
 def by_samples(records: CaseRecords, proof: Proof) -> dict[int, float]:

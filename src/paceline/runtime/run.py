@@ -22,6 +22,7 @@ from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 from paceline.runtime.loop import Loop
+from paceline.runtime.lr_scale import LrScale, scale_factor
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.plain_loader import PlainLoader
@@ -116,6 +117,7 @@ class Run:
         self._config: dict[str, Any] = {}
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
+        self._batch_factor = 1  # set by `paceline prove --scale-lr`
 
     # -- models and data -------------------------------------------------------------------------------
 
@@ -206,6 +208,8 @@ class Run:
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
+        if batch_size is not None:
+            batch_size *= self._batch_factor
         loader = make_loader(
             dataset, batch_size=batch_size, identity=self._mesh.data, group=self._group.data.control, **options
         )
@@ -213,6 +217,43 @@ class Run:
             self._loop.adopt(loader)
         self._loaders.append(loader)
         return loader
+
+    def scale_lr(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        batch: Any = None,
+        reference: int | None = None,
+        rule: str = "linear",
+        warmup: int = 0,
+    ) -> LrScale:
+        """Multiply the learning rates of an optimizer, as a larger global batch needs it.
+
+        `reference` is the batch size that the rates were chosen for, and `batch` the global one of this run, or a
+        loader that has it. Without both, the factor is the number of data-parallel ranks, for scripts with a fixed
+        batch size per rank. `rule` is "linear", or "sqrt" for the square root of the factor.
+
+        With `warmup`, the first step uses the rates as they are, and the factor grows linearly until it is reached
+        after so many steps. A factor below 1 needs no warm-up, and has none.
+
+        The factor applies only while the optimizer steps: `param_groups`, schedulers and checkpoints keep the rates
+        without it. So it works with every scheduler, and a resumed run goes on in the middle of the warm-up, on any
+        number of ranks. Returns an object with `factor`, `now` (the factor in this step) and `rates`, for `run.log`.
+
+        Raises UsageError if one of `batch` and `reference` is missing, or if the optimizer is already scaled.
+        """
+        if (batch is None) != (reference is None):
+            raise UsageError(
+                "run.scale_lr needs both batch and reference, or neither.",
+                hint="run.scale_lr(opt, batch=loader, reference=256)",
+            )
+        size = getattr(batch, "batch_size", None) if not isinstance(batch, int) else batch * self._batch_factor
+        if batch is not None and not isinstance(size, int):
+            raise UsageError(
+                f"A {type(batch).__name__} has no global batch size.", hint="Pass the number of samples per step."
+            )
+        factor = scale_factor(self.dp_size if size is None else size, 1 if reference is None else reference, rule)
+        return LrScale(optimizer, factor, warmup=warmup, step=lambda: self._loop.step)
 
     def resume(
         self,

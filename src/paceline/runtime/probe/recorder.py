@@ -22,6 +22,7 @@ from torch import nn
 
 from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT, END, START, STEP, ProbeSpec, record_path
 from paceline.contract.jsonl import LineWriter
+from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
 from paceline.runtime.probe.final_weights import compare, full_tensors, write
 from paceline.runtime.probe.fingerprints import gradient_sample, row_digests, weights_digest
 
@@ -44,6 +45,7 @@ class Probe:
         self._steps_here = 0  # steps of this process
         self._is_fresh = True  # no module has been called since the last backward
         self._is_ended = False
+        self._rates: list[float] = []  # learning rates of this step
         self._autocast = ""
         self._seen: set[str] = set()  # what the script does that may depend on the rank
         self._clear()
@@ -56,6 +58,7 @@ class Probe:
     def attach(self, run: Any) -> None:
         """Count steps as a session does."""
         self.loop = run._loop
+        run._batch_factor = self.spec.batch_factor
 
     def end_at_exit(self) -> None:
         """End the records of a script that has trained fewer steps. Shards can no longer be gathered then."""
@@ -123,6 +126,8 @@ class Probe:
             return
         if not any(each is optimizer for each in self._optimizers):
             self._optimizers.append(optimizer)
+            if self.spec.lr_factor != 1.0 and get_lr_scale(optimizer) is None:  # the script does not scale by itself
+                LrScale(optimizer, self.spec.lr_factor, warmup=self.spec.lr_warmup, step=lambda: self._counted)
         if optimizer is not self._optimizers[0]:
             return
         if self.loop is None and self._counted >= self.spec.steps:
@@ -130,6 +135,7 @@ class Probe:
             raise SystemExit(0)
         if not self._steps_here:
             self._write_start(optimizer)
+        self._rates = [effective_rate(optimizer, float(group["lr"])) for group in optimizer.param_groups]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_here:
@@ -179,7 +185,7 @@ class Probe:
             losses=self._losses,
             norm=norm if self._norm is None else self._norm,
             gradient=gradient_sample(gradients) if self._steps_here == 1 else None,
-            rates=[float(group["lr"]) for group in optimizer.param_groups],
+            rates=self._rates,
             uses=sorted(self._seen),
         )
         self._clear()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from paceline.runtime.lr_scale import effective_rate
+
 Swapped = list[tuple[dict[str, Any], dict[str, Any]]]  # groups of parameters, and the values to give back
 
 
@@ -131,9 +133,11 @@ class _GraphOptimizer:
             self._invalidate()
             return
         for index, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
-            if rate is not None and group["lr"] != self._values[index]:
-                self._values[index] = value = float(group["lr"])
-                rate.fill_(value)
+            if rate is not None:
+                wanted = effective_rate(self.optimizer, float(group["lr"]))
+                if wanted != self._values[index]:
+                    self._values[index] = wanted
+                    rate.fill_(wanted)
             for name, value in self._others[index].items():
                 if group[name] is not value and group[name] != value:
                     self._others[index] = _other_settings(group)
