@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.runtime.metrics import throughput
 from paceline.runtime.metrics.progress_bar import describe_rates
-from paceline.runtime.metrics.throughput import NO_AMOUNTS, Amounts, Rates, ThroughputCounter, peak_flops
+from paceline.runtime.metrics.throughput import Amounts, Rates, ThroughputCounter, peak_flops
 from paceline.watch.throughput import describe_throughput
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net
@@ -58,30 +58,33 @@ def test_only_the_time_of_loops_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock[0])
     counter = ThroughputCounter()
-    counter.add(1, 2, 3)
-    assert counter.take() is NO_AMOUNTS, "no loop has begun"
     counter.begin_loop()
     clock[0] += 2
     counter.waited += 0.5
-    counter.add(1, 2, 3)
-    assert counter.take() == Amounts(2.0, 0.5, 2, 4, 6)
+    counter.steps, counter.samples = 4, 32
+    counter.add(0, 2, 3)
+    assert counter.take().amounts() == Amounts(2.0, 0.5, 4, 32, 2, 3)
     clock[0] += 1
     counter.end_loop()
     clock[0] += 60  # an evaluation
-    assert counter.take() is NO_AMOUNTS
     counter.begin_loop()
     clock[0] += 4
-    assert counter.take() == Amounts(4.0, 0, 0, 0, 0)
+    counter.add(5, 0, 0)
+    assert counter.take().amounts() == Amounts(5.0, 0, 0, 5, 0, 0)
+    counter.end_loop()
+    clock[0] += 60
+    assert counter.take().amounts() == Amounts(0, 0, 0, 0, 0, 0)
 
 
 def test_rates_and_mfu() -> None:
-    rates = Rates(world_size=4, find_peak=lambda: 100e12)
-    # Two seconds on each of four ranks.
-    found = rates.of(Amounts(8.0, 2.0, 64, 4000, 400e12))
+    rates = Rates(find_peak=lambda: 100e12)
+    # Two seconds and five steps on each of four ranks.
+    found = rates.of(Amounts(8.0, 2.0, 20, 64, 4000, 400e12), 4)
     assert found == {
-        "data_wait": 0.25, "samples_per_second": 32, "tokens_per_second": 2000, "tflops_per_second": 200, "mfu": 0.5,
+        "seconds": 0.4, "data_wait": 0.25, "samples_per_second": 32, "tokens_per_second": 2000,
+        "tflops_per_second": 200, "mfu": 0.5,
     }  # fmt: skip
-    assert rates.of(NO_AMOUNTS) == {}
+    assert rates.of(Amounts(0, 0, 0, 0, 0, 0), 4) == {}
     assert describe_rates(found) == ["32 samples/s", "2k tokens/s", "50.0% MFU", "25% waiting for data"]
 
 

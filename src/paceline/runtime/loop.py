@@ -266,12 +266,14 @@ class Loop:
             self.micro = micro
             last = micro.last
             if weighted:
+                throughput.samples += micro.count
                 begin(micro.mean_scale, micro.global_count, micro.count, first=micro.index == 0, last=last)
             elif not uniform:
                 begin(micro.mean_scale, first=micro.index == 0, last=last)
             yield micro.data
             self.micro = None
             if last:
+                throughput.steps += 1
                 if gradients.ends_steps:
                     gradients.end_step()
                 self.step = step = self.step + 1

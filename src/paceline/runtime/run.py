@@ -452,7 +452,9 @@ class Run:
             self._note_lack_of_saves()
             self._draw_own_numbers()
             boundary.events.write("training", step=loop.step)
+            self._metrics.throughput.begin_loop()
         if counts and not boundary.stopping:
+            self._metrics.throughput.steps += 1
             self._gradients.end_step()
             loop.step += 1
             boundary.enter_epoch(loop.epoch)
@@ -518,20 +520,18 @@ class Run:
         if micro is None:
             if self._metrics.watched in values and not loop.counted:
                 self._boundary.checkpoint_schedule.note_early(loop.step)
-            self._metrics.log(loop.step, loop.epoch, 0, 1.0, values)
+            self._metrics.log(loop.step, loop.epoch, 1.0, values)
         else:
-            samples = micro.global_count if loop.weighted else 0
-            self._metrics.log(loop.step + 1, loop.epoch, samples, micro.count, values)
+            self._metrics.log(loop.step + 1, loop.epoch, micro.count, values)
 
     def _log_copies(self, values: dict[str, torch.Tensor]) -> None:
         """Log what a replay of a captured step has computed."""
         loop = self._loop
         micro = loop.micro
         if micro is None:
-            self._metrics.log_copies(loop.step, loop.epoch, 0, 1.0, values)
+            self._metrics.log_copies(loop.step, loop.epoch, 1.0, values)
         else:
-            samples = micro.global_count if loop.weighted else 0
-            self._metrics.log_copies(loop.step + 1, loop.epoch, samples, micro.count, values)
+            self._metrics.log_copies(loop.step + 1, loop.epoch, micro.count, values)
 
     def throughput(self, *, samples: float = 0, tokens: float = 0, flops: float = 0) -> None:
         """Count what this rank processes in this micro-step, for tokens/s and MFU. Call it inside the loop.

@@ -49,12 +49,13 @@ class Metrics:
         self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[LineSink] = (), rates: Rates | None = None
     ) -> None:
         self.latest: dict[str, float] = {}
-        self.throughput = ThroughputCounter()
+        self.throughput = ThroughputCounter(rates.device if rates else None)
         self.watched: str | None = None  # a metric, each of whose values goes to `on_watched` with its step
         self.on_watched: Callable[[int, float], None] = lambda step, value: None
-        self._format = LineFormatter(rates or Rates())
+        rates = rates or Rates()
+        self._format = LineFormatter(rates)
         self._own = own
-        self._own_format = LineFormatter(Rates(find_peak=rates.find_peak) if rates else Rates())
+        self._own_format = LineFormatter(rates)
         self._lines = lines
         self._group = group
         self._rank = rank
@@ -70,7 +71,7 @@ class Metrics:
         """Remember that an evaluation after this step gave this rank an empty batch: a mean over it is NaN."""
         self._empty_steps |= {step, step + 1}  # whether it is logged after the step, or inside the next one
 
-    def log(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
+    def log(self, step: int, epoch: int, weight: float, values: dict[str, Any]) -> None:
         if not RESERVED.isdisjoint(values):
             raise _reserved_name(values)
         for name, given in values.items():
@@ -84,7 +85,7 @@ class Metrics:
                 self._has_text |= type(value) is str
             elif kind is int and not -LARGEST <= value <= LARGEST:
                 raise _too_large(name)
-        self._entries.append((step, epoch, samples, weight, time.time(), values, self.throughput.take()))
+        self._entries.append((step, epoch, weight, time.time(), values))
 
     @property
     def latest_rates(self) -> dict[str, float]:
@@ -99,18 +100,19 @@ class Metrics:
     def take_since(self, mark: int) -> list[dict[str, Any]]:
         """Take back what was logged since `mark`."""
         taken, self._entries = self._entries[mark:], self._entries[:mark]
-        return [entry[5] for entry in taken]
+        return [entry[4] for entry in taken]
 
-    def log_copies(self, step: int, epoch: int, samples: int, weight: float, values: dict[str, Any]) -> None:
+    def log_copies(self, step: int, epoch: int, weight: float, values: dict[str, Any]) -> None:
         """Log tensors that nothing else changes, under names that `log` has checked."""
-        self._entries.append((step, epoch, samples, weight, time.time(), values, self.throughput.take()))
+        self._entries.append((step, epoch, weight, time.time(), values))
 
     # -- stages, one per consensus ---------------------------------------------------------------
 
     def offer(self) -> tuple[float, float]:
         """Close the current batch, and return its schemas for the consensus that is launched now."""
         assert self._offered is None
-        self._offered = Batch(self._entries, alone=self._group is None, has_text=self._has_text)
+        processed = self.throughput.take() if self._entries else None
+        self._offered = Batch(self._entries, alone=self._group is None, has_text=self._has_text, processed=processed)
         self._entries, self._has_text = [], False
         return float(self._offered.schema), float(self._offered.text_schema)
 
@@ -154,7 +156,7 @@ class Metrics:
             return
         try:
             if reducing is not None:
-                reducing.work = None
+                reducing.work, reducing.ranks = None, 1
                 self._write(reducing)
             for batch in (offered, Batch(entries, alone=True)):
                 if batch is not None and batch.entries and batch.arrives(within=DEVICE_TIMEOUT):
@@ -172,7 +174,7 @@ class Metrics:
             if self.watched in values:
                 self.on_watched(step, values[self.watched])
         if self._rank == 0 and means:
-            self._lines.append(self._format.lines(batch.rows, means))
+            self._lines.append(self._format.lines(batch, means))
             if batch.ranks_without_samples and not self._explained_nan:
                 self._explain_nan(batch)
 
@@ -188,7 +190,7 @@ class Metrics:
 
     def _write_own(self, batch: Batch) -> None:
         if self._own:
-            text = self._own_format.lines(batch.rows, batch.means())
+            text = self._own_format.lines(batch, batch.means())
             for sink in self._own:
                 sink.append(text)
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.runtime.metrics.throughput import NO_AMOUNTS, Amounts
+from paceline.runtime.metrics.throughput import Amounts, Work
 
-# One call of `log`: step, epoch, samples of the step, weight of these values, time, the values, the work since then.
-Entry = tuple[int, int, int, float, float, dict[str, Any], Amounts]
+# One call of `log`: step, epoch, weight of these values, time, the values.
+Entry = tuple[int, int, float, float, dict[str, Any]]
 LEARNING_RATE = re.compile(r"(.*/)?(lr|learning_rate)([_-]?\d+|/.*)?", re.IGNORECASE)
 
 
@@ -54,12 +54,11 @@ class PendingScalars:
 class Row:
     """What one step logged: sums of value x weight, sums of weights, and text."""
 
-    __slots__ = ("amounts", "epoch", "samples", "sums", "texts", "time", "weights")
+    __slots__ = ("epoch", "sums", "texts", "time", "weights")
 
-    def __init__(self, epoch: int, samples: int) -> None:
-        self.epoch, self.samples = epoch, samples
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
         self.time = 0.0
-        self.amounts = NO_AMOUNTS
         self.sums: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.texts: dict[str, str] | None = None
@@ -77,9 +76,14 @@ class Row:
 class Batch:
     """Rows that are reduced together."""
 
-    def __init__(self, entries: list[Entry], *, alone: bool, has_text: bool = False) -> None:
+    def __init__(
+        self, entries: list[Entry], *, alone: bool, has_text: bool = False, processed: Work | None = None
+    ) -> None:
         self.entries = entries
-        tensors = [value for entry in entries for value in entry[5].values() if isinstance(value, torch.Tensor)]
+        self.amounts: Amounts | None = None  # what `ranks` ranks have processed; known once it is folded
+        self.ranks = 1
+        self._processed = processed
+        tensors = [value for entry in entries for value in entry[4].values() if isinstance(value, torch.Tensor)]
         self._pending = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, Row] = {}
         self._reduced = torch.empty(0)
@@ -89,9 +93,9 @@ class Batch:
         # names that have text.
         self.schema = self.text_schema = 0
         if not alone:
-            names = [f"{entry[0]} {' '.join(entry[5])}" for entry in entries]
+            names = [f"{entry[0]} {' '.join(entry[4])}" for entry in entries]
             if has_text:
-                texts = [" ".join(name for name in entry[5] if type(entry[5][name]) is str) for entry in entries]
+                texts = [" ".join(name for name in entry[4] if type(entry[4][name]) is str) for entry in entries]
                 names += texts
                 self.text_schema = zlib.crc32(" ".join(sorted({*" ".join(texts).split()})).encode())
             self.schema = zlib.crc32("\n".join(names).encode()) * 65536 + len(entries) % 65536
@@ -100,7 +104,7 @@ class Batch:
         """Return what was logged under each name: "text", "a number", or both."""
         found: dict[str, set[str]] = {}
         for entry in self.entries:
-            for name, value in entry[5].items():
+            for name, value in entry[4].items():
                 found.setdefault(name, set()).add("text" if type(value) is str else "a number")
         return found
 
@@ -111,12 +115,11 @@ class Batch:
         """Turn entries into rows, once the numbers have arrived from the device."""
         arrived = iter(self._pending.values() if self._pending else ())
         rows = self.rows
-        for step, epoch, samples, weight, when, values, amounts in self.entries:
+        for step, epoch, weight, when, values in self.entries:
             row = rows.get(step)
             if row is None:
-                row = rows[step] = Row(epoch, samples)
+                row = rows[step] = Row(epoch)
             row.time = when
-            row.amounts = amounts if row.amounts is NO_AMOUNTS else row.amounts.plus(amounts)
             sums, weights = row.sums, row.weights
             for name, value in values.items():
                 kind = type(value)
@@ -135,15 +138,17 @@ class Batch:
                 else:
                     sums[name], weights[name] = share, weight
         self.entries = []
+        if self._processed is not None:
+            self.amounts = self._processed.amounts()
 
     def reduce(self, group: Any) -> None:
-        flat = [
-            number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values(), *row.amounts)
-        ]
+        flat = [number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())]
         if flat:
             flat.append(self.ranks_without_samples)
+            flat.extend(self.amounts or ())
             self._reduced = torch.tensor(flat, dtype=torch.float64)
             self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
+            self.ranks = dist.get_world_size(group)
 
     def store_reduced(self) -> None:
         """Put the reduced numbers into their rows."""
@@ -154,8 +159,9 @@ class Batch:
         for row in self.rows.values():
             row.sums = {name: next(numbers) for name in row.sums}
             row.weights = {name: next(numbers) for name in row.weights}
-            row.amounts = Amounts(*(next(numbers) for _ in row.amounts))
         self.ranks_without_samples = int(next(numbers))
+        if self.amounts is not None:
+            self.amounts = Amounts(*numbers)
 
     def find_nan(self, steps: Container[int] | None = None) -> tuple[int, str] | None:
         """Return the first step and name with NaN, of these steps if given."""

@@ -1,7 +1,7 @@
 """How fast a run trains: samples and tokens per second, time spent waiting for data, and model FLOPs utilization.
 
-Each rank counts what it has processed since its last logged line; the counts are added up with the logged numbers, so
-nothing waits for the device. Evaluations between two loops don't count as training.
+Each rank counts what it processes. The counts are added up with the logged numbers, a few times a second, so nothing
+waits for the device. Evaluations between two loops don't count as training.
 
 MFU is the share of the devices' peak that the model itself needs: FLOPs of the forward and the backward pass, without
 those of recomputed activations, over time x ranks x peak of dense matrix products in the run's precision.
@@ -13,7 +13,7 @@ import functools
 import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,50 +41,77 @@ PEAKS: dict[str, dict[str, float]] = {
 
 
 class Amounts(NamedTuple):
-    """What was processed in a while: by one rank, or in sum by all of them. The seconds, too, are summed."""
+    """What was processed in a while: by one rank, or in sum by all of them. Seconds and steps, too, are summed."""
 
     seconds: float
     waited: float  # seconds of them in which the loop waited for data
+    steps: float
     samples: float
     tokens: float
     flops: float
 
-    def plus(self, other: Amounts) -> Amounts:
-        return Amounts(*(one + two for one, two in zip(self, other, strict=True)))
+
+class _Moment:
+    """A point in time, on the host and, if there is one, on the GPU, which may be many steps behind."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self.host = time.perf_counter()
+        self.event: Any = None
+        if on_gpu:
+            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def seconds_until(self, later: _Moment) -> float:
+        """Return the seconds on the GPU, or on the host if the GPU is not there yet."""
+        if self.event is not None and later.event is not None and later.event.query():
+            return float(self.event.elapsed_time(later.event)) / 1000
+        return later.host - self.host
 
 
-NO_AMOUNTS = Amounts(0.0, 0.0, 0.0, 0.0, 0.0)
+class Work:
+    """What a rank has processed in a while. How long that took may be known only later."""
+
+    def __init__(self, spans: list[tuple[_Moment, _Moment]], *counts: float) -> None:
+        self._spans, self._counts = spans, counts
+
+    def amounts(self) -> Amounts:
+        return Amounts(sum(begin.seconds_until(end) for begin, end in self._spans), *self._counts)
 
 
 class ThroughputCounter:
-    """Counts on one rank."""
+    """Counts on one rank. The loop adds to the public attributes."""
 
-    def __init__(self) -> None:
-        self.waited = 0.0  # seconds, since the first step; the loop adds to it
-        self._waited_before = 0.0  # at the last `take`
-        self._samples = self._tokens = self._flops = 0.0
-        self._since: float | None = None  # None outside of training loops, whose time doesn't count
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.waited = 0.0  # seconds
+        self.steps = self.samples = 0
+        self._more_samples = self._tokens = self._flops = 0.0  # from the script
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._began: _Moment | None = None  # None outside of training loops, whose time doesn't count
+        self._spans: list[tuple[_Moment, _Moment]] = []
 
     def begin_loop(self) -> None:
-        self._since = time.perf_counter()
+        self._began = _Moment(on_gpu=self._on_gpu)
 
     def end_loop(self) -> None:
-        self._since = None
+        if self._began is not None:
+            self._spans.append((self._began, _Moment(on_gpu=self._on_gpu)))
+            self._began = None
 
     def add(self, samples: float, tokens: float, flops: float) -> None:
-        self._samples += samples
+        self._more_samples += samples
         self._tokens += tokens
         self._flops += flops
 
-    def take(self) -> Amounts:
+    def take(self) -> Work:
         """Return what was processed since the last call, and start anew."""
-        now, since = time.perf_counter(), self._since
-        if since is None:
-            return NO_AMOUNTS
-        taken = Amounts(now - since, self.waited - self._waited_before, self._samples, self._tokens, self._flops)
-        self._since = now
-        self._waited_before = self.waited
-        self._samples = self._tokens = self._flops = 0.0
+        if self._began is not None:
+            self.end_loop()
+            self._began = self._spans[-1][1]
+        samples = self._more_samples or self.samples
+        taken = Work(self._spans, self.waited, self.steps, samples, self._tokens, self._flops)
+        self._spans = []
+        self.waited = self._more_samples = self._tokens = self._flops = 0.0
+        self.steps = self.samples = 0
         return taken
 
 
@@ -92,21 +119,17 @@ class Rates:
     """Turns the amounts of all ranks into the numbers that people read."""
 
     def __init__(
-        self,
-        *,
-        world_size: int = 1,
-        find_peak: Callable[[], float | None] = lambda: None,
-        device: torch.device | None = None,
+        self, *, find_peak: Callable[[], float | None] = lambda: None, device: torch.device | None = None
     ) -> None:
-        self.world_size = world_size
         self.find_peak = find_peak  # FLOP/s of one device; None if unknown. Called when the script has set all up
-        self._device = device if device is not None and device.type == "cuda" else None
+        self.device = device
 
-    def of(self, amounts: Amounts) -> dict[str, float]:
-        if amounts.seconds <= 0:
+    def of(self, amounts: Amounts, ranks: int) -> dict[str, float]:
+        """Return the rates of what so many ranks have processed together."""
+        if amounts.seconds <= 0 or not amounts.steps:
             return {}
-        seconds = amounts.seconds / self.world_size
-        rates = {"data_wait": amounts.waited / amounts.seconds}
+        seconds = amounts.seconds / ranks
+        rates = {"seconds": amounts.seconds / amounts.steps, "data_wait": min(1.0, amounts.waited / amounts.seconds)}
         if amounts.samples:
             rates["samples_per_second"] = amounts.samples / seconds
         if amounts.tokens:
@@ -114,7 +137,7 @@ class Rates:
         if amounts.flops:
             rates["tflops_per_second"] = amounts.flops / seconds / 1e12
             if self._peak is not None:
-                rates["mfu"] = amounts.flops / seconds / (self._peak * self.world_size)
+                rates["mfu"] = amounts.flops / seconds / (self._peak * ranks)
         return rates
 
     @functools.cached_property
@@ -123,7 +146,9 @@ class Rates:
 
     def memory(self) -> dict[str, float]:
         """Return the most memory that this rank's tensors have taken on its GPU, in GB."""
-        return {} if self._device is None else {"peak_memory": torch.cuda.max_memory_allocated(self._device) / 1e9}
+        if self.device is None or self.device.type != "cuda":
+            return {}
+        return {"peak_memory": torch.cuda.max_memory_allocated(self.device) / 1e9}
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
