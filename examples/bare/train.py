@@ -34,7 +34,7 @@ def spirals(count: int, seed: int) -> TensorDataset:
     draw = torch.Generator().manual_seed(seed)
     arms = torch.randint(3, (count,), generator=draw)
     radius = torch.rand(count, generator=draw)
-    angle = 5 * radius + arms * 2 * math.pi / 3 + 0.15 * torch.randn(count, generator=draw)
+    angle = 3 * radius + arms * 2 * math.pi / 3 + 0.15 * torch.randn(count, generator=draw)
     return TensorDataset(torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), arms)
 
 

@@ -7,16 +7,16 @@ import importlib
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-import paceline
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,41 +31,31 @@ def import_from(example: str, module: str) -> Any:
 
 def run_example(example: str, args: list[str], stop_at: int | None = None) -> tuple[Any, str]:
     """Return what `main` returned and printed. With `stop_at`, rank 0 gets SIGTERM in that step."""
-    train = import_from(example, "train")
-    log = paceline.Run.log
-
-    def log_and_stop(run: paceline.Run, **values: Any) -> None:
-        log(run, **values)
-        if run.step == stop_at and run.rank == 0:
-            signal.raise_signal(signal.SIGTERM)
-
-    paceline.Run.log = log_and_stop  # type: ignore[method-assign]
-    returned = None
-    # A stop ends the script, with code 0.
-    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-        returned = train.main(["--cpu", *args])
-    return returned, printed.getvalue()
+    return _run(example, ["--cpu", *args], stop_at, rank=0, number=signal.SIGTERM)
 
 
 def run_plain(example: str, args: list[str], stop_at: int | None = None) -> tuple[Any, str]:
-    """Return what `main` of an example without the runtime returned, or its exit code, and what it printed.
+    """The same for an example without the runtime: the last rank gets SIGUSR1, and the others must learn of it."""
+    last = int(os.environ["WORLD_SIZE"]) - 1
+    return _run(example, ["--cpu", *args], stop_at, rank=last, number=signal.SIGUSR1)
 
-    With `stop_at`, the last rank gets SIGUSR1 after that step: the others must learn of it.
-    """
+
+def _run(example: str, args: list[str], stop_at: int | None, *, rank: int, number: int) -> tuple[Any, str]:
+    """Return the exit code instead if `main` exits, or None for 0: so the runtime ends a script that was stopped."""
     steps = itertools.count(1)
-    is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
 
     def stop(*_: Any) -> None:
-        if next(steps) == stop_at and is_last:
-            signal.raise_signal(signal.SIGUSR1)
+        if next(steps) == stop_at and os.environ["RANK"] == str(rank):
+            signal.raise_signal(number)
 
     register_optimizer_step_post_hook(stop)
+    multiprocessing.set_start_method("fork", force=True)  # for data-loader workers; the test harness uses another
     train = import_from(example, "train")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             returned = train.main(args)
         except SystemExit as leaving:
-            returned = leaving.code
+            returned = leaving.code or None
     return returned, printed.getvalue()
 
 
@@ -76,6 +66,15 @@ def saved_tensors(folder: Path) -> dict[str, Any]:
     for path in sorted(newest.rglob("*.safetensors")):
         found |= {f"{newest.name}/{path.name}/{name}": tensor for name, tensor in load_file(path).items()}
     return found
+
+
+def assert_same_end(parts: Path, whole: Path) -> None:
+    """Check that an interrupted run has logged the same losses and saved the same tensors as a whole one."""
+    assert logged(parts, "loss") == logged(whole, "loss")
+    expected, found = saved_tensors(whole), saved_tensors(parts)
+    assert found.keys() == expected.keys() != set()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:

@@ -19,7 +19,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 def test_two_ranks_learn_stop_together_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = ["--cpu", "--samples", "1920", "--epochs", "5"]  # 30 steps each
+    args = ["--samples", "1920", "--epochs", "5"]  # 30 steps each
     first, second = ranks(run_plain, 2, "bare", [*args, "--folder", str(whole)])
     assert first[0] == second[0] > 0.9
     assert "final test accuracy" in first[1]

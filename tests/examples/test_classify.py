@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.examples.ranks import EXAMPLES, import_from, logged, run_example, saved_tensors
+from tests.examples.ranks import EXAMPLES, assert_same_end, import_from, logged, run_example, saved_tensors
 from tests.forked_ranks import Ranks
 
 
@@ -41,11 +41,7 @@ def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path, ticket
     assert ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], 20, timeout=300)[0][0] is None
     assert max(logged(parts, "loss")) < 60, "it was stopped in the middle"
     assert ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], timeout=300)[0][0] == first[0]
-    assert logged(parts, "loss") == logged(whole, "loss")
-    expected, found = saved_tensors(whole), saved_tensors(parts)
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+    assert_same_end(parts, whole)
 
 
 def test_any_number_of_ranks_trains_the_same(ranks: Ranks, tmp_path: Path, tickets: list[str]) -> None:

@@ -37,6 +37,8 @@ class Case:
 ACCURACY = r"final test accuracy: ([\d.]+)%"
 CASES = {
     "bare": Case("--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),
+    "stream": Case("--epochs 20", ACCURACY, 95.0, 100.0),
+    "stream --join": Case("--epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 2 done"),
     "text": Case("--steps 200 --batch-size 16", r"final perplexity: ([\d.]+)", 1.0, 8.0),
     "classify": Case("--epochs 2", ACCURACY, 90.0, 100.0),
 }
@@ -48,10 +50,11 @@ CASES = {
 )
 def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     case = CASES[example]
+    example, *options = example.split()
     home = tmp_path / example
     shutil.copytree(EXAMPLES / example, home, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     submit = ("submit", "--nodes", "2", "--nproc", "1", "--cpu", "--cpus-per-gpu", "1", "--time", "20m")
-    folder = run_of(slurm_paceline(*submit, "train.py", *case.args.split(), cwd=home, check=True))
+    folder = run_of(slurm_paceline(*submit, "train.py", *case.args.split(), *options, cwd=home, check=True))
     job = folder.job.read_text().strip()
     deadline = time.monotonic() + 400
     while not case.has_begun(folder):
