@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ class Case:
     at_least: float
     at_most: float
     begun: str = ""  # rank 0 prints this early on; without it, there are metrics
+    make: str = ""  # a command of Python that makes its data
     is_slow: bool = True
 
     def has_begun(self, folder: RunFolder) -> bool:
@@ -39,6 +42,14 @@ CASES = {
     "bare": Case("--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),
     "stream": Case("--epochs 20", ACCURACY, 95.0, 100.0),
     "stream --join": Case("--epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 2 done"),
+    "webdataset": Case(
+        "--shards HOME/shards --epochs 8",
+        ACCURACY,
+        85.0,
+        100.0,
+        make=f"make_shards.py {EXAMPLES}/mnist/data shards --samples 3000 --shards 8",
+    ),
+    "fsdp": Case("--epochs 5", ACCURACY, 95.0, 100.0),
     "text": Case("--steps 200 --batch-size 16", r"final perplexity: ([\d.]+)", 1.0, 8.0),
     "classify": Case("--epochs 2", ACCURACY, 90.0, 100.0),
 }
@@ -53,8 +64,14 @@ def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slu
     example, *options = example.split()
     home = tmp_path / example
     shutil.copytree(EXAMPLES / example, home, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    if case.make:
+        subprocess.run([sys.executable, *case.make.split()], cwd=home, check=True)
     submit = ("submit", "--nodes", "2", "--nproc", "1", "--cpu", "--cpus-per-gpu", "1", "--time", "20m")
-    folder = run_of(slurm_paceline(*submit, "train.py", *case.args.split(), *options, cwd=home, check=True))
+    folder = run_of(
+        slurm_paceline(
+            *submit, "train.py", *case.args.replace("HOME", str(home)).split(), *options, cwd=home, check=True
+        )
+    )
     job = folder.job.read_text().strip()
     deadline = time.monotonic() + 400
     while not case.has_begun(folder):
