@@ -107,13 +107,15 @@ class Agent:
         self.heartbeats = Heartbeats(placement.local_world_size)
         self.events.write(
             "started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index,
-            heartbeat=str(self.heartbeats.path),
+            heartbeat=str(self.heartbeats.path), ranks=placement.ranks, local_ranks=placement.local_ranks,
         )  # fmt: skip
         if placement.is_head:
             self.verdicts.begin(host=placement.host)
             if self.verdicts.from_queue and self.launch_spec.scratch:
                 self.verdicts.try_write(lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start))
         self._check_nodes()
+        if self.launch_spec.fitness:
+            self._check_fitness()
         self._note_thread_count()
         self._note_resume()
         if placement.is_head and self.work is not None:
@@ -193,6 +195,27 @@ class Agent:
             self.say(f"some nodes cannot run this job\n{table}")
         fatal = "; ".join(str(problem) for problem in problems if problem.fatal)
         raise LaunchError(f"Some nodes cannot run this job: {fatal}.")
+
+    def _check_fitness(self) -> None:
+        """Measure all nodes. If there is a queue to go back to, it goes on without those that are slow."""
+        from paceline.agent.fitness.check import FitnessCheck
+
+        assert self.placement is not None
+        assert self.rendezvous is not None
+        if self.placement.is_head:
+            self.say("measuring the nodes (--fitness)")
+        launch = self._make_launch(self.run.attempt(0))
+        found = FitnessCheck(launch, self.run, self.rendezvous, self._interrupted).run()
+        unfit = sorted({each.host for each in found if each.unfit})
+        if self.placement.is_head:
+            for each in found:
+                self.warn(f"node {each.host}: {each.text} ({'; '.join(each.evidence)})")
+        if not unfit or not self.verdicts.from_queue or self.launch_spec.fixed_nodes:
+            return
+        if self.placement.is_head:
+            self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, unfit))
+        reasons = "; ".join(f"node {each.host}: {each.text}" for each in found if each.unfit)
+        raise LaunchError(f"Some nodes are unfit for this job: {reasons}.")
 
     def _note_thread_count(self) -> None:
         """Say so if the environment overrides the number of threads that a rank gets by default."""
@@ -316,13 +339,13 @@ class Agent:
         variables = network.network_variables(
             nodes=self.launch_spec.nodes, peer=peer, runtime=self.launch_spec.runtime, environ=environ
         )
-        if self.launch_spec.nodes > 1:
+        if self.launch_spec.nodes > 1 and folder.number:
             self.events.write(
                 "network", attempt=folder.number, host=self.placement.host, peer=peer,
                 interface=network.interface_towards(peer), master=network.join_address(master.address, master.port),
                 chosen=variables, set={name: environ[name] for name in network.INTERFACE_VARIABLES if name in environ},
             )  # fmt: skip
-        is_shown = self.placement.is_head and not self.requests.wants_stop
+        is_shown = self.placement.is_head and folder.number and not self.requests.wants_stop
         if "NCCL_SOCKET_IFNAME" in variables and is_shown:  # so that the user can override a wrong choice with --env
             self.say(network.describe_network(variables))
         if self.staging is not None:

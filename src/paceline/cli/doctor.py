@@ -7,13 +7,19 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import console, options, runs
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
+from paceline.spec import Program
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
+
+if TYPE_CHECKING:
+    from paceline.cluster.probes.allocation_probe import Answers
+    from paceline.cluster.probes.live_probe import NodeAnswer
+    from paceline.watch.records import Record
 
 MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
 INDENT = " " * 14
@@ -33,18 +39,21 @@ def command(
 ) -> int:
     """Find out why a run hangs, is slow or died; or check this machine, or a job before you submit it.
 
-    For a run, it reads the run folder. Each finding has its evidence and what to do about it. All settings of
-    `paceline submit` work for a job.
+    For a run, it reads the run folder and, while the run is live, asks its nodes. Inside an allocation it compares and
+    measures the nodes. Each finding has its evidence and what to do about it. All settings of `paceline submit` work
+    for a job.
 
     \b
       paceline doctor last                       the newest run: who has not arrived, what is slow, why it died
-      paceline doctor 1a2b --json                the same as JSON
-      paceline doctor                            this machine and its Slurm
+      paceline doctor --json 1a2b                the same as JSON
+      paceline doctor --fitness 1a2b             also measure the GPUs, cores and links of its nodes
+      paceline doctor                            this machine and its Slurm; the nodes of an allocation
       paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
     """
     if args and not is_job and not module and names_a_run(args):
         as_json |= "--json" in args[1:]  # options end at the first argument, which may be a script
-        return report(diagnose_run(args[0]), as_json=as_json)
+        fitness = "--fitness" in args[1:] or settings.load(Program("")).launch.fitness
+        return report(diagnose_run(args[0], fitness=fitness), as_json=as_json)
     if is_job or args:
         from paceline.cluster.slurm.draft import Draft
 
@@ -54,30 +63,94 @@ def command(
     from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
     from paceline.cluster.runs.folder import resolve_scratch
     from paceline.cluster.secrets.secrets import inspect_secrets
-    from paceline.spec import Program
 
     job = settings.load(Program(""))
     machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
-    return report([*machine, inspect_secrets(job, os.environ), *inspect_slurm()], as_json=as_json)
+    allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
+    return report([*machine, *allocation, inspect_secrets(job, os.environ), *inspect_slurm()], as_json=as_json)
 
 
 def names_a_run(args: Sequence[str]) -> bool:
     """Whether the arguments name a run: a script is a file, and may have arguments of its own."""
-    more = [each for each in args[1:] if each != "--json"]
+    more = [each for each in args[1:] if each not in ("--json", "--fitness")]
     return not more and not args[0].endswith(".py") and not Path(args[0]).is_file()
 
 
-def diagnose_run(name: str) -> list[Finding]:
+def diagnose_run(name: str, *, fitness: bool = False) -> list[Finding]:
     from paceline.watch.diagnosis.diagnosis import diagnose
     from paceline.watch.diagnosis.evidence import read_evidence
     from paceline.watch.records import read_record
 
     record = read_record(runs.named(name))
     run = Finding("run", GOOD, f"{record.run_id} is {record.status}")
-    found = diagnose(read_evidence(record))
+    found = diagnose(read_evidence(record, ask_nodes(record)))
+    if fitness:
+        found = [*[each for each in found if each.about != "fitness"], *measure_nodes(record)]
+        found.sort(key=lambda each: [PROBLEM, WARNING, GOOD].index(each.level))
     if all(each.level == GOOD for each in found):
         run = dataclasses.replace(run, text=f"{run.text}; nothing wrong was found")
     return [run, *found]
+
+
+def ask_nodes(record: Record) -> list[NodeAnswer]:
+    """Ask the nodes of a live run of this user's where its ranks are."""
+    from paceline.cluster.probes.live_probe import probe_here, probe_job
+    from paceline.contract.files.ownership import is_own_folder
+    from paceline.contract.hostlist import expand
+    from paceline.contract.launch_spec import LaunchSpec
+
+    if record.status != "running" or not is_own_folder(record.folder.path):
+        return []
+    if record.job is None:
+        return probe_here(record.folder)
+    launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
+    nodes = expand(record.state.nodes) if record.state else []
+    return probe_job(record.folder, launch_spec, job=record.job, nodes=nodes)
+
+
+def measure_nodes(record: Record) -> list[Finding]:
+    """Measure the GPUs, cores and links of a live run's nodes."""
+    from paceline.cluster.probes.allocation_probe import measure_run
+    from paceline.contract.files.ownership import is_own_folder
+    from paceline.contract.launch_spec import LaunchSpec
+
+    if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
+        hint = "For other nodes: run `paceline doctor` inside an allocation (paceline shell), or submit with --fitness."
+        return [Finding("fitness", WARNING, "Only the nodes of a running job can be measured.", hint)]
+    launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
+    return describe_speed(measure_run(record.folder, launch_spec, job=record.job))
+
+
+def inspect_allocation() -> list[Finding]:
+    """Compare and measure the nodes of the allocation around this command."""
+    from paceline.cluster.probes.allocation_probe import ask_allocation, measure_allocation
+    from paceline.watch.diagnosis.resources import compare_versions
+
+    answers = ask_allocation(os.environ)
+    nodes = {str(line.get("host", "?")): line for line in answers.lines}
+    if not nodes:
+        hint = "Check that `srun --overlap hostname` works in this allocation."
+        return [Finding("nodes", WARNING, f"The nodes do not answer: {answers.problem}.", hint)]
+    known = {host: line.get("interfaces") or {} for host, line in nodes.items()}
+    listed = "; ".join(
+        f"{host}: {', '.join(f'{name} {address}' for name, address in own.items() if name != 'lo')}"
+        for host, own in sorted(known.items())
+    )
+    return [
+        Finding("nodes", GOOD, listed), *compare_versions(nodes), *describe_speed(measure_allocation(os.environ)),
+    ]  # fmt: skip
+
+
+def describe_speed(answers: Answers) -> list[Finding]:
+    from paceline.watch.diagnosis.speed import describe_measurements
+
+    measured = answers.measurements()
+    if not measured:
+        hint = "The job's Python needs torch for this."
+        return [
+            Finding("fitness", WARNING, f"The nodes could not be measured: {answers.problem or 'no answer'}.", hint)
+        ]
+    return describe_measurements(measured)
 
 
 def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:

@@ -48,6 +48,7 @@ class LaunchSpec:
     fixed_nodes: bool = False  # the user chose the nodes, so none can be excluded
     kill_after: float = 5.0  # seconds between SIGTERM and SIGKILL
     check: bool = True  # run the preflight inside the job
+    fitness: bool = False  # measure the nodes before training, and go on without slow ones
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect
     system_metrics: float = 0.0  # seconds between samples of a node; 0 means never
     tracking: dict[str, Any] = field(default_factory=dict)  # settings of the trackers

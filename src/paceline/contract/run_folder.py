@@ -39,6 +39,7 @@ class RunFolder:
     metrics = Entry("metrics.jsonl")
     config = Entry("config.json")  # the script's own settings, written by rank 0 (`run.config`)
     events = Entry("events")  # one file per writer
+    fitness = Entry("fitness.json")  # what the fitness check of the newest job start measured, and what it found
     system = Entry("system")  # CPU, memory, network and GPU use, one file per node
 
     checkpoints = Entry("checkpoints")

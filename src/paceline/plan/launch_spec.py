@@ -52,6 +52,7 @@ _SET_BY = {
     "stop_signal": ("resume.stop_signal",),
     "saved_exit_code": ("resume.saved_exit_code",),
     "fixed_nodes": ("job.nodelist",),
+    "fitness": ("launch.fitness",),
     "threads": ("launch.nproc", "job.nodes"),
     "data": ("data.stage",),
 }
@@ -133,6 +134,7 @@ def make_launch_spec(
         saved_exit_code=job.resume.saved_exit_code,
         fixed_nodes=job.resources.nodelist is not None,
         check=job.launch.check,
+        fitness=job.launch.fitness,
         data=data_settings(job),
         system_metrics=float(job.runtime.system_metrics),
         tracking=tracking_settings(job),

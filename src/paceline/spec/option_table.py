@@ -165,6 +165,8 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("launch.mpirun_over", "--mpirun-over ranks|torchrun",
                "What mpirun starts: each rank (default), or one torchrun per node.", commands=RUNS - {"run"}),
         _switch("launch.check", "--check", "Check the job before it is queued and when it starts (default)."),
+        _switch("launch.fitness", "--fitness",
+                "Measure GPUs, cores and links of all nodes for up to 30 s first, and go on without a slow node."),
         _switch("launch.debug", "--debug", "Enable debug output of NCCL and torch.distributed."),
     ),
     ENVIRONMENT: (

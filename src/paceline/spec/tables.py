@@ -177,6 +177,7 @@ class Launch(Table):
     tee: Literal["0", "all", "none"] = "0"
     debug: bool = False
     check: bool = True
+    fitness: bool = False
 
 
 class Runtime(Table):

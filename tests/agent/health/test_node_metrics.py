@@ -160,6 +160,22 @@ int nvmlDeviceGetMemoryInfo(void *gpu, Memory *found) {
 }
 int nvmlDeviceGetPowerUsage(void *gpu, unsigned int *watts) { *watts = 312345; return number(gpu) == 2 ? 3 : 0; }
 int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned int *heat) { *heat = 60; return sensor; }
+#ifdef HEALTH
+typedef struct { void *gpu; unsigned long long type, data; unsigned int one, two; } Event;
+static int pending = 1;
+int nvmlDeviceGetTotalEccErrors(void *gpu, int type, int counter, unsigned long long *count) {
+    *count = number(gpu) == 1 && type == 1 && counter == 0 ? 4 : 0; return number(gpu) == 2 ? 3 : 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *gpu, unsigned long long *bits) {
+    *bits = number(gpu) == 0 ? 0x64 : 0x05; return 0;
+}
+int nvmlEventSetCreate(void **set) { *set = gpus; return 0; }
+int nvmlEventSetFree(void *set) { return 0; }
+int nvmlDeviceRegisterEvents(void *gpu, unsigned long long types, void *set) { return types == 8 ? 0 : 2; }
+int nvmlEventSetWait_v2(void *set, Event *event, unsigned int timeout) {
+    event->gpu = gpus + 1; event->type = 8; event->data = 79; return pending-- > 0 ? 0 : 10;
+}
+#endif
 """
 
 
@@ -170,9 +186,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("there is no C compiler to build a fake driver")
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", str(folder / "driver.so"), str(folder / "driver.c")], check=True
-    )
+    for name, options in (("driver.so", []), ("health.so", ["-DHEALTH"])):  # an old one, and a new one
+        source = str(folder / "driver.c")
+        subprocess.run([compiler, *options, "-shared", "-fPIC", "-o", str(folder / name), source], check=True)
     return str(folder / "driver.so")
 
 
@@ -203,6 +219,16 @@ def test_a_gpu_reports_what_it_supports(driver: str) -> None:
     ]
     assert len(metrics.sample()["gpus"]) == 2
     metrics.close()
+
+
+def test_errors_and_slowdowns(driver: str) -> None:
+    gpus = Gpus.open({}, library=driver.replace("driver.so", "health.so"))
+    assert gpus is not None
+    names = ("ecc", "slowdown", "xid")
+    for _ in range(2):  # an error stays known
+        found = [{name: each[name] for name in names if name in each} for each in gpus.sample()]
+        assert found == [{"slowdown": "heat"}, {"ecc": 4, "xid": 79}, {}]
+    gpus.close()
 
 
 def test_no_driver_is_no_problem(tmp_path: Path) -> None:

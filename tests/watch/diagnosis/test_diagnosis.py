@@ -56,6 +56,12 @@ def cut(run: RecordedRun) -> None:
     run.event(1, "lost", host="node1", closed=False)
 
 
+def cut_early(run: RecordedRun) -> None:
+    run.state = "FAILED"
+    run.event(0, "failed", reason="Lost before attempt 1 began: node node2 (agent 2 of 2).")
+    run.event(1, "failed", reason="Lost before attempt 1 began: node node1 (agent 1 of 2).")
+
+
 def died(run: RecordedRun) -> None:
     run.fails(cause="lost", rank=None, code=None, message="its agent is gone: the node died, or was cut off")
 
@@ -77,6 +83,13 @@ def other_version(run: RecordedRun) -> None:
 def short_of_gpus(run: RecordedRun) -> None:
     gpus = [{"name": "A100", "memory": 1}] * 2
     run.samples(header1={"gpus": gpus}, header2={"gpus": gpus[:1]})
+
+
+def sick_gpu(**health: Any) -> Plant:
+    """The second GPU of node2 reports something; the first one has had a program's illegal access."""
+    return lambda run: run.samples(
+        header={"gpus": [{"name": "A100", "memory": 1}] * 2}, node2={"gpus": [{"xid": 31}, health]}
+    )
 
 
 def shared_gpu(run: RecordedRun) -> None:
@@ -151,6 +164,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
         blocked(resolved=["127.0.1.1"]), "address", PROBLEM, "takes node1 for 127.0.1.1", "node1 has eth0 10.0.0.1"
     ),
     "a cut cable": (cut, "network", PROBLEM, "The network to node2 was cut", "lost node1 in turn"),
+    "a cable that was cut early": (cut_early, "network", PROBLEM, "to node2 was cut", "lost node1 in turn"),
     "a dead node": (died, "node", PROBLEM, "node2 was lost", "wrote nothing more"),
     "the wrong interface": (wrong_interface("mgmt0"), "interface", PROBLEM, "is mgmt0", "the way to"),
     "an unknown interface": (wrong_interface("ib9"), "interface", PROBLEM, "is ib9", "has no interface ib9"),
@@ -169,9 +183,12 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     "the script's own error": (own_error, "error", PROBLEM, "ValueError: no such class", "train.py:9"),
     "a missing collective": (flight_recorder, "NCCL", PROBLEM, "Rank 2 on node2", "train.py:33"),
 }  # fmt: skip
-GPU_FAULTS: dict[str, tuple[Plant, str]] = {
-    "short of GPUs": (short_of_gpus, "node2: the driver (NVML) shows 1 of the 2"),
-    "two ranks on one GPU": (shared_gpu, "Ranks 2 and 3"),
+GPU_FAULTS: dict[str, tuple[Plant, str, str]] = {
+    "short of GPUs": (short_of_gpus, "GPUs", "node2: the driver (NVML) shows 1 of the 2"),
+    "two ranks on one GPU": (shared_gpu, "GPUs", "Ranks 2 and 3"),
+    "a GPU off the bus": (sick_gpu(xid=79), "GPU error", "Xid 79 (the GPU has fallen off the bus)"),
+    "memory errors": (sick_gpu(ecc=3), "GPU error", "3 since the node started"),
+    "a hot GPU": (sick_gpu(slowdown="heat"), "throttled", "heat, in 8 of 8 samples"),
 }
 
 
@@ -191,13 +208,13 @@ def test_a_fault_is_named_and_nothing_else(fault: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", GPU_FAULTS)
 def test_gpus(fault: str, tmp_path: Path) -> None:
-    plant, fact = GPU_FAULTS[fault]
+    plant, about, fact = GPU_FAULTS[fault]
     run = RecordedRun(tmp_path / "run", gpus=2)
     run.samples(header={"gpus": [{"name": "A100", "memory": 1}] * 2})
     assert run.problems() == []
     plant(run)
     (found,) = run.problems()
-    assert found.about == "GPUs"
+    assert found.about == about
     assert any(fact in each for each in found.evidence), found.evidence
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import struct
 import tempfile
 import time
 from contextlib import suppress
@@ -158,6 +159,17 @@ def _remove_abandoned(folder: Path) -> None:
             with open(open_own_file(path), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def read_file(path: Path, local_rank: int) -> tuple[Heartbeat, tuple[float, float]]:
+    """Return a rank's slot and times from the file of another agent. Raises OSError or ValueError if it is gone."""
+    content = path.read_bytes()
+    try:
+        slot = SLOT.unpack_from(content, slot_offset(local_rank))
+        waited, own = TIMES.unpack_from(content, times_offset(local_rank))
+    except struct.error as error:
+        raise ValueError(str(error)) from None
+    return Heartbeat(local_rank, *slot), (waited, own)
 
 
 def mark_ready(path: str, local_rank: int) -> None:

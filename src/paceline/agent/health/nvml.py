@@ -10,6 +10,11 @@ from paceline.contract.gpus import VISIBLE_DEVICES, listed_devices
 
 LIBRARY = "libnvidia-ml.so.1"
 _GPU_SENSOR = 0
+_UNCORRECTED, _SINCE_BOOT = 1, 0
+_XID_EVENTS = 8
+_MAX_EVENTS = 64  # read at a time
+# Reasons of the driver to slow a GPU down that are not the program's doing, in the bits that it reports.
+_SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power supply"}
 _NAME_LENGTH = 96
 
 
@@ -21,6 +26,13 @@ class Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
+class Event(ctypes.Structure):
+    _fields_ = [
+        ("device", ctypes.c_void_p), ("type", ctypes.c_ulonglong), ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint),
+    ]  # fmt: skip
+
+
 class Gpus:
     """The GPUs that the ranks of this node see."""
 
@@ -29,6 +41,8 @@ class Gpus:
         self._handles = handles
         self.names = [self._name(handle) for handle in handles]
         self.memory = [self._memory(handle).total for handle in handles]  # bytes
+        self._xids: dict[int | None, int] = {}  # the last error of each GPU
+        self._events = self._listen()
 
     @classmethod
     def open(cls, environ: Mapping[str, str], *, library: str = LIBRARY) -> Gpus | None:
@@ -46,11 +60,52 @@ class Gpus:
         return cls(loaded, handles)
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return one entry per GPU: busy (%), memory (bytes), power (W), temperature (C), as far as it reports them."""
-        return [self._sample(handle) for handle in self._handles]
+        """Return one entry per GPU: busy (%), memory (bytes), power (W), temperature (C), as far as it reports them.
+
+        If something is wrong with it: also `ecc` (uncorrected errors), `slowdown` (why) and `xid` (its last error).
+        """
+        self._read_events()
+        return [{**self._sample(handle), **self._health(handle)} for handle in self._handles]
 
     def close(self) -> None:
+        if self._events is not None:
+            self._library.nvmlEventSetFree(self._events)
         self._library.nvmlShutdown()
+
+    def _listen(self) -> ctypes.c_void_p | None:
+        """Ask the driver to report errors (Xid). Older drivers and MIG slices do not."""
+        events = ctypes.c_void_p()
+        if self._call("nvmlEventSetCreate", ctypes.byref(events)) != 0:
+            return None
+        for handle in self._handles:
+            self._call("nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(_XID_EVENTS), events)
+        return events
+
+    def _read_events(self) -> None:
+        event = Event()
+        for _ in range(_MAX_EVENTS):
+            if self._events is None:
+                return
+            if self._call("nvmlEventSetWait_v2", self._events, ctypes.byref(event), ctypes.c_uint(0)) != 0:
+                return
+            self._xids[event.device] = event.data
+
+    def _health(self, handle: ctypes.c_void_p) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        number = ctypes.c_ulonglong()
+        if self._call("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT, ctypes.byref(number)) == 0:
+            found |= {"ecc": number.value} if number.value else {}
+        if self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(number)) == 0:
+            reasons = dict.fromkeys(reason for bit, reason in _SLOWDOWNS.items() if number.value & bit)
+            found |= {"slowdown": ", ".join(reasons)} if reasons else {}
+        if handle.value in self._xids:
+            found["xid"] = self._xids[handle.value]
+        return found
+
+    def _call(self, name: str, *args: Any) -> int:
+        """Call a function that some drivers lack."""
+        function = getattr(self._library, name, None)
+        return -1 if function is None else int(function(*args))
 
     def _sample(self, handle: ctypes.c_void_p) -> dict[str, Any]:
         found: dict[str, Any] = {}

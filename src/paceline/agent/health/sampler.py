@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.agent.agent_placement import Placement
 from paceline.agent.health.hang_detection import process_state
-from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -104,21 +104,21 @@ def start_sampler(
         return {os.getpid(), *(heartbeats.read(local_rank).pid for local_rank in placement.local_ranks)} - {0}
 
     def ranks() -> list[list[Any]]:
-        """Return a row per rank: its number, state, step, seconds since its heartbeat, and how it spends its time."""
-        rows = []
-        for rank, local_rank in zip(placement.ranks, placement.local_ranks, strict=True):
-            beat = heartbeats.read(local_rank)
-            age = round(max(0.0, time.time() - beat.time), 1) if beat.time else None
-            times = (beat.seconds_per_step, *heartbeats.read_times(local_rank))
-            process = process_state(beat.pid) if beat.pid else ""
-            rows.append([rank, beat.state, beat.step, age, process, *(round(each, 6) for each in times)])
-        return rows
+        numbers = zip(placement.ranks, placement.local_ranks, strict=True)
+        return [rank_row(rank, heartbeats.read(local), heartbeats.read_times(local)) for rank, local in numbers]
 
     return Sampler(
         run.node_metrics(placement.node), interval=launch_spec.system_metrics, roots=roots,
         header={"host": placement.host, "job_start": job_start}, ranks=ranks,
         gpu_environ=gpu_environ if launch_spec.gpus else None, warn=warn,
     )  # fmt: skip
+
+
+def rank_row(rank: int, beat: Heartbeat, times: tuple[float, float]) -> list[Any]:
+    """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it spends its time."""
+    age = round(max(0.0, time.time() - beat.time), 1) if beat.time else None
+    process = process_state(beat.pid) if beat.pid else ""
+    return [rank, beat.state, beat.step, age, process, *(round(each, 6) for each in (beat.seconds_per_step, *times))]
 
 
 def _write(descriptor: int, values: Mapping[str, Any]) -> None:

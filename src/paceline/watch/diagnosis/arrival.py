@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
@@ -99,23 +100,58 @@ def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
     )  # fmt: skip
 
 
+def check_answers(evidence: Evidence) -> list[Finding]:
+    """Name the nodes of a live run that do not answer, although others do."""
+    silent = {each.host: each.problem for each in evidence.answers if each.problem}
+    answered = [each.host for each in evidence.answers if not each.problem]
+    if not silent:
+        return [Finding("answers", GOOD, f"from {_list(answered)}, next to the ranks")] if answered else []
+    if not answered:
+        return [Finding("answers", GOOD, f"no node could be asked: {next(iter(silent.values()))[:200]}")]
+    hosts = _list(silent)
+    return [
+        Finding(
+            "node", PROBLEM, f"{hosts} does not answer: it is down, or cut off.",
+            f"Check the node: sinfo -R -n {','.join(silent)}. To go on without it: --exclude {','.join(silent)}.",
+            evidence=(*(f"{host}: {problem[:200]}" for host, problem in silent.items()), f"{_list(answered)} answers"),
+            docs=f"{DOCS}#a-node-was-lost",
+        )
+    ]  # fmt: skip
+
+
 def check_lost(evidence: Evidence) -> list[Finding]:
     """Name the node that was lost during an attempt, and whether it lived on."""
-    if evidence.failure.get("cause") != "lost":
+    host, fact = _lost_host(evidence)
+    if not host:
         return []
-    host = str(evidence.failure.get("host", "?"))
     lost = next((agent for agent in evidence.agents.values() if agent.host == host), None)
-    facts = [f"attempt {evidence.attempt.number if evidence.attempt else '?'}: {evidence.failure.get('message', '')}"]
+    facts = [fact]
     hint = f"Check the node: sinfo -R -n {host}. A submitted run goes back into the queue without it."
     docs = f"{DOCS}#a-node-was-lost"
-    if lost is not None and lost.lost:
-        others = _list(str(event.get("host")) for event in lost.lost)
+    others = "" if lost is None else _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
+    if lost is not None and others:
         facts.append(f"the agent on {host} was still running: it lost {others} in turn")
         facts.append(f"{host} uses {lost.addresses}")
         text = f"The network to {host} was cut: the node was up, but did not answer."
         return [Finding("network", PROBLEM, text, hint, evidence=tuple(facts), docs=docs)]
     facts.append(f"the agent on {host} wrote nothing more")
     return [Finding("node", PROBLEM, f"{host} was lost: it died, or was cut off.", hint, tuple(facts), docs)]
+
+
+def _lost_host(evidence: Evidence) -> tuple[str, str]:
+    """Return the node that was lost in the newest attempt or before it began, and how we know."""
+    if evidence.failure.get("cause") == "lost":
+        number = evidence.attempt.number if evidence.attempt else "?"
+        return str(evidence.failure.get("host", "?")), f"attempt {number}: {evidence.failure.get('message', '')}"
+    head = evidence.agents.get(0)
+    host = _lost_early(head) if head is not None else ""
+    return host, str((head.failed or {}).get("reason", "")) if head is not None else ""
+
+
+def _lost_early(agent: AgentEvidence) -> str:
+    """Return the node that an agent lost before an attempt began."""
+    found = re.match(r"Lost before attempt \d+ began: node (\S+)", str((agent.failed or {}).get("reason", "")))
+    return found[1] if found else ""
 
 
 def _list(names: Iterable[str]) -> str:

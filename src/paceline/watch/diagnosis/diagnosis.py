@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
-from paceline.watch.diagnosis.arrival import check_arrival, check_lost
+from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check_lost
 from paceline.watch.diagnosis.ends import check_disk, check_failure, check_memory
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.flight_recorder import check_flight_recorder
 from paceline.watch.diagnosis.interfaces import check_interfaces
 from paceline.watch.diagnosis.pace import check_data, check_hang, check_stragglers
-from paceline.watch.diagnosis.resources import check_cores, check_gpus, check_versions
+from paceline.watch.diagnosis.resources import check_cores, check_gpu_health, check_gpus, check_versions
+from paceline.watch.diagnosis.speed import check_fitness
 
 Check = Callable[[Evidence], list[Finding]]
 
 # What a run cannot do without.
 CAUSES: tuple[Check, ...] = (
-    check_arrival, check_versions, check_gpus, check_interfaces, check_lost, check_memory, check_disk,
+    check_arrival, check_versions, check_gpus, check_gpu_health, check_interfaces, check_lost, check_memory, check_disk,
 )  # fmt: skip
-PACE: tuple[Check, ...] = (check_cores, check_data, check_stragglers)
+PACE: tuple[Check, ...] = (check_fitness, check_cores, check_data, check_stragglers)
 # What those lead to: a problem here is news only if nothing explains it yet.
 CONSEQUENCES: tuple[Check, ...] = (check_flight_recorder, check_hang, check_failure)
 
@@ -27,7 +28,11 @@ CONSEQUENCES: tuple[Check, ...] = (check_flight_recorder, check_hang, check_fail
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Return what is wrong, problems first, and what was checked and is fine."""
     found = _queued(evidence)
-    for check in (*CAUSES, *PACE):
+    for check in CAUSES:
+        found += check(evidence)
+    if not any(each.level == PROBLEM for each in found):
+        found += check_answers(evidence)
+    for check in PACE:
         found += check(evidence)
     for check in CONSEQUENCES:
         explained = any(each.level == PROBLEM for each in found)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.cluster.probes.live_probe import NodeAnswer
 from paceline.cluster.runs.claims import find_holder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object, read_objects
 from paceline.contract.files.foreign_records import read_tail as read_end
@@ -86,6 +87,7 @@ class Evidence:
     stacks: dict[int, Stack]
     usage: list[NodeUsage]
     ranks: dict[int, list[RankSample]]
+    answers: list[NodeAnswer]  # of the nodes of a live run
     save_errors: list[Event]
     stragglers: dict[int, float]  # ranks, and how much slower they are, as rank 0 reported last
     log: str  # the end of the log of the rank that failed
@@ -115,7 +117,8 @@ class Evidence:
         return "?"
 
 
-def read_evidence(record: Record) -> Evidence:
+def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidence:
+    """Read the run folder. `answers` are those of a live run's nodes."""
     folder = record.folder
     launch_spec = _read_launch_spec(folder)
     agents = _read_agents(folder)
@@ -128,7 +131,8 @@ def read_evidence(record: Record) -> Evidence:
     return Evidence(
         record=record, launch_spec=launch_spec, agents=agents, expected=_agent_count(launch_spec, agents), nodes=nodes,
         attempt=attempt, failure=failure, stacks=_read_stacks(attempt) if attempt else {}, usage=usage,
-        ranks=_read_ranks(usage), save_errors=_save_errors(folder), stragglers=_read_stragglers(folder, usage),
+        ranks=_read_ranks([*usage, *map(_as_usage, answers)]), answers=list(answers),
+        save_errors=_save_errors(folder), stragglers=_read_stragglers(folder, usage),
         log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
     )  # fmt: skip
 
@@ -234,6 +238,12 @@ def _read_ranks(usage: list[NodeUsage]) -> dict[int, list[RankSample]]:
                         RankSample(sample["time"], use.host, rank, state, step, age, process, *times)
                     )
     return dict(sorted(found.items()))
+
+
+def _as_usage(answer: NodeAnswer) -> NodeUsage:
+    """Return an answer as a sample of its node."""
+    samples = [answer.answer] if isinstance(answer.answer.get("time"), NUMBER) else []
+    return NodeUsage(-1, {"host": answer.host}, samples)
 
 
 def _is_row(row: object) -> bool:

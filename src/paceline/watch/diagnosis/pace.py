@@ -18,7 +18,7 @@ PAIR_FACTOR = 2.0  # of two ranks, neither is "the others"
 MIN_SHARE = 0.1  # of a step that a slow rank must cost the others
 STUCK_AFTER = 30.0  # seconds without a step, at least
 STUCK_STEPS = 20  # steps' worth of time without one
-ASLEEP_AFTER = 15.0  # seconds before the first step after which stacks say who is missing
+ASLEEP_AFTER = 10.0  # seconds before the first step after which stacks say who is missing
 
 
 def check_data(evidence: Evidence) -> list[Finding]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
@@ -22,7 +24,11 @@ MIN_SAMPLES = 2
 
 def check_versions(evidence: Evidence) -> list[Finding]:
     """Name the nodes whose versions differ from those of most."""
-    agents = {agent.host: agent.node for agent in evidence.agents.values()}
+    return compare_versions({agent.host: agent.node for agent in evidence.agents.values()})
+
+
+def compare_versions(agents: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Compare what nodes say about themselves, by their names."""
     if not agents:
         return []
     found = []
@@ -92,6 +98,48 @@ def _shared(evidence: Evidence) -> Finding:
         evidence=(f"rank {failure.get('rank')} on {failure.get('host')}: {str(failure.get('message', ''))[:300]}",),
         docs=f"{DOCS}#gpus-and-ranks",
     )  # fmt: skip
+
+
+# Errors of the driver that a program causes itself, and what the others mean. See NVIDIA's list of Xid errors.
+UNKNOWN_XID = "see NVIDIA's list of Xid errors"
+PROGRAM_XIDS = {13, 31, 43, 45, 68}
+XIDS = {
+    48: "memory error that ECC could not correct", 63: "memory page or row retired", 64: "memory row not remapped",
+    74: "NVLink error", 79: "the GPU has fallen off the bus", 92: "many corrected memory errors",
+    94: "contained memory error", 95: "uncontained memory error", 119: "the GPU's own processor does not answer",
+    120: "the GPU's own processor failed",
+}  # fmt: skip
+
+
+def check_gpu_health(evidence: Evidence) -> list[Finding]:
+    """Name GPUs with errors (Xid, ECC), and GPUs that the driver slows down."""
+    found = []
+    for use in evidence.usage:
+        listed = [sample.get("gpus") or [] for sample in use.samples]
+        for number in range(max(map(len, listed), default=0)):
+            samples = [gpus[number] for gpus in listed if number < len(gpus) and isinstance(gpus[number], dict)]
+            found += _unhealthy(use.host, number, samples)
+    return found
+
+
+def _unhealthy(host: str, number: int, samples: list[dict[str, Any]]) -> list[Finding]:
+    name, docs = f"GPU {number} of {host}", f"{DOCS}#gpus-and-ranks"
+    exclude = f"Exclude the node (--exclude {host}) and report it."
+    xids = {each["xid"] for each in samples if isinstance(each.get("xid"), int)}
+    if serious := sorted(xids - PROGRAM_XIDS):
+        facts = tuple(f"NVML: Xid {xid} ({XIDS.get(xid, UNKNOWN_XID)})" for xid in serious)
+        return [Finding("GPU error", PROBLEM, f"{name} is faulty.", exclude, facts, docs)]
+    errors = max((each["ecc"] for each in samples if isinstance(each.get("ecc"), int)), default=0)
+    if errors:
+        text = f"{name} has had memory errors that ECC could not correct."
+        return [Finding("GPU error", WARNING, text, exclude, (f"NVML: {errors} since the node started",), docs)]
+    slow = [str(each["slowdown"]) for each in samples if each.get("slowdown")]
+    if len(slow) >= MIN_SAMPLES and 2 * len(slow) >= len(samples):
+        facts = (f"NVML: {slow[-1]}, in {len(slow)} of {len(samples)} samples",)
+        return [
+            Finding("throttled", WARNING, f"{name} is slowed down by its driver: {slow[-1]}.", exclude, facts, docs)
+        ]
+    return []
 
 
 def check_cores(evidence: Evidence) -> list[Finding]:

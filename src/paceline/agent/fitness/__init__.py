@@ -1,0 +1,1 @@
+"""The fitness check of a run, before its ranks start."""

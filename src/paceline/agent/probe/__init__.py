@@ -1,0 +1,1 @@
+"""What `paceline doctor` asks the nodes of a live run."""
