@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import paceline
 
@@ -31,12 +32,24 @@ class Noisy(Dataset[Any]):
 
 
 def make_model(mistake: str, dtype: torch.dtype) -> nn.Module:
-    middle: dict[str, nn.Module] = {"dropout": nn.Dropout(0.3), "batchnorm": nn.BatchNorm1d(16)}
-    layers = [nn.Linear(6, 16), middle.get(mistake, nn.Identity()), nn.Tanh(), nn.Linear(16, 3)]
-    return nn.Sequential(*layers).to(dtype)
+    middle = [nn.BatchNorm1d(16)] if "batchnorm" in mistake else []
+    end = [nn.Dropout(0.3)] if "dropout" in mistake else []
+    return nn.Sequential(nn.Linear(6, 16), *middle, nn.Tanh(), *end, nn.Linear(16, 3)).to(dtype)
+
+
+class Stream(IterableDataset[Any]):
+    """The same samples in the same order for every process that reads it."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
 
 
 def make_loader(run: Any, data: Any, mistake: str) -> Any:
+    if mistake == "stream on each rank":
+        return DataLoader(Stream(data), batch_size=BATCH // run.world_size)
     if mistake == "all data on each rank":
         return DataLoader(data, batch_size=BATCH // run.world_size)
     if mistake == "own shuffle":

@@ -73,7 +73,7 @@ def print_proof(proof: Proof) -> None:
     out.print(table)
     for name, reason in proof.skipped.items():
         out.print(f"[dim]{console.cell(name)}: skipped, {console.cell(reason)}[/]", soft_wrap=True)
-    out.print(f"[dim]Largest differences over {_steps(proof)} steps; losses: {console.cell(proof.source)}.[/]")
+    out.print(f"[dim]Largest differences · {console.cell(' · '.join(proof.facts()))}[/]", soft_wrap=True)
     if proof.holds:
         out.print("[good]✓ The training is the same on all of them.[/]")
     for records in proof.scaled:
@@ -94,7 +94,3 @@ def _row(each: Comparison) -> tuple[str, ...]:
 
 def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
-
-
-def _steps(proof: Proof) -> int:
-    return len(proof.curve(proof.cases[0]))

@@ -21,6 +21,7 @@ class Case:
     style: str = DEFAULT_STYLE
     interrupted: bool = False  # stopped in the middle, and resumed
     changes: tuple[str, ...] = ()  # what is off or different, to find out what a difference comes from
+    without: tuple[str, ...] = ()  # the same for all cases of a proof, so not part of the name
     repeat: int = 0
     batch_factor: int = 1  # of the global batch
     lr_factor: float = 1.0

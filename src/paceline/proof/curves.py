@@ -20,6 +20,7 @@ STYLE = (
 )
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 76, 20, 18, 300, 900
 ROW = 22  # of the legend
+LONG_NAME = 32  # characters; longer ones get a wider column
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,12 @@ def _draw(
         if value == int(value):
             parts.append(_label(axes.x(value), BOTTOM + 20, f"{int(value):,}", "middle", "mark"))
     parts += extra
-    columns = 3
+    columns = 3 if all(len(curve.name) <= LONG_NAME for curve in curves) else 2
     for number, curve in enumerate(curves):
         # A run has the same colour in both pictures; the reference is only in one of them.
         style = _style(number if has_reference else number + 1, wide=has_reference and number == 0)
         parts.append(f'<path class="line" d="{_path(curve, axes)}" {style}><title>{escape(curve.name)}</title></path>')
-        x, y = LEFT + number % columns * 275, BOTTOM + 62 + number // columns * ROW
+        x, y = LEFT + number % columns * (825 // columns), BOTTOM + 62 + number // columns * ROW
         parts.append(f'<path class="line" d="M{x} {y}h34" {style}/>' + _label(x + 42, y + 4, curve.name, "start", ""))
     parts.append(_label((LEFT + WIDTH - RIGHT) / 2, BOTTOM + 38, across, "middle", "name"))
     parts.append(_label(4, 12, up, "start", "name"))

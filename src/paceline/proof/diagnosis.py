@@ -131,7 +131,7 @@ class Diagnosis:
     def _changed_causes(self) -> list[Cause]:
         """Run both again without what depends on the rank. What makes the difference go away is the cause."""
         suspects = [each for each in (DROPOUT, BATCHNORM) if each in self.other.uses | self.reference.uses]
-        suspects = [each for each in suspects if each not in self.other.case.changes]
+        suspects = [each for each in suspects if each not in self.other.case.without]
         if not suspects:
             return []
         pair = self._pair(suspects)

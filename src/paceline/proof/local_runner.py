@@ -174,7 +174,8 @@ class LocalRunner:
 def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProbeSpec:
     """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
     return ProbeSpec(
-        folder=str(own), steps=case.steps, changes=list(case.changes), weights=str(weights / f"{case.slug}.pt"),
+        folder=str(own), steps=case.steps, changes=[*case.without, *case.changes],
+        weights=str(weights / f"{case.slug}.pt"),
         references={each.name: str(weights / f"{each.slug}.pt") for each in against},
         stop_at=max(1, case.steps // 3) if case.interrupted else 0,
         batch_factor=case.batch_factor, lr_factor=case.lr_factor, lr_warmup=case.lr_warmup,

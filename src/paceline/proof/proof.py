@@ -49,6 +49,12 @@ class Proof:
     def holds(self) -> bool:
         return all(each.agrees for each in self.comparisons)
 
+    def facts(self) -> list[str]:
+        """Return what all runs have in common."""
+        reference = self.cases[0]
+        changes = [f"without {each}" for each in reference.case.without]
+        return [f"{len(self.curve(reference))} steps", reference.dtype, *changes, f"losses: {self.source}"]
+
     def curve(self, records: CaseRecords) -> Mapping[int, float]:
         return self.source.curve(records)
 
@@ -87,7 +93,7 @@ class Prover:
         return proof
 
     def _changed(self, case: Case) -> Case:
-        return replace(case, changes=self.request.without)
+        return replace(case, without=self.request.without)
 
     def _run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
         if case not in self._known:
@@ -115,9 +121,8 @@ class Prover:
         other, reference = by_name[failed.name], by_name[failed.against]
 
         def rerun(ranks: int, changes: Sequence[str], repeat: int) -> CaseRecords:
-            both = tuple(dict.fromkeys((*self.request.without, *changes)))
-            case = replace(reference.case, ranks=ranks, changes=both, repeat=repeat)
-            others = [replace(reference.case, changes=both)] if ranks != reference.case.ranks else []
+            case = replace(reference.case, ranks=ranks, changes=tuple(changes), repeat=repeat)
+            others = [replace(reference.case, changes=tuple(changes))] if ranks != reference.case.ranks else []
             return self._run(case, others)
 
         self.tell(f"{failed.name} and {failed.against} differ; looking for the cause")

@@ -48,12 +48,7 @@ def to_table(proof: Proof) -> dict[str, object]:
 def render(proof: Proof, losses: str, *, title: str) -> str:
     """Return the whole page."""
     reference = proof.cases[0]
-    facts = [
-        f"{len(proof.curve(reference))} steps",
-        reference.dtype,
-        f"losses: {proof.source}",
-        time.strftime("%Y-%m-%d %H:%M"),
-    ]
+    facts = [*proof.facts(), time.strftime("%Y-%m-%d %H:%M")]
     verdict = "<span class='good'>✓ The training is the same in all runs.</span>"
     if not proof.holds:
         verdict = "<span class='bad'>✗ The runs differ.</span>"

@@ -78,7 +78,8 @@ def _wrong_sampler(reference: CaseRecords, other: CaseRecords, step: int) -> Cau
     one, two = (each.together(step, "samples") or [] for each in (reference, other))
     ranks = other.case.ranks
     if _is_repeated(other, step):
-        what = f"In step {step}, all {ranks} ranks have the same {len(two) // ranks} samples: the data is not split."
+        count = len(_keys(other.first.steps[step]))
+        what = f"In step {step}, all {ranks} ranks have the same {count} samples: the data is not split."
     elif repeated := _repeats_between_ranks(other):
         what = (
             f"In step {step}, {ranks} ranks have other samples than {reference.case.ranks}. In the first epoch, "

@@ -133,7 +133,7 @@ def _next_batch(probe: Probe, original: Any, iterator: Any) -> Any:
     batch = original(iterator)
     asked = getattr(iterator, "_paceline_asked", None)
     indices = asked.popleft() if asked else None
-    if isinstance(indices, list) and indices and probe.is_here:
+    if isinstance(indices, list) and indices and indices[0] is not None and probe.is_here:  # a stream has no indices
         probe.note_batch(id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices])
     return batch
 

@@ -1,0 +1,92 @@
+"""What a rank records: the samples that a step really got, and nothing that changes the training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.contract import env
+from paceline.contract.files.probe_spec import ProbeSpec, record_path
+from paceline.proof.records import RankRecords
+from paceline.runtime.probe.fingerprints import gradient_sample, row_digests, weights_digest
+from tests.forked_ranks import Ranks
+
+SAMPLES = 40
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, *, x: torch.Tensor) -> Any:
+        return self.body(x)
+
+
+def train(folder: str, workers: int, probed: bool) -> tuple[list[list[int]], list[float]]:
+    """Train with accumulation, workers, clipping and evaluations. Returns the samples of each step, and the weights."""
+    if probed:
+        spec = Path(folder) / "probe.json"
+        spec.write_text(ProbeSpec(folder, steps=7).to_json(), encoding="utf-8")
+        os.environ[env.PROBE] = str(spec)
+        from paceline.runtime.probe.start import start_probe
+
+        start_probe()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.arange(float(SAMPLES)).reshape(-1, 1))
+    loader: Any = DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+    test: Any = DataLoader(data, batch_size=8)
+    model, taken = Net(), list[list[int]]()
+    opt = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(2):
+        batches = list(loader)
+        for first, second in zip(batches[::2], batches[1::2], strict=True):
+            if len(taken) == 7:
+                break
+            taken.append([int(value) for (x,) in (first, second) for value in x.flatten()])
+            for (x,) in (first, second):
+                model(x=x).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            opt.step()
+            opt.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            for (x,) in test:
+                model(x=x)
+        model.train()
+    if probed:
+        start_probe().end_at_exit()
+    return taken, [float(each.detach().sum()) for each in model.parameters()]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_records_the_samples_of_each_step_and_changes_nothing(ranks: Ranks, tmp_path: Path, workers: int) -> None:
+    ((taken, weights),) = ranks(train, 1, str(tmp_path), workers, True)
+    ((same, plain),) = ranks(train, 1, str(tmp_path), workers, False)
+    assert (taken, weights) == (same, plain)
+    records = RankRecords.read(record_path(tmp_path, 0))
+    assert [records.steps[step]["samples"] for step in range(1, 8)] == taken
+    assert all(record["rows"] == len(record["contents"]) == 8 for record in records.steps.values())
+    assert all(len(record["losses"]) == 2 and record["norm"] > 0.1 for record in records.steps.values())
+    assert records.steps[7]["uses"] == ["batchnorm", "dropout"]
+    assert (records.start["dtype"], records.start["runtime"], records.end["step"]) == ("float32", False, 7)
+
+
+def test_digests_tell_samples_apart_and_ignore_padding() -> None:
+    x, y = torch.randn(5, 3), torch.arange(5)
+    whole = row_digests([x, y], 5)
+    assert len(set(whole)) == 5
+    assert row_digests([x[2:], y[2:]], 3) == whole[2:], "whatever else is in the batch"
+    assert row_digests([x.bfloat16()], 5) != row_digests([x], 5)
+    assert row_digests([x.unsqueeze(0).repeat(7, 1, 1)], 5)[0] != whole[0], "time may come first"
+    short, long = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[5, 6, 0, 0, 0, 0]])
+    assert row_digests([short], 1) == row_digests([long], 1)
+    assert row_digests([torch.tensor([[5, 7, 0]])], 1) != row_digests([short], 1)
+    assert weights_digest([x]) != weights_digest([x + 1e-7])
+    assert len(gradient_sample([torch.ones(1000), torch.ones(24)])) in range(200, 400)
