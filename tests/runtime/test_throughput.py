@@ -129,3 +129,18 @@ def test_show_has_a_line_of_it(tmp_path: Path) -> None:
         describe_throughput(path)
         == "123k tokens/s · 41.2 ms per step · 3% waiting for data · 52.0% MFU · 31 GB at most"
     )
+
+
+def test_a_failed_device_does_not_hide_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failed:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(torch.cuda, "Event", Failed)
+    counter = ThroughputCounter(torch.device("cuda"))
+    counter.begin_loop()
+    counter.end_loop()
+    assert counter.take().amounts().seconds >= 0

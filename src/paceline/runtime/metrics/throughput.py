@@ -13,6 +13,7 @@ import functools
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -58,8 +59,10 @@ class _Moment:
         self.host = time.perf_counter()
         self.event: Any = None
         if on_gpu:
-            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self.event.record()
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            with suppress(RuntimeError):  # the device has failed: that error is on its way, and must stay visible
+                event.record()
+                self.event = event
 
     def seconds_until(self, later: _Moment) -> float:
         """Return the seconds on the GPU, or on the host if the GPU is not there yet."""
