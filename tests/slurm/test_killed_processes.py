@@ -43,6 +43,11 @@ def is_data_worker(process: psutil.Process) -> bool:
     return is_zygote(process) and sum(is_zygote(above) for above in process.parents()) == 2
 
 
+def is_batch_shell(process: psutil.Process) -> bool:
+    """Whether it is the shell itself, and no subshell."""
+    return command(process).endswith("/slurm_script") and not command(process.parent()).endswith("/slurm_script")
+
+
 def variable(process: psutil.Process, name: str) -> str:
     return process.environ().get(name, "")
 
@@ -110,7 +115,7 @@ def test_a_killed_batch_shell(four_undisturbed: Training, submitted: Make, clust
     ours = submitted(gates="step-17")
     ours.submit()
     ours.at("step-17", ranks=4)
-    kill_one(ours, lambda each: command(each).endswith("/slurm_script"))
+    kill_one(ours, is_batch_shell)
     ours.wait_for_stop_request(0)
     ours.open("step-17")
     ours.until(lambda: cluster.state(ours.job) in ENDED, "it does not end")

@@ -203,16 +203,12 @@ class Soak:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Cancel what is still live."""
+        """Give up what is still live. The sandbox ends it when it goes down."""
         self.ending.set()
         for run in self.live:
             run.outcome = UNFINISHED
             self.ended.append(run)
-            self.cluster.run(["scancel", "--quiet", run.job], check=False)
         self.live = []
-        self.cluster.clear()
-        for run in self.ended:
-            run.remove()
 
     def run_and_report(self) -> dict[str, Any]:
         """Run, and return the numbers, even after Ctrl-C."""
@@ -266,13 +262,15 @@ def main() -> None:
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
     with shared_disks(base / "disks"):
         cluster = Cluster.up(base, nodes=options.nodes, cpus=CPUS, gpus=0, network=network, owner=os.getpid())
+        soak = Soak(options, base, cluster)
         try:
             os.environ.update(cluster.environment)
-            soak = Soak(options, base, cluster)
             print(f"sandbox and runs: {base}", flush=True)
             results = soak.run_and_report()
         finally:
             cluster.down()
+            for run in soak.ended:
+                run.remove()
     if results["problems"] or results["outcomes"].get(DEFECT):
         sys.exit(f"not every run ended as it should: see {soak.kept}")
     shutil.rmtree(base, ignore_errors=True)
