@@ -16,6 +16,14 @@ def run(self):
 Attempt.run = run
 """
 
+LOST = """\
+from paceline.agent.attempt import Attempt
+from paceline.agent.rendezvous.errors import AgentsMissing
+def run(self):
+    raise AgentsMissing("Lost before attempt 1 began: node b.", hosts=["b"])
+Attempt.run = run
+"""
+
 
 def reasons(started: Launched) -> list[str]:
     return [event["reason"] for event in read_events(started.run.events) if event.get("reason")]
@@ -57,3 +65,12 @@ def test_ranks_of_a_job_start_that_lost_the_run_are_ended(launch: Launch, tmp_pa
     assert started.verdicts() == ("failed", "failed")
     assert not started.job_start.requeue.exists()
     assert "failed" not in started.events()
+
+
+def test_a_node_that_is_lost_before_an_attempt_does_not_keep_the_batch_script(launch: Launch) -> None:
+    """srun may wait for a node that died and came back, for as long as the job may run."""
+    started = launch("", argv=("-c", LOST + START_AGENT), env={"SLURM_JOB_ID": "1"})
+    assert started.wait() != 0
+    assert started.verdicts()[1] == "failed"
+    assert started.job_start.requeue.read_text() == "b\n"
+    assert started.job_start.node_lost.exists()

@@ -143,6 +143,7 @@ class Agent:
         if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
             return RESTART_EXIT  # without a verdict, so this counts like a head agent that was killed
         if is_head and isinstance(problem, AgentsMissing):
+            self.has_lost_node = True
             self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, problem.hosts))
         if is_head:
             self.verdicts.write_verdict(FAILED)
