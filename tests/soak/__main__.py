@@ -52,8 +52,7 @@ class Soak:
         self.live: list[SoakRun] = []
         self.ended: list[SoakRun] = []
         self.faults: Counter[str] = Counter()
-        self.problems: list[str] = []  # of the soak itself
-        self.left: list[str] = []  # behind by runs that ended
+        self.problems: list[str] = []
         self.ending = threading.Event()
         self.started = time.monotonic()
         self.undisturbed: dict[int, Training] = {}
@@ -118,7 +117,7 @@ class Soak:
                 self._complain(traceback.format_exc())
 
     def _complain(self, problem: str) -> None:
-        """Report a problem of the soak itself."""
+        """Report a problem of the soak itself, or something that is left behind."""
         self.problems.append(problem)
         print(f"problem: {problem}", flush=True)
 
@@ -148,7 +147,8 @@ class Soak:
     def _end(self, run: SoakRun) -> None:
         if not run.outcome:
             run.judge(self.undisturbed[run.shape.world_size])
-            self.left += [f"run {run.number}: {path}" for path in run.temporary_files()]
+            for path in run.temporary_files():
+                self._complain(f"left behind: run {run.number}: {path}")
         if run.outcome == DEFECT:
             run.keep(self.kept)
             print(f"DEFECT in run {run.number} ({run.shape}), after {run.faults}: {run.reason}", flush=True)
@@ -169,8 +169,8 @@ class Soak:
         )
 
     def leftovers(self) -> list[str]:
-        """Return what the runs have left behind: temporary files and, once none is live, anything on the nodes."""
-        found = list(self.left)
+        """Return what the runs have left on the nodes, once none is live."""
+        found = []
         for node in self.cluster.nodes if os.geteuid() == 0 and not self.live else []:
             find = ["find", "/dev/shm", "-mindepth", "1", "!", "-name", own_folder_name()]
             files = self.cluster.exec(node, find, timeout=60).stdout.splitlines()
@@ -214,7 +214,8 @@ class Soak:
         """Run, and return the numbers, even after Ctrl-C."""
         try:
             self.run()
-            self.problems += [f"left behind: {each}" for each in self.leftovers()]
+            for each in self.leftovers():
+                self._complain(f"left behind: {each}")
         except KeyboardInterrupt:
             print("interrupted: these are the numbers so far", flush=True)
         finally:

@@ -30,7 +30,8 @@ SCRIPT = Path(__file__).with_name("train.py")
 DISK = "4g"  # each run folder is on a file system of its own, so that it can be full
 STUCK = 300.0  # seconds in which nothing moves
 QUIET = 60.0  # seconds without a change of state or step, after which to look for smaller signs of life
-IDLE_CPU = 3.0  # seconds; agents that wait for something use less within `STUCK`
+LOOK_EVERY = 20.0  # seconds
+AT_WORK = 0.5  # share of the time in which a thread has or wants a core; those that poll want one more rarely
 WAITS_FOR_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required")  # Slurm's reasons
 EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
 OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
@@ -122,7 +123,9 @@ class SoakRun:
     changed: float = field(default_factory=time.monotonic)
     ended: float | None = None
     _last: object = None
-    _signs: tuple[int, float] = (0, 0.0)
+    _looked: float = -LOOK_EVERY
+    _newest: int = 0
+    _wanted: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def submit(cls, number: int, shape: Shape, base: Path) -> SoakRun:
@@ -188,19 +191,21 @@ class SoakRun:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing moves: no state, step, event, log, checkpoint, nor CPU time of its processes.
+        """Whether nothing moves: no state, step, event, log or checkpoint, and no thread has work to do.
 
-        A machine that is too busy for it makes it slow, not stuck. Nor is a job stuck that waits for nodes.
+        A machine that is too busy for a run makes it slow, not stuck. Nor is a job stuck that waits for nodes.
         """
         now = time.monotonic()
-        if now - self.changed < QUIET:
+        if now - self.changed < QUIET or now - self._looked < LOOK_EVERY:
             return False
-        written, used = self._signs
-        newest, cpu = self._newest_file(), sum(_cpu_time(process) for process in self._processes())
+        newest, wanted = self._newest_file(), _core_seconds(self._processes())
+        enough = AT_WORK * (now - self._looked)
+        works = any(seconds - self._wanted.get(thread, seconds) >= enough for thread, seconds in wanted.items())
         state = self.record.state if self.record else None
         waits = state is not None and state.phase == WAITING and state.reason.startswith(WAITS_FOR_NODES)
-        if waits or newest != written or not 0 <= cpu - used < IDLE_CPU:
-            self._signs, self.changed = (newest, cpu), now
+        if waits or works or newest != self._newest:
+            self.changed = now
+        self._looked, self._newest, self._wanted = now, newest, wanted
         return now - self.changed > STUCK
 
     def _newest_file(self) -> int:
@@ -291,11 +296,15 @@ class SoakRun:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _cpu_time(process: psutil.Process) -> float:
-    with contextlib.suppress(psutil.Error):
-        times = process.cpu_times()
-        return float(times.user + times.system)
-    return 0.0
+def _core_seconds(processes: Iterable[psutil.Process]) -> dict[int, float]:
+    """Return for how long each thread has had a core or waited for one."""
+    found = {}
+    for process in processes:
+        for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                used, waited, _ = path.read_text().split()
+                found[int(path.parent.name)] = (int(used) + int(waited)) / 1e9
+    return found
 
 
 def _read_pairs(texts: Iterable[str]) -> list[tuple[str, int]]:

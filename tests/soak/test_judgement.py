@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from paceline.contract.files.shared_places import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.records import Record
 from tests.fault_tolerance.runs import STEPS, Training
-from tests.soak.runs import Disk, Shape, SoakRun
+from tests.soak.runs import Disk, Shape, SoakRun, _core_seconds
 
 
 def make_training(home: Path, *, steps: int = STEPS, weight: float = 1.0) -> Training:
@@ -63,25 +65,24 @@ def make_record(run: SoakRun, state: str, reason: str) -> Record:
     return Record(run.folder, {}, "", "1", JobState("1", state, reason), attempts=1, step=3)
 
 
-@pytest.mark.parametrize("sign", ["none", "log", "cpu", "little cpu", "nodes", "held"])
+@pytest.mark.parametrize("sign", ["none", "log", "core", "core at times", "nodes", "held"])
 def test_a_run_is_stuck_if_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
-    """Not if it is only slow, or waits for nodes. Agents that wait use a little CPU time."""
-    run, now, cpu = make_run(tmp_path), 1000.0, 0.0
+    """Not if it is only slow, or waits for nodes. Agents that wait want a core now and then."""
+    run, now, wanted = make_run(tmp_path), 1000.0, 0.0
     log = tmp_path / "log"
     monkeypatch.setattr("tests.soak.runs.time.monotonic", lambda: now)
-    monkeypatch.setattr(SoakRun, "_processes", lambda _: [None])
-    monkeypatch.setattr("tests.soak.runs._cpu_time", lambda _: cpu)
+    monkeypatch.setattr("tests.soak.runs._core_seconds", lambda _: {7: wanted})
     waits = {"nodes": ("PENDING", "Resources"), "held": ("PENDING", "JobHeldAdmin")}
     run.update(make_record(run, *waits.get(sign, ("RUNNING", ""))))
     stuck = False
     for minute in range(20):
         now += 60
-        cpu += {"cpu": 1.0, "little cpu": 0.1}.get(sign, 0.0)
+        wanted += {"core": 50.0, "core at times": 10.0}.get(sign, 0.0)
         if sign == "log":
             log.touch()
             os.utime(log, ns=(minute, time.time_ns() + minute))
         stuck |= run.is_stuck
-    assert stuck == (sign in ("none", "little cpu", "held"))
+    assert stuck == (sign in ("none", "core at times", "held"))
 
 
 def test_what_a_run_leaves_in_its_temporary_folder_is_found(tmp_path: Path) -> None:
@@ -91,3 +92,13 @@ def test_what_a_run_leaves_in_its_temporary_folder_is_found(tmp_path: Path) -> N
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(ours / "s"))
     assert make_run(tmp_path).temporary_files() == [f"tmp/{ours.name}/s"]
+
+
+def test_a_thread_that_works_wants_a_core() -> None:
+    me = psutil.Process()
+    before = _core_seconds([me])
+    deadline = time.thread_time() + 0.05
+    while time.thread_time() < deadline:
+        pass
+    after = _core_seconds([me])
+    assert after[threading.get_native_id()] - before[threading.get_native_id()] >= 0.04

@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.cluster.runs.claims import find_holder
@@ -253,6 +254,21 @@ def test_srun_does_not_wait_for_a_lost_node_for_ever(bench: Bench) -> None:
     code, out = bench.carry_out(f"{STOPPED}; : >node-lost; exec /bin/sleep 600", setup="paceline_poll=0.05")
     assert (code, out.splitlines()[-1]) == (75, "paceline: job 7: stopped")
     assert bench.requeues() == ["requeue 7"]
+
+
+def test_nothing_of_the_batch_script_outlives_its_shell(bench: Bench) -> None:
+    """Slurm may not find a subshell of a shell that was killed."""
+    process = bench.start("exec /bin/sleep 600", setup="paceline_poll=0.05")
+    bench.until(bench.run / "job-starts" / "7-0" / "started")
+    shell = psutil.Process(process.pid)
+    (watcher,) = [child for child in shell.children() if child.cmdline() == shell.cmdline()]
+    agents = [child for child in shell.children() if child != watcher]
+    process.kill()
+    process.wait()
+    for agent in agents:
+        agent.kill()
+    assert psutil.wait_procs([watcher], timeout=60)[1] == []
+    bench.finish(process)
 
 
 @pytest.mark.parametrize("agents", ["exit 1", ": >head; exit 1"])

@@ -183,6 +183,7 @@ paceline_await_agents() {
         trap - USR1 TERM
         exec {paceline_never}<> <(:)
         until [ -e "$paceline_run/job-starts/$paceline_job_start/node-lost" ]; do
+            kill -0 $$ || exit 0 # this job's shell was killed
             read -r -t "${paceline_poll:-5}" -u "$paceline_never" || :
         done
         for _ in {1..12}; do read -r -t "${paceline_poll:-5}" -u "$paceline_never" || :; done
