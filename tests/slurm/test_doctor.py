@@ -247,9 +247,11 @@ def test_a_throttled_core(patient: Patient, throttle: Callable[[list[int], float
 
 @pytest.mark.slow
 def test_fitness_goes_on_without_a_slow_node(patient: Patient, throttle: Callable[[list[int], float], None]) -> None:
-    slow = patient.cluster.nodes[1]  # Slurm takes the first nodes
-    throttle(processes_of(patient.cluster, slow), 0.2)
     patient.submit("print('trains')", "--cpu", "--requeue", "--fitness")
+    arrived = patient.folder.events / "agent-1.jsonl"
+    patient.until(lambda: arrived.exists() and arrived.read_text().endswith("\n"), "no agent has arrived")
+    slow = json.loads(arrived.read_text().splitlines()[0])["host"]
+    throttle(processes_of(patient.cluster, slow), 0.02)
     start = patient.folder.job_start(f"{patient.job}-0")
     patient.until(start.excluded_nodes.exists, "no node is excluded")
     assert start.excluded_nodes.read_text().split() == [slow]

@@ -210,7 +210,8 @@ class Agent:
         unfit = sorted({each.host for each in found if each.unfit})
         if self.placement.is_head:
             for each in found:
-                self.warn(f"node {each.host}: {each.text} ({'; '.join(each.evidence)})")
+                evidence = f" ({'; '.join(each.evidence)})" if each.evidence else ""
+                self.warn(f"node {each.host}: {each.text}{evidence}")
         if not unfit or not self.verdicts.from_queue or self.launch_spec.fixed_nodes:
             return
         if self.placement.is_head:

@@ -91,6 +91,12 @@ def test_a_throttled_node_is_unfit_even_if_its_ranks_measured_nothing(
     assert "90% of all periods" in found[1][0].text
 
 
+def test_a_node_that_measures_nothing_in_time_is_named(agents: Callable[[Results], list[list[Judgement]]]) -> None:
+    found = agents([(measured(0, 0.03), 0.0), ([], 0.0)])
+    assert [(each.host, each.unfit) for each in found[0]] == [("node1", False)]
+    assert agents([([], 0.0), ([], 0.0)]) == [[], []], "nobody has torch"
+
+
 def test_a_limit_that_all_nodes_share_is_nobodys_fault(agents: Callable[[Results], list[list[Judgement]]]) -> None:
     assert agents([(measured(0, 0.03), 0.9), (measured(1, 0.03), 0.9)]) == [[], []]
 

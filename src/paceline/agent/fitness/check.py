@@ -24,7 +24,7 @@ from paceline.contract.fitness.measurement import FOLDER, Measurement
 from paceline.contract.run_folder import RunFolder, write_atomically
 
 TIME_LIMIT = 30.0  # seconds for all of it
-ANSWER_TIME = 5.0  # seconds of them for the answers of the members
+ANSWER_TIME = 6.0  # seconds of them for the answers of the members, and for the verdict after them
 THROTTLED = 0.5  # of the periods of a CPU limit, while a core computes
 MIN_PERIODS = 5
 RESULT, VERDICT = "fitness", "fitness_verdict"
@@ -50,6 +50,7 @@ class FitnessCheck:
         reports = [own, *members.values()]
         ranks = [make(Measurement, each) for report in reports for each in report["ranks"]]
         found = [*self._find_throttled(reports), *judge(ranks)]
+        found += self._find_silent(reports, {each.host for each in found})
         self._record(ranks, found)
         self._rendezvous.send({"kind": VERDICT, "found": [asdict(each) for each in found]})
         return found
@@ -87,7 +88,8 @@ class FitnessCheck:
         """Return one message of each sender, or of those that answer in time."""
         found: dict[int, dict[str, Any]] = {}
         other = []
-        while senders - set(found) and time.monotonic() < self._deadline + ANSWER_TIME and not self._interrupted():
+        deadline = self._deadline + (0.0 if self._launch.placement.is_head else ANSWER_TIME)
+        while senders - set(found) and time.monotonic() < deadline and not self._interrupted():
             for message in self._rendezvous.poll():
                 if message.get("kind") == kind:
                     found[message["from"]] = message
@@ -110,6 +112,14 @@ class FitnessCheck:
             for host, share in shares.items()
             if share >= THROTTLED and min(shares.values()) < THROTTLED
         ]  # fmt: skip
+
+    @staticmethod
+    def _find_silent(reports: Iterable[Mapping[str, Any]], blamed: set[str]) -> list[Judgement]:
+        """Name nodes that have measured nothing in time, although others have: torch may take long to import there."""
+        silent = {str(each["host"]) for each in reports if not each["ranks"]} - blamed
+        measured = {str(each["host"]) for each in reports if each["ranks"]}
+        text = f"it has measured nothing within {TIME_LIMIT:.0f} s"
+        return [Judgement(host, text, unfit=False) for host in sorted(silent - measured) if measured]
 
     def _record(self, ranks: list[Measurement], found: list[Judgement]) -> None:
         """Leave the numbers for `paceline doctor`."""
