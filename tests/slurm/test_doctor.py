@@ -139,6 +139,13 @@ def test_one_node_asleep_before_init(patient: Patient) -> None:
 
 
 @pytest.mark.slow
+def test_nothing_wrong(patient: Patient) -> None:
+    patient.submit(TRAINS.format(pause=0, work=50), "--cpu")
+    patient.trains(6)
+    assert patient.problems() == []
+
+
+@pytest.mark.slow
 def test_a_full_disk(patient: Patient) -> None:
     patient.submit(FULL, "--cpu")
     patient.ends()

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli import console, options, runs
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
+from paceline.errors import PacelineError
 from paceline.spec import Program
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
 
@@ -79,11 +80,13 @@ def names_a_run(args: Sequence[str]) -> bool:
 def diagnose_run(name: str, *, fitness: bool = False) -> list[Finding]:
     from paceline.watch.diagnosis.diagnosis import diagnose
     from paceline.watch.diagnosis.evidence import read_evidence
+    from paceline.watch.diagnosis.pace import find_slow_ranks
     from paceline.watch.records import read_record
 
     record = read_record(runs.named(name))
     run = Finding("run", GOOD, f"{record.run_id} is {record.status}")
-    found = diagnose(read_evidence(record, ask_nodes(record)))
+    stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
+    found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))
     if fitness:
         found = [*[each for each in found if each.about != "fitness"], *measure_nodes(record)]
         found.sort(key=lambda each: [PROBLEM, WARNING, GOOD].index(each.level))
@@ -92,9 +95,9 @@ def diagnose_run(name: str, *, fitness: bool = False) -> list[Finding]:
     return [run, *found]
 
 
-def ask_nodes(record: Record) -> list[NodeAnswer]:
-    """Ask the nodes of a live run of this user's where its ranks are."""
-    from paceline.cluster.probes.live_probe import probe_here, probe_job
+def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
+    """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder has to do."""
+    from paceline.cluster.probes.live_probe import NodeAnswer, probe_here, probe_job
     from paceline.contract.files.ownership import is_own_folder
     from paceline.contract.hostlist import expand
     from paceline.contract.launch_spec import LaunchSpec
@@ -102,10 +105,13 @@ def ask_nodes(record: Record) -> list[NodeAnswer]:
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []
     if record.job is None:
-        return probe_here(record.folder)
-    launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
-    nodes = expand(record.state.nodes) if record.state else []
-    return probe_job(record.folder, launch_spec, job=record.job, nodes=nodes)
+        return probe_here(record.folder, stacks=stacks)
+    nodes = record.state.nodes if record.state else ""
+    try:
+        launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
+        return probe_job(record.folder, launch_spec, job=record.job, nodes=expand(nodes), stacks=stacks)
+    except (OSError, ValueError, PacelineError) as error:
+        return [NodeAnswer(nodes, problem=str(error).partition("\n")[0])]
 
 
 def measure_nodes(record: Record) -> list[Finding]:

@@ -31,6 +31,9 @@ def test_stacks_are_dumped_only_if_a_rank_makes_no_progress(launch: Launch, monk
     assert stack is not None
     assert stack.where == "train.py:3 in <module>"
     assert stack.waits_in == ""
+    monkeypatch.setattr(node_probe, "SLOW_START", 1000.0)
+    node_probe.look(launched.run, stacks=True)
+    until(lambda: stacks.read_text().count("Current thread") == 2, "no second stack")
 
 
 def test_a_run_whose_agents_are_gone(launch: Launch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,3 +295,15 @@ def test_quotas_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ends, "check_quota", lambda path: [full])
     (found,) = run.problems()
     assert found.evidence == ("Your quota on /scratch is used up.",)
+
+
+def test_every_finding_leads_to_a_section_of_the_guide() -> None:
+    root = Path(__file__).parents[3]
+    guide = (root / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", guide, re.MULTILINE)
+    known = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    used = set()
+    for path in (root / "src/paceline/watch/diagnosis").glob("*.py"):
+        used |= set(re.findall(r"(?:\{DOCS\}|troubleshooting\.md)#([\w-]+)", path.read_text(encoding="utf-8")))
+    assert len(used) > 8
+    assert used <= known

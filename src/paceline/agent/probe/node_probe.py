@@ -26,6 +26,7 @@ from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import RunFolder
 
+STACKS = "--stacks"
 MARK = "paceline-probe "  # begins the line with the answer: a site's start-up files may print others
 SLOW_START = 10.0  # seconds before the first step after which stacks are of interest
 NO_STEP = 15.0  # seconds without a step, at least
@@ -51,7 +52,7 @@ class Rank(NamedTuple):
 
 def main() -> None:
     """Print what `look` finds in the run folder that `argv` has; without one, what this node has."""
-    found = look(RunFolder(Path(sys.argv[1]))) if sys.argv[1:] else node_facts()
+    found = look(RunFolder(Path(sys.argv[1])), stacks=STACKS in sys.argv[2:]) if sys.argv[1:] else node_facts()
     print(MARK + json.dumps(found), flush=True)
 
 
@@ -68,11 +69,11 @@ def _host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def look(run: RunFolder) -> dict[str, Any]:
-    """Return the rows of this node's ranks, and dump their stacks if one of them is stuck."""
+def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
+    """Return the rows of this node's ranks, and dump their stacks if one of them is stuck, or with `stacks`."""
     host = _host()
     ranks = list(_ranks(run, host))
-    if any(rank.is_stuck for rank in ranks):
+    if stacks or any(rank.is_stuck for rank in ranks):
         _dump_stacks(run, [rank for rank in ranks if rank.beat.state >= READY])
     rows = [rank_row(*rank) for rank in ranks]
     return {"time": time.time(), "host": host, "ranks": rows}

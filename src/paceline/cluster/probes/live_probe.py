@@ -20,6 +20,7 @@ from paceline.plan.slurm.interactive_shell import PIPED, SETUP, setup_from_scrip
 
 MARK = "paceline-probe "
 CODE = "from paceline.agent.probe.node_probe import main; main()"
+STACKS = "--stacks"
 TIMEOUT = 20.0  # seconds for a node to answer
 MAX_NODES = 32  # asked; more would take long, and one of them is enough to find a hang
 AT_ONCE = 8
@@ -34,17 +35,19 @@ class NodeAnswer:
     problem: str = ""
 
 
-def probe_here(folder: RunFolder) -> list[NodeAnswer]:
-    """Ask this machine about a local run."""
-    argv = [sys.executable, "-c", CODE, str(folder.path)]
+def probe_here(folder: RunFolder, *, stacks: bool = False) -> list[NodeAnswer]:
+    """Ask this machine about a local run; with `stacks`, for the stacks of all ranks."""
+    argv = [sys.executable, "-c", CODE, str(folder.path), *([STACKS] if stacks else [])]
     return [_ask("here", argv, environ=dict(os.environ), text="")]
 
 
-def probe_job(folder: RunFolder, launch_spec: LaunchSpec, *, job: str, nodes: Sequence[str]) -> list[NodeAnswer]:
+def probe_job(
+    folder: RunFolder, launch_spec: LaunchSpec, *, job: str, nodes: Sequence[str], stacks: bool = False
+) -> list[NodeAnswer]:
     """Ask each node of a job by a step of its own: one that is cut off must not hold up the others."""
     environ = job_environment(folder, launch_spec)
     number = slurm.numeric_job_id(job)
-    text = f"exec {command_line(['python', '-c', CODE, str(folder.path)])}\n"
+    text = f"exec {command_line(['python', '-c', CODE, str(folder.path), *([STACKS] if stacks else [])])}\n"
 
     def ask(node: str) -> NodeAnswer:
         argv = [

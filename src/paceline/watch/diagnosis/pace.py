@@ -70,9 +70,8 @@ def _wait_share(samples: list[RankSample]) -> float | None:
 
 def check_stragglers(evidence: Evidence) -> list[Finding]:
     """Name the ranks that the others wait for, unless data or a throttled node is the reason."""
-    slow = {**_slow_ranks(evidence), **evidence.stragglers}
+    slow = find_slow_ranks(evidence)
     newest = {rank: samples[-1] for rank, samples in evidence.ranks.items()}
-    slow = {rank: ratio for rank, ratio in slow.items() if not _is_explained(evidence, rank)}
     if not slow:
         trained = [each for each in newest.values() if each.own > 0]
         return [Finding("ranks", GOOD, f"{len(trained)} take equally long for a step")] if len(trained) > 1 else []
@@ -95,6 +94,12 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
             )
         )  # fmt: skip
     return found
+
+
+def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
+    """Return ranks that are slow for no known reason, and how much slower they are than the others."""
+    slow = {**_slow_ranks(evidence), **evidence.stragglers}
+    return {rank: ratio for rank, ratio in slow.items() if not _is_explained(evidence, rank)}
 
 
 def _milliseconds(seconds: list[float]) -> str:

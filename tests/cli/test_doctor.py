@@ -1,0 +1,53 @@
+"""How `paceline doctor` reads its arguments, and draws what it finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.doctor import names_a_run, report
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+
+FINDINGS = [
+    Finding("run", GOOD, "1a2b is running"),
+    Finding("hang", PROBLEM, "Rank 3 is stuck.", "Look there.", ("rank 3 is at [train.py:3]",), "docs/x.md#it-hangs"),
+]
+
+
+def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(FINDINGS) == 1
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "✓ run         1a2b is running",
+        "✗ hang        Rank 3 is stuck.",
+        "              - rank 3 is at [train.py:3]",
+        "              Fix: Look there.",
+        "              See docs/x.md#it-hangs",
+    ]
+
+
+def test_warnings_do_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report([Finding("data", WARNING, "slow")]) == 0
+    assert capsys.readouterr().out.startswith("! data")
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(FINDINGS, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found[1] == {
+        "about": "hang", "level": "problem", "text": "Rank 3 is stuck.", "hint": "Look there.",
+        "evidence": ["rank 3 is at [train.py:3]"], "docs": "docs/x.md#it-hangs",
+    }  # fmt: skip
+
+
+def test_a_run_is_told_from_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.touch()
+    assert names_a_run(["last"])
+    assert names_a_run(["1a2b", "--json", "--fitness"])
+    assert names_a_run([str(tmp_path)]), "a run's folder"
+    assert not names_a_run(["train.py"])
+    assert not names_a_run([str(script)])
+    assert not names_a_run(["train", "--lr", "0.1"])
