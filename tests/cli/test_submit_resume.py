@@ -189,16 +189,22 @@ def test_two_commands_do_not_submit_one_run(login: Login) -> None:
 
 
 def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
-    first = login("run", "--cpu", "--nproc", "1", "--param", "lr=3", "train.py", "--epochs", "2")
+    first = login(
+        "run", "--cpu", "--nproc", "1", "--param", "lr=3", "--name", "loc", "--env", "FOO=1", "--env", "API_KEY=hush",
+        "--max-restarts", "2", "train.py", "--epochs", "2",
+    )  # fmt: skip
     assert first.returncode == 0, first.stderr
     (login.project / "paceline.toml").write_text('[job]\npartition = "gpu"\n')
-    done = login.submit("--resume", "last", "--time", "1h")
+    done = login.submit("--resume", "loc", "--time", "1h")
+    assert "pass these --env variables again if needed: API_KEY" in done.stderr
     assert f"a new copy of {login.project}" in done.stderr
     assert "#SBATCH --partition=gpu\n" in login.run.script.read_text()
     spec = login.spec()
     assert (spec["args"], spec["params"], spec["program"]) == (
         ["--epochs", "2"], {"lr": 3}, f"{login.run.work}/project/train.py",
     )  # fmt: skip
+    assert (spec["variables"], spec["max_restarts"]) == ({"FOO": "1"}, 2)
+    assert "name       loc\n" in login("show", "loc").stdout
 
 
 def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(

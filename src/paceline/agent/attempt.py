@@ -71,7 +71,9 @@ class Attempt:
         self.events, self.say = events, say
         self.launch_spec, self.placement, self.folder = launch.launch_spec, launch.placement, launch.attempt
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
-        self.hang_monitor = HangMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+        self.hang_monitor = HangMonitor(
+            launch, workers=workers, output=output, heartbeats=heartbeats, rendezvous=rendezvous
+        )
         self.exit_monitor = ExitMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
         self.independence = IndependenceCheck(
             launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.hang_detection import ClusterHeartbeats, RankHeartbeat, Watchdog, make_report, process_state
+from paceline.agent.health.heartbeat import Heartbeats
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 
 # each rank's (state, step, age) with a timeout of 10 s -> the stuck ranks, or None
@@ -83,8 +85,25 @@ def test_a_plain_script_that_does_nothing_hangs(paceline: Callable[..., Any], tm
     assert done.returncode == 1
     assert "computed" in done.stdout
     assert re.search(
-        r"2 ranks used no CPU time, wrote nothing and received nothing for \d+ s \(--hang-timeout 1s\)", done.stderr
+        r"2 ranks printed nothing, and used almost no CPU time, files and network for \d+ s \(--hang-timeout 1s\)",
+        done.stderr,
     )
+
+
+def test_a_line_of_output_is_progress() -> None:
+    """However little it is: a script that waits for something prints a line now and then."""
+    heartbeats, printed = Heartbeats(1), [0]
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            monitor = ActivityMonitor(heartbeats, 6.0, count_output=lambda local_rank: printed[local_rank])
+            since = []
+            for now in (100.0, 101.0, 102.0, 103.0):
+                printed[0] += 2 if now == 102.0 else 0
+                since.append(monitor.check({0: sleeper.pid}, now)[0].since)
+            assert since == [100.0, 100.0, 102.0, 102.0]
+        finally:
+            sleeper.kill()
+            heartbeats.remove()
 
 
 def test_the_state_of_a_process() -> None:

@@ -1,8 +1,8 @@
-"""Whether ranks make progress, by what they use: CPU time, files, connections and heartbeats."""
+"""Whether ranks make progress, by what they use: CPU time, files, connections, output and heartbeats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.agent.health.heartbeat import Heartbeats
@@ -21,6 +21,7 @@ class Activity:
 
     usage: Usage | None
     heartbeat: float  # time of the last one
+    output: int  # bytes that it has printed
     since: float
 
     @property
@@ -32,14 +33,21 @@ class Activity:
         now, then = self.usage, before.usage
         if now is None or then is None or self.heartbeat != before.heartbeat or now.is_suspended:
             return True
+        if self.output != before.output:
+            return True
         return abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed or abs(now.io - then.io) >= BUSY_IO * elapsed
 
 
 class ActivityMonitor:
-    """The activity of this node's ranks, checked several times per timeout."""
+    """The activity of this node's ranks, checked several times per timeout.
 
-    def __init__(self, heartbeats: Heartbeats, timeout: float) -> None:
-        self._heartbeats, self._interval = heartbeats, timeout / CHECKS
+    With `count_output`, which returns the bytes that a local rank has printed, any output counts as progress.
+    """
+
+    def __init__(
+        self, heartbeats: Heartbeats, timeout: float, *, count_output: Callable[[int], int] = lambda local_rank: 0
+    ) -> None:
+        self._heartbeats, self._interval, self._count_output = heartbeats, timeout / CHECKS, count_output
         self._last_check = 0.0
         self._known: dict[int, Activity] = {}  # by local rank
 
@@ -53,7 +61,8 @@ class ActivityMonitor:
             self._known.clear()
         usage = tree_usage(pids.values())
         for local_rank, pid in pids.items():
-            activity = Activity(usage.get(pid), self._heartbeats.read(local_rank).time, since=now)
+            heartbeat, output = self._heartbeats.read(local_rank).time, self._count_output(local_rank)
+            activity = Activity(usage.get(pid), heartbeat, output, since=now)
             before = self._known.get(local_rank)
             if before is not None and not activity.differs(before, elapsed):
                 activity.since = before.since

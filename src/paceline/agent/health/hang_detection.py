@@ -41,7 +41,7 @@ class Hang:
     def __str__(self) -> str:
         if self.stuck[0].state == READY:
             count = f"{len(self.stuck)} ranks" if len(self.stuck) > 1 else "the rank"
-            return f"{count} used no CPU time, wrote nothing and received nothing for {self.seconds:.0f} s"
+            return f"{count} printed nothing, and used almost no CPU time, files and network for {self.seconds:.0f} s"
         if len(self.stuck) == self.running > 1 and not any(each.process in _HELD for each in self.stuck):
             who = f"all {self.running} ranks are stuck at step {self.step}, none longer than the others"
             return f"no progress for {self.seconds:.0f} s; {who}: compare their stacks"

@@ -16,6 +16,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import READY
 
 STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
@@ -24,13 +25,24 @@ STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
 class HangMonitor:
     """One agent's part: a member reports its ranks to the head agent, which looks for a hang."""
 
-    def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        workers: WorkerGroup,
+        output: OutputCapture,
+        heartbeats: Heartbeats,
+        rendezvous: Rendezvous,
+    ) -> None:
         self._launch, self._workers = launch, workers
         self._heartbeats, self._rendezvous = heartbeats, rendezvous
         self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self._watchdog = hang_detection.Watchdog(launch.launch_spec.hang_timeout)
         self._cluster = hang_detection.ClusterHeartbeats()
-        self._activity = ActivityMonitor(heartbeats, self._watchdog.timeout)
+        self._activity = ActivityMonitor(
+            heartbeats, self._watchdog.timeout,
+            count_output=lambda local_rank: output.count_bytes(self._rank_of[local_rank]),
+        )  # fmt: skip
         self._idle_since: dict[int, float] = {}  # local ranks that have not begun a step, and may never
         self._last_check = 0.0
 

@@ -104,6 +104,7 @@ class OutputCapture:
         self._shared = Sink.file(shared_log, self._warn) if shared_log else None
         self._logs: dict[int, Sink] = {}
         self._tails: dict[int, bytearray] = {}
+        self._counts: dict[int, int] = {}  # bytes of output so far, by rank
         self._selector = selectors.DefaultSelector()
         # descriptor -> rank; the other thread can copy it safely, unlike the selector's map
         self._open: dict[int, int] = {}
@@ -119,7 +120,7 @@ class OutputCapture:
         shown = (self._tee == "all" or (self._tee == "0" and rank == 0)) if shown is None else shown
         if self._shared is None:
             self._logs[rank] = Sink.file(self._log_path(rank), self._warn)
-        self._tails[rank] = bytearray()
+        self._tails[rank], self._counts[rank] = bytearray(), 0
         ends = []
         for number in (1, 2):
             reader, writer = _open_terminal_or_pipe(number if shown and self._tee == "0" else None)
@@ -148,6 +149,10 @@ class OutputCapture:
         while rank in list(self._open.values()) and time.monotonic() < deadline:
             time.sleep(0.005)
         return bytes(self._tails.get(rank, b"")).decode("utf-8", "replace")
+
+    def count_bytes(self, rank: int) -> int:
+        """Return how much a rank has printed; of one without pipes of its own, how much all processes have."""
+        return self._counts[rank] if rank in self._counts else sum(self._counts.values())
 
     def close(self, timeout: float = 5.0) -> None:
         """Read what is left until all ends are closed or time is up, then close everything."""
@@ -200,6 +205,7 @@ class OutputCapture:
         tail = self._tails[rank]
         tail += data
         del tail[:-TAIL]
+        self._counts[rank] += len(data)
 
 
 def _once_per_reason(warn: Callable[[str], None]) -> Callable[[str], None]:

@@ -28,7 +28,7 @@ from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import reload_job
 
 # Settings of a local run that are not about this machine: a job keeps them.
-_PORTABLE = ("params", "runtime", "checkpoint", "tracking")
+_PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume")
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,7 @@ def find_resumed_draft(
         tables["environment"]["setup"] = _restore_setup(tables["environment"].get("setup", []), folder.script)
         job = reload_job(project, tables, flags=typed.flags, params=typed.params)
     else:
-        tables = {key: value for key, value in _recorded_tables(record, old, typed).items() if key in _PORTABLE}
-        for key in ("cpu", "backend"):
-            tables.get("runtime", {}).pop(key, None)
+        tables = _portable_tables(_recorded_tables(record, old, typed), record)
         job = replace(typed.load(project.program, project.cwd, (tables, folder.run_json)), folder=project.folder)
     changes_copy = job.is_typed("project.workdir") or job.is_typed("project.snapshot")
     keeps_code = program is None and _runs_copy(folder, old) and folder.code.is_dir() and not changes_copy
@@ -203,6 +201,18 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
     if _replaces(typed.flags, "job.mem_per_node"):
         tables["job"].pop("mem_per_gpu", None)
     return tables
+
+
+def _portable_tables(tables: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a job keeps of a local run: its name, the variables that were set for it, and what is not here's."""
+    kept = {key: dict(value) for key, value in tables.items() if key in _PORTABLE}
+    for key in ("cpu", "backend"):
+        kept.get("runtime", {}).pop(key, None)
+    if name := tables.get("job", {}).get("name"):
+        kept["job"] = {"name": name}
+    variables = tables["environment"]["variables"]  # ranks had more here, such as CUDA_VISIBLE_DEVICES
+    kept["environment"] = {"variables": {key: variables[key] for key in _variables(record) if key in variables}}
+    return kept
 
 
 def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
