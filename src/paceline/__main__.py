@@ -6,6 +6,13 @@ import sys
 
 
 def main() -> None:
+    try:
+        _main()
+    except KeyboardInterrupt:  # while a module is imported; afterwards, the command line handles it
+        sys.exit(130)
+
+
+def _main() -> None:
     if sys.argv[1:2] == ["run"]:
         # Importing torch takes longest, so it starts before this command's own imports.
         from paceline.agent.workers.zygote import prestart

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import restart_policy
+from paceline.agent import failures, restart_policy
 from paceline.agent.failures import Failure, first_failure
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
@@ -61,6 +61,23 @@ def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: st
     # As Python prints it, without our own frames.
     assert "paceline/agent" not in failure["traceback"] or "Fatal" in seen
     assert started.events() == ["node", "started", "ranks", "failed"]
+
+
+def test_the_error_of_a_data_worker_is_the_original_one() -> None:
+    trace = """Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/project/data.py", line 7, in __getitem__
+    raise KeyError("item 0 is broken")
+KeyError: 'item 0 is broken'
+see the manual
+"""
+    assert failures.unwrap(trace) == "'item 0 is broken' (in DataLoader worker process 0)\nsee the manual"
+    assert failures.find_user_frame(trace).startswith("data.py:7 in __getitem__")
+    assert failures.unwrap("Caught it.\nOriginal") == "Caught it.\nOriginal"
+    assert failures.shorten(f"one\n{'x' * 1000}") == f"one\n{'x' * 300}…"
 
 
 def test_a_script_that_clashes_with_its_launch_style_gets_a_hint() -> None:

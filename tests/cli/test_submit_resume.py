@@ -103,8 +103,9 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     assert f"Run {first.path.name} is queued as job 11." in live.stderr
     (login.project / "train.py").write_text("print('second')\n")
     cancelled = login("cancel", "mine")
-    assert f"  to go on  paceline submit --resume {first.path.name}" in cancelled.stdout
-    assert f"paceline submit --resume {first.path.name}" in login("show").stdout
+    again = f"paceline submit --resume {first.path.name}  (no checkpoint: the script starts again)"
+    assert f"  to go on  {again}\n" in cancelled.stdout
+    assert f"to go on   {again}\n" in login("show").stdout
 
     # Slurm rejects the new job: all is as it was.
     before = contents(first.path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline import cli
+from paceline import __main__, cli
 from paceline.cli import console, logs, show, submit
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
@@ -177,3 +177,23 @@ def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, mon
     )
     folder.attempt(1).path.mkdir()
     assert problem("--attempt", "3") == (f"Run {run} has no attempt 3.", "Its attempts: 1.")
+
+
+def test_lines_of_ps_end_with_their_text_in_a_pipe(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    other = RunFolder(folder.path.with_name("20260101-120001-3c4d"))
+    other.path.mkdir()
+    other.run_json.write_text(json.dumps({"nodes": 1, "nproc": 2, "name": "a much longer name", "host": "a long host"}))
+    assert cli.dispatch(["ps"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert [line.rstrip() for line in lines] == lines
+
+
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__, "_main", interrupted)
+    with pytest.raises(SystemExit) as left:
+        __main__.main()
+    assert left.value.code == 130

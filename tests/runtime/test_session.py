@@ -97,6 +97,25 @@ def test_a_weighted_mean_over_ranks(ranks: Ranks) -> None:
             assert value == pytest.approx(right)
 
 
+def wrong_weights() -> list[object]:
+    found: list[object] = []
+    with quiet() as run:
+        for weight in (None if run.rank else 2, -1 if run.rank else 1):
+            try:
+                run.mean(1.0, weight=weight)
+            except UsageError as error:
+                found.append(error.message)
+        return [*found, run.sum(1)]
+
+
+def test_ranks_agree_on_weights(ranks: Ranks) -> None:
+    """Otherwise all sums that follow would be those of other values."""
+    expected = [
+        "run.mean got a weight on rank 0, but no weight on rank 1.", "run.mean got a negative weight on rank 1.", 2,
+    ]  # fmt: skip
+    assert ranks(wrong_weights, 2) == [expected] * 2
+
+
 @pytest.mark.parametrize("name", [name for name in dir(paceline.Run) if not name.startswith("_")])
 def test_public_names_have_help(name: str) -> None:
     assert (getattr(paceline.Run, name).__doc__ or "").strip()

@@ -34,6 +34,7 @@ def fail(folder: RunFolder, failure: dict[str, Any]) -> RunFolder:
         (RAISED, "rank 3 on n2: ValueError: no data"),
         (EXITED, "rank 3 on n2: exit code 2: train.py: error: argument --lr: invalid float value: 'x'"),
         ({"code": -9, "cause": "killed"}, "rank 3 on n2: killed"),
+        ({"type": "ValueError", "message": "x" * 10_000}, f"rank 3 on n2: ValueError: {'x' * 300}…"),
     ],
 )
 def test_the_first_failing_rank_is_shown(

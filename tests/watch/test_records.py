@@ -228,6 +228,17 @@ def test_large_runs_have_one_log_per_node(tmp_path: Path) -> None:
     assert find_log(folder, rank=5) == attempt.node_log(1)
 
 
+def test_without_metrics_the_step_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, verdict="done")
+    assert read_record(folder, lambda jobs: {}).step is None
+    for step in (2, 3):
+        (folder.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        (folder.checkpoints / f"step-{step:08d}" / "complete.json").touch()
+    assert read_record(folder, lambda jobs: {}).step == 3
+    folder.metrics.write_text('{"step": 2, "loss": 1.5}\n')
+    assert read_record(folder, lambda jobs: {}).step == 2
+
+
 def test_the_last_step_skips_a_truncated_line(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     assert last_step(metrics) is None

@@ -34,6 +34,7 @@ PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!File )(.+))?', re.MULTILINE)
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/runtime/|paceline\.zip/")
 MAX_LINE = 300  # characters of a log's last line
+WRAPPED = re.compile(r"Caught (?P<type>\S+) (?P<where>in [^\n]*)\.\nOriginal Traceback")
 CALLS_SPAWN = "torch/multiprocessing/spawn.py"
 RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
 
@@ -189,14 +190,30 @@ def _read_failure(
         last_line=last if code > 0 else "",
     )  # fmt: skip
     try:
-        trace = str(report["traceback"])
+        trace, message = str(report["traceback"]), shorten(unwrap(str(report["message"])))
         return replace(
-            plain, type=str(report["type"]), message=str(report["message"]), traceback=trace or plain.traceback,
+            plain, type=str(report["type"]), message=message, traceback=trace or plain.traceback,
             time=min(when, float(report["time"])), where=find_user_frame(trace),
             last_line="" if report["type"] else plain.last_line,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):
         return plain
+
+
+def unwrap(message: str) -> str:
+    """Return the original message of an error that torch has passed on from another process, such as a data worker."""
+    found = WRAPPED.match(message)
+    if found is None:
+        return message
+    lines = message.strip().splitlines()
+    last_frame = max(number for number, line in enumerate(lines) if line.startswith(("  ", "Original Traceback")))
+    first, *rest = lines[last_frame + 1 :] or [lines[-1]]
+    return "\n".join([f"{first.removeprefix(found['type']).removeprefix(': ')} ({found['where']})", *rest])
+
+
+def shorten(message: str) -> str:
+    """Cut lines that nobody can read. The rank's log has all of them."""
+    return "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…" for line in message.splitlines())
 
 
 def find_user_frame(trace: str) -> str:

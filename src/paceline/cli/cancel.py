@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
-from paceline.cli.resume_hint import resume_command
+from paceline.cli.resume_hint import describe_start, resume_command
 from paceline.cluster.runs.claims import ELSEWHERE, find_holder
 from paceline.cluster.runs.environment_file import forget_secrets
 from paceline.cluster.slurm import commands as slurm
@@ -46,7 +46,9 @@ def command(
             _cancel_job(folder, record, save=save)
             print(f"cancelled {record.run_id} (job {record.job}){', once it has saved' if save else ''}")
         if record.status != DONE:
-            print(f"  to go on  {resume_command(folder, job=record.job)}")
+            saves = save or (record.job is None and not record.is_over)  # a local run always saves
+            where = "" if saves else f"  ({describe_start(folder)})"
+            print(f"  to go on  {resume_command(folder, job=record.job)}{where}")
     return 0
 
 

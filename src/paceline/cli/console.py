@@ -11,6 +11,7 @@ from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
@@ -83,6 +84,15 @@ def cell(value: object) -> str:
     from rich.markup import escape
 
     return escape(printable(str(value)))
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table. In a pipe, lines end where their text does."""
+    with out.capture() as printed:
+        out.print(table)
+    lines = printed.get().splitlines(keepends=True)
+    text = "".join(lines if out.is_terminal else [f"{line.rstrip()}\n" for line in lines])
+    out.file.write(text)
 
 
 def console(*, stderr: bool = False) -> Console:

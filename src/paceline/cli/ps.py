@@ -34,7 +34,7 @@ def command(
         return 0
     out = console.console()
     shown, _ = fit(_columns(records), out.width)
-    out.print(make_table(shown, out.width))
+    console.print_table(out, make_table(shown, out.width))
     unknown = [record for record in records if record.no_answer is not None]
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")

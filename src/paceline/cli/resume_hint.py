@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.run_folder import RunFolder
 
 
@@ -16,3 +18,9 @@ def submit_again(folder: RunFolder) -> str:
 def resume_command(folder: RunFolder, *, job: str | None) -> str:
     """Return the command that goes on with a run where it ran: in the queue if it was a job, or else here."""
     return submit_again(folder) if job is not None else f"paceline run --resume {folder.path.name}"
+
+
+def describe_start(folder: RunFolder) -> str:
+    """Return where a resume of the run begins."""
+    found = find_checkpoints(folder.path)
+    return f"from step {checkpoint_step(found[0].name)}" if found else "no checkpoint: the script starts again"

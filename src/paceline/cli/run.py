@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cli.resume_hint import submit_again
+from paceline.cli.resume_hint import describe_start, submit_again
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
@@ -138,17 +138,8 @@ def _launch(plan: LocalPlan) -> int:
         code, verdict = 1, DONE_UNSAVED
     console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict != DONE:
-        console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({_describe_resume(folder)})")
+        console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({describe_start(folder)})")
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
-
-
-def _describe_resume(folder: RunFolder) -> str:
-    """Return where a resume of the run begins."""
-    from paceline.contract.checkpoint.marker import find_checkpoints
-    from paceline.contract.checkpoint.names import checkpoint_step
-
-    found = find_checkpoints(folder.path)
-    return f"from step {checkpoint_step(found[0].name)}" if found else "no checkpoint: the script starts again"
 
 
 def _zygote_socket() -> int | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console, runs
-from paceline.cli.resume_hint import resume_command
+from paceline.cli.resume_hint import describe_start, resume_command
 from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
@@ -138,7 +138,7 @@ def _resume(record: Record) -> str:
     """Return what to type to go on with a run that is over, but not done."""
     if not record.is_over or record.status == DONE:
         return ""
-    return resume_command(record.folder, job=record.job)
+    return f"{resume_command(record.folder, job=record.job)}  ({describe_start(record.folder)})"
 
 
 def _ranks(record: Record) -> str:

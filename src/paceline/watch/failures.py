@@ -12,6 +12,7 @@ FAILURE_FIELDS: Fields = {
     "rank": int, "host": str, "cause": str, "code": int, "type": str, "message": str, "where": str, "last_line": str,
 }  # fmt: skip
 MAX_MESSAGE_LINES = 4
+MAX_LINE = 300  # characters
 TAIL = 65536  # bytes at the end of an events file to search for failed saves
 
 
@@ -25,7 +26,8 @@ def read_failure(attempt: AttemptFolder) -> dict[str, Any]:
 
 def failure_text(failure: dict[str, Any]) -> str:
     """Return the exception, or how the rank exited and what it printed last."""
-    message = "\n".join(str(failure.get("message", "")).splitlines()[:MAX_MESSAGE_LINES])
+    lines = str(failure.get("message", "")).splitlines()[:MAX_MESSAGE_LINES]
+    message = "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…" for line in lines)
     if failure.get("type"):
         return f"{failure['type']}: {message}"
     exit_code = f"exit code {failure['code']}" if failure.get("code", -1) > 0 else ""

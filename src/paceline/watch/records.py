@@ -15,6 +15,8 @@ from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import (
     NUMBER,
     Fields,
@@ -194,7 +196,7 @@ def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState], 
         job=job,
         state=state,
         attempts=len(folder.attempts()),
-        step=last_step(folder.metrics),
+        step=_step(folder),
         no_answer=problem if job is not None and status == "unknown" else None,
     )
 
@@ -263,6 +265,13 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_object(path)
     except (OSError, ValueError):
         return {}
+
+
+def _step(folder: RunFolder) -> int | None:
+    """Return the last step that was logged, or else that of the newest checkpoint."""
+    step = last_step(folder.metrics)
+    found = find_checkpoints(folder.path) if step is None else []
+    return checkpoint_step(found[0].name) if found else step
 
 
 def last_step(metrics: Path) -> int | None:

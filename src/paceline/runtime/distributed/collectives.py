@@ -20,8 +20,11 @@ Header = tuple[str, int, tuple[int, ...], str]
 # What `sum_over_ranks` exchanges first: a number, or the tensor's device, dtype and shape.
 Addend = float | tuple[str, torch.dtype, tuple[int, ...]]
 
+# What is summed, which must be the same on all ranks: the next sums would be those of other values otherwise.
+PLAIN, SHARES, WEIGHTS, NEGATIVE = "no weight", "a weight", "weights", "a negative weight"
 
-def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device) -> Any:
+
+def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device, *, what: str = PLAIN) -> Any:
     """Return the sum of a tensor, on its own device, or of a number over all ranks.
 
     As in `torch.sum`, booleans and small integers become int64: a sum of True counts, and does not overflow. Ranks
@@ -37,9 +40,12 @@ def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device) -> An
     else:
         own = _plain_number(value)
     if group.main is None:
+        _check_weights([what])
         return own if total is None else total
-    addends: list[Addend] = [own] * dist.get_world_size(group.control)
-    dist.all_gather_object(addends, own, group=group.control)
+    told = [(what, own)] * dist.get_world_size(group.control)
+    dist.all_gather_object(told, (what, own), group=group.control)
+    _check_weights([each for each, _ in told])
+    addends = [addend for _, addend in told]
     numbers = [each for each in addends if not isinstance(each, tuple)]
     kind = _check_addends(addends)
     if kind is None:
@@ -64,10 +70,26 @@ def weighted_mean(value: Any, weight: Any, group: ProcessGroups, device: torch.d
         share = torch.where(weight == 0, torch.zeros_like(share), share)
     elif not weight:
         share = torch.zeros_like(share) if isinstance(share, torch.Tensor) else 0
-    total, weights = sum_over_ranks(share, group, device), sum_over_ranks(weight, group, device)
+    is_negative = not isinstance(weight, torch.Tensor) and weight < 0
+    total = sum_over_ranks(share, group, device, what=NEGATIVE if is_negative else SHARES)
+    weights = sum_over_ranks(weight, group, device, what=WEIGHTS)
     if isinstance(weights, torch.Tensor) or weights:
         return total / weights
     return total * math.nan
+
+
+def _check_weights(told: list[str]) -> None:
+    """Raise the same error on all ranks if only some pass a weight, or if one is negative."""
+    if NEGATIVE in told:
+        raise UsageError(
+            f"run.mean got a negative weight on rank {told.index(NEGATIVE)}.", hint="Pass the number of samples."
+        )
+    for rank, each in enumerate(told):
+        if each != told[0]:
+            raise UsageError(
+                f"run.mean got {told[0]} on rank 0, but {each} on rank {rank}.",
+                hint="Pass a weight on all ranks or on none; 0 for a rank without samples.",
+            )
 
 
 def _check_addends(addends: list[Addend]) -> tuple[str, torch.dtype, tuple[int, ...]] | None:
