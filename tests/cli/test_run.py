@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import stat
@@ -384,3 +385,34 @@ def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scr
     while any(is_alive(pid) for pid in started):
         assert time.monotonic() < deadline, f"ranks live on without their {victim}"
         time.sleep(0.1)
+
+
+COUNTS_DOWN = """\
+import sys, torch, paceline
+with paceline.session(cpu=True, report=False, progress=False) as run:
+    model = run.wrap(torch.nn.Linear(1, 1, bias=False))
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    run.resume(model=model, opt=opt)
+    print("begins with", run.step, model.weight.item(), flush=True)
+    for _ in run.epochs(int(sys.argv[1])):
+        for _ in run.steps(range(2)):
+            run.backward(model(torch.ones(1, 1)).sum())
+            run.update(opt)
+"""
+
+
+def test_runs_that_start_from_others(paceline: Paceline, project: Path, scratch: Path) -> None:
+    """From a file's weights, then with nothing left to do, then as the continuation of another run."""
+    import torch
+
+    (project / "train.py").write_text(COUNTS_DOWN)
+    torch.save({"weight": torch.tensor([[9.0]])}, project / "model.pt")
+    one = ("run", "--cpu", "--nproc", "1")
+    first = paceline(*one, "--init-from", "model.pt", "train.py", "1", cwd=project, check=True)
+    assert "begins with 0 9.0\n" in first.stdout
+    again = paceline("run", "--resume", "last", cwd=project, check=True)
+    assert "begins with 2 7.0\n" in again.stdout
+    assert re.search(r"done after .*, with nothing left to do: ", again.stderr)
+    continued = paceline(*one, "--start-from", "last", "--continue", "train.py", "2", cwd=project, check=True)
+    assert "begins with 2 7.0\n" in continued.stdout
+    assert len(list(scratch.glob("*/*/*/run.json"))) == 2

@@ -199,8 +199,13 @@ def test_shellcheck_passes() -> None:
     assert done.returncode == 0, done.stdout
 
 
+UNSAVED = f"echo 'step 7' >unsaved; {DONE}"
+
+
 @pytest.mark.parametrize(
-    ("agents", "code", "verdict"), [(DONE, 0, "done"), (FAILED, 1, "failed"), ("exit 0", 1, "failed")]
+    ("agents", "code", "verdict"),
+    [(DONE, 0, "done"), (FAILED, 1, "failed"), ("exit 0", 1, "failed"), (UNSAVED, 1, "done")],
+    ids=["done", "failed", "no verdict", "done, not saved"],
 )
 def test_a_finished_run_does_not_run_again(bench: Bench, agents: str, code: int, verdict: str) -> None:
     assert bench.carry_out(agents) == (code, f"paceline: job 7: {verdict}\n")
