@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,20 @@ from paceline.agent.trial import main as trial_main
 from paceline.cli import ps, show, sweep_show
 from paceline.cluster.runs.prepare import read_launch_spec
 from paceline.cluster.slurm.commands import read_job_id
+from paceline.cluster.slurm.states import JobState
 from paceline.contract.files.foreign_records import keep_valid, make, parse, read_bounded, read_objects
+from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
+from paceline.watch.diagnosis import ends
+from paceline.watch.diagnosis.diagnosis import diagnose
+from paceline.watch.diagnosis.evidence import read_evidence
 from paceline.watch.goodput import compute_goodput, read_events
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import RUN_FIELDS, read_record
+from tests.watch.diagnosis.recorded_run import RecordedRun
 
 pytestmark = pytest.mark.timeout(60)  # a pipe or an endless file would take for ever
 
@@ -239,3 +247,41 @@ def test_parsed_values_are_checked() -> None:
 def test_good_records_are_kept(run: RunFolder) -> None:
     """The tests above would pass if nothing were."""
     assert read_record(run).details == {**RUN, "name": "theirs"}
+
+
+def test_hostile_records_do_not_stop_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "check_quota", lambda path: [])
+    recorded = RecordedRun(tmp_path / "run", gpus=1)
+    recorded.samples(header={"gpus": [{"name": "A100", "memory": 1}]}, node1={"gpus": [{"xid": 79}], "throttled": 90.0})
+    recorded.event(
+        1, "unreachable", address="node1:3", error="x", resolved=["10.0.0.1"], interface="eth0", answers=True
+    )
+    recorded.event(1, "lost", closed=False)
+    recorded.findings()
+    folder = recorded.folder
+    failure = {"cause": "lost", "host": "node2", "rank": 1, "code": 1, "type": "E", "message": "m", "last_line": "l",
+               "traceback": "t", "where": "w", "log": "/x", "step": 1, "time": 1.0}  # fmt: skip
+    fitness = {"time": 1.0, "ranks": [asdict(Measurement(0, "node1", 0, "cpu"))], "found": [
+        {"host": "node1", "text": "slow", "unfit": True, "evidence": ["a"]}]}  # fmt: skip
+    saves = {"event": "save_failed", "time": 1.0, "step": 1, "error": "No space left on device"}
+    sample = json.loads(folder.node_metrics(0).read_text().splitlines()[-1])
+    records = [
+        (folder.attempt(1).failure, failure, False), (folder.fitness, fitness, False),
+        (folder.events / "rank-0.jsonl", saves, False), (folder.node_metrics(0), sample, True),
+        (folder.metrics, {"stragglers": {"1": 2.0}, "time": 2e9}, False),
+    ]  # fmt: skip
+    records += [(folder.events / f"agent-{index}.jsonl", event, True) for index, event in enumerate_events(recorded)]
+    for path, good, appends in records:
+        before = path.read_bytes() if path.exists() else None
+        for line in islice(hostile(tuple(good), good), None, None, 7):  # all of them take long
+            path.write_bytes((before if appends and before else b"") + line + b"\n")
+            state = JobState("7", "FAILED", "", "node[1-2]")
+            record = read_record(folder, lambda jobs, state=state: {"7": state})
+            assert diagnose(read_evidence(record))
+        path.unlink() if before is None else path.write_bytes(before)
+
+
+def enumerate_events(recorded: RecordedRun) -> list[tuple[int, dict[str, object]]]:
+    """Return one event of each kind, with the agent that writes it."""
+    found = {event["event"]: (index, event) for index, events in recorded.events.items() for event in events}
+    return list(found.values())

@@ -160,7 +160,7 @@ def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
     for path in folder.events.glob("agent-*.jsonl"):
         number = path.stem.removeprefix("agent-")
         if number.isdigit():
-            streams[int(number)] = [keep_valid(line, AGENT_FIELDS) for line in read_objects(path)]
+            streams[int(number)] = [_clean(line) for line in read_objects(path)]
     arrivals = {
         index: max((position for position, event in enumerate(events) if event.get("event") == "node"), default=None)
         for index, events in streams.items()
@@ -171,6 +171,17 @@ def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
         if position is not None and streams[index][position].get("job_start") == newest:
             found[index] = _agent(index, streams[index][position:])
     return found
+
+
+def _clean(line: Event) -> Event:
+    """Return an event whose values have the types that we expect, and those inside them too."""
+    event = keep_valid(line, AGENT_FIELDS)
+    for key in ("interfaces", "set", "chosen"):
+        if key in event:
+            event[key] = {name: text for name, text in event[key].items() if isinstance(text, str)}
+    if "ranks" in event:
+        event["ranks"] = [rank for rank in event["ranks"] if isinstance(rank, int)]
+    return event
 
 
 def _newest_job_start(
@@ -222,9 +233,18 @@ def _read_stacks(attempt: AttemptFolder) -> dict[int, Stack]:
 
 def _newest(use: NodeUsage) -> NodeUsage:
     """Return only the samples of the newest job start, and of those the last ones."""
-    began = use.details.get("time", 0)
-    samples = [each for each in use.samples if isinstance(each.get("time"), NUMBER) and each["time"] >= began]
-    return NodeUsage(use.node, use.details, samples[-RECENT:])
+    details = _clean_sample(use.details)
+    began = details.get("time", 0)
+    samples = [each for line in use.samples[-RECENT:] if (each := _clean_sample(line)).get("time", -1) >= began]
+    return NodeUsage(use.node, details, samples)
+
+
+def _clean_sample(line: dict[str, Any]) -> dict[str, Any]:
+    fields: Fields = {"time": NUMBER, "gpus": list, "ranks": list, "own_cores": int, "cores": int, "memory_limit": int}
+    sample = keep_valid(line, fields)
+    if "gpus" in sample:
+        sample["gpus"] = [gpu if isinstance(gpu, dict) else {} for gpu in sample["gpus"]]
+    return sample
 
 
 def _read_ranks(usage: list[NodeUsage]) -> dict[int, list[RankSample]]:
@@ -242,7 +262,8 @@ def _read_ranks(usage: list[NodeUsage]) -> dict[int, list[RankSample]]:
 
 def _as_usage(answer: NodeAnswer) -> NodeUsage:
     """Return an answer as a sample of its node."""
-    samples = [answer.answer] if isinstance(answer.answer.get("time"), NUMBER) else []
+    sample = _clean_sample(answer.answer)
+    samples = [sample] if "time" in sample else []
     return NodeUsage(-1, {"host": answer.host}, samples)
 
 

@@ -75,7 +75,7 @@ def check_gpus(evidence: Evidence) -> list[Finding]:
             if isinstance(count, int) and count < needed:
                 short.setdefault(agent.host, []).append(f"{agent.host}: {what} {count} of the {needed} GPUs needed")
     if not short:
-        names = {gpu.get("name", "GPU") for use in evidence.usage for gpu in use.details.get("gpus") or []}
+        names = {str(gpu.get("name", "GPU")) for use in evidence.usage for gpu in use.details.get("gpus") or []}
         return [Finding("GPUs", GOOD, f"{spec.gpus} per node for {spec.nproc} ranks {' '.join(sorted(names))}".strip())]
     hosts = ", ".join(short)
     return [

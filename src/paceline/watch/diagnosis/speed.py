@@ -18,7 +18,7 @@ def check_fitness(evidence: Evidence) -> list[Finding]:
     try:
         record = read_object(evidence.folder.fitness)
         measured = [make(Measurement, each) for each in record["ranks"]]
-        found = [make(Judgement, each) for each in record["found"]]
+        found = [make(Judgement, {**each, "evidence": tuple(map(str, each["evidence"]))}) for each in record["found"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return describe(measured, found)
