@@ -65,6 +65,8 @@ class Soak:
             self.undisturbed[ranks] = training = Training(self.base / f"undisturbed-{ranks}", "--nproc", str(ranks))
             training.start()
             try:
+                assert training.process is not None
+                training.process.wait(FINISH_WITHIN)  # longer than a test would wait
                 training.finish()
             finally:
                 training.close()
