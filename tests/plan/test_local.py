@@ -146,7 +146,7 @@ def test_secrets_in_arguments_of_sbatch_are_hidden_in_the_record(tmp_path: Path)
     """A local run does not use them, so nobody has checked them."""
     extra = ["--export=API_KEY=hush", "--switches=1"]
     job = load_job(Program("train.py"), flags=[Flag("--sbatch-arg", "job.extra", extra)], cwd=tmp_path)
-    text = run_record(job, run_path=SITE, shape=Shape(1, 1, 0, 1), command=[], created=0.0, facts={}, code={})
+    text = run_record(job, run_path=SITE, shape=Shape(1, 1, 0, 1), command=[], time=0.0, facts={}, code={})
     assert json.loads(text)["spec"]["job"]["extra"] == ["--export=API_KEY=***", "--switches=1"]
 
 
