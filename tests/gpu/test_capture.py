@@ -269,3 +269,30 @@ def test_ddp_over_nccl_with_one_rank() -> None:
         return found
 
     assert losses(True) == pytest.approx(losses(False), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_scaled_learning_rate_warms_up_between_replays(tmp_path: Path, name: str) -> None:
+    def losses(folder: Path, *, captured: bool) -> list[float]:
+        model, dataset = problem()
+        with paceline.session(seed=0, folder=folder, report=False, max_steps=40) as run:
+            model = run.wrap(model)
+            optimizer = OPTIMIZERS[name](model.parameters())
+            loader = run.loader(dataset, batch_size=64)
+            run.scale_lr(optimizer, batch=loader, reference=16, warmup=30)
+
+            def step(x: Any, y: Any) -> Any:
+                loss = nn.functional.cross_entropy(model(x), y)
+                run.backward(loss)
+                run.update(optimizer)
+                return loss.detach()
+
+            run_step = run.capture(step) if captured else step
+            found = []
+            for _ in run.epochs(10):
+                for x, y in run.steps(loader):
+                    found.append(run_step(x, y))
+            return torch.stack(found).tolist()
+
+    eager = losses(tmp_path / "eager", captured=False)
+    assert losses(tmp_path / "captured", captured=True) == pytest.approx(eager, abs=1e-4)
