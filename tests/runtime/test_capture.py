@@ -26,6 +26,8 @@ def test_on_the_cpu_the_step_runs_as_it_is(capfd: pytest.CaptureFixture[str]) ->
 
             chosen = run.capture(step) if captured else step
             assert chosen.__doc__ == "Train on a batch."
+            if captured:
+                run.capture(lambda: None)()  # for the same reason, which is said once
             return [chosen(torch.full((8, 4), float(number))) for number in run.steps(range(6))]
 
     assert losses(captured=True) == losses(captured=False)

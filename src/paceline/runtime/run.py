@@ -424,7 +424,10 @@ class Run:
         uses numbers that only the host knows: they would be the same in every step.
         """
         records = Records(self._metrics, self._gradients.loss_check)
-        captured = CapturedStep(step, gradients=self._gradients, records=records, log=self._log_copies, rank=self.rank)
+        captured = CapturedStep(
+            step, gradients=self._gradients, records=records, log=self._log_copies, rank=self.rank,
+            others=self._captured,
+        )  # fmt: skip
         self._captured.append(captured)
         return captured
 
@@ -609,7 +612,7 @@ class Run:
 
         With `weight`, `value` is the mean over that many samples or tokens of this rank, and the result the mean over
         those of all ranks. A rank without any passes 0; its value does not matter, and may be NaN. If no rank has any,
-        the result is NaN.
+        the result is NaN. Raises UsageError on all ranks if only some pass a weight.
         """
         if weight is not None:
             return collectives.weighted_mean(value, weight, self._group.data, self.device)

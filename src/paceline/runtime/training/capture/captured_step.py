@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class CapturedStep:
         records: Records,
         log: Callable[[dict[str, Any]], None],
         rank: int,
+        others: Sequence[CapturedStep] = (),
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.is_capturing = False
@@ -47,6 +48,8 @@ class CapturedStep:
         self._rank = rank
         self._device = gradients.device
         self._eager = False
+        self._others = others  # of the same session
+        self.gave_up = ""  # why it always runs eagerly
         self._optimizers = GraphOptimizers(self._device)
         self._version = 0  # of the optimizers, when the graphs were captured
         self._warm: dict[Key, int] = {}  # eager steps so far
@@ -120,7 +123,9 @@ class CapturedStep:
     def _give_up(self, reason: str) -> None:
         self._eager = True
         self._graphs.clear()
-        if self._rank == 0:
+        is_news = all(each.gave_up != reason for each in self._others)
+        self.gave_up = reason
+        if self._rank == 0 and is_news:
             note(f"run.capture: steps run eagerly, because {reason}")
 
     def _key(self, batch: Batch) -> Key | None:
