@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ class Case:
     at_most: float
     begun: str = ""  # rank 0 prints this early on; without it, there are metrics
     make: str = ""  # a command of Python that makes its data
+    needs: str = "torch"  # the package without which it cannot run
     is_slow: bool = True
 
     def has_begun(self, folder: RunFolder) -> bool:
@@ -49,6 +51,8 @@ CASES = {
         100.0,
         make=f"make_shards.py {EXAMPLES}/mnist/data shards --samples 3000 --shards 8",
     ),
+    "horovod": Case("--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="horovod"),
+    "deepspeed": Case("--samples 1920 --epochs 20", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="deepspeed"),
     "fsdp": Case("--epochs 5", ACCURACY, 95.0, 100.0),
     "text": Case("--steps 200 --batch-size 16", r"final perplexity: ([\d.]+)", 1.0, 8.0),
     "classify": Case("--epochs 2", ACCURACY, 90.0, 100.0),
@@ -61,6 +65,8 @@ CASES = {
 )
 def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     case = CASES[example]
+    if importlib.util.find_spec(case.needs) is None:
+        pytest.skip(f"{case.needs} is not installed")
     example, *options = example.split()
     home = tmp_path / example
     shutil.copytree(EXAMPLES / example, home, ignore=shutil.ignore_patterns("__pycache__", "runs"))
