@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
 EPOCHS ?= 4
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
+# pip would compile on one core. Some packages hold files that no Python 3 can compile.
+COMPILE := $(BIN)/python -m compileall -qq -j 0
 
-.PHONY: help demo test test-all system soak soak-guests check docs bench clean
+.PHONY: help demo test test-all pytest system soak soak-guests check docs bench clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -18,11 +20,13 @@ help:  ## list the targets
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt) numpy
 	@$(PIP) --editable .
+	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 .make/dev: .make/venv
 	@echo "setting up the test tools"
 	@$(PIP) $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
+	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 demo: .make/venv  ## train on the bundled digits with two local ranks, and show the result
@@ -37,14 +41,19 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscop
 system:
 	@tests/system.sh
 
-# Packages of the system are installed while pip installs those of Python.
+# Compile first: with PYTHONDONTWRITEBYTECODE, each of a thousand processes would compile Paceline for itself.
+pytest: .make/dev
+	@$(COMPILE) src
+	@$(PYTEST) $(SELECTED)
+
+# Packages of the system are installed while pip installs those of Python, and types are checked beside the tests.
 test:  ## run all tests except the slowest of each kind
-	@$(MAKE) --no-print-directory -j2 system check
-	@$(PYTEST) -m "not slow"
+	@$(MAKE) --no-print-directory -j2 system .make/dev
+	@$(MAKE) --no-print-directory -j2 pytest check SELECTED='-m "not slow"'
 
 test-all:  ## run every test
-	@$(MAKE) --no-print-directory -j2 system check
-	@$(PYTEST)
+	@$(MAKE) --no-print-directory -j2 system .make/dev
+	@$(MAKE) --no-print-directory -j2 pytest check
 
 MINUTES ?= 60
 RUNS ?= 20
