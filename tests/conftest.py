@@ -38,6 +38,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: min((order.get(parent, last) for parent in item.path.parents), default=last))
 
 
+# What people read and run, and how ranks end, is tested with the torch that people have; other processes start faster.
+LIGHT_TORCH = ROOT / "tests" / "light_torch"
+WHOLE_TORCH = {ROOT / "tests" / name for name in ("docs", "gpu", "guests/test_exit_paths.py")}
+PYTHONPATH = os.environ.get("PYTHONPATH", "")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the first fixture, of whatever scope
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    light = [] if WHOLE_TORCH.intersection([item.path, *item.path.parents]) else [str(LIGHT_TORCH)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*light, *filter(None, [PYTHONPATH])])
+
+
 def marked(token: str) -> list[psutil.Process]:
     """Return all live processes with a test's token in their environment."""
     found = []
@@ -76,7 +88,9 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """`ranks(function, 2, *args)`: run a module-level function on real ranks and return their results."""
-    harness = Ranks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)  # the whole torch, once for all
+        harness = Ranks()
     yield harness
     harness.close()
 
