@@ -12,7 +12,7 @@ from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 SMALL = ("--style", "srun", "--nproc", "1", "--cpu", "--time", "10m", "--sbatch-arg=--hold")
 
 

@@ -12,6 +12,7 @@ from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 
+@pytest.mark.usefixtures("without_torch")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("node", ["0", pytest.param("1", marks=pytest.mark.slow)], ids=["head", "member"])
 def test_a_killed_agent_on_two_nodes(node: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:

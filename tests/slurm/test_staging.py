@@ -18,7 +18,7 @@ from paceline.sandbox import NAMESPACES
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 TIMEOUT = 400
 TINY = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
 SMALL = (*TINY, "--nodes", "2")
