@@ -87,6 +87,7 @@ def test_built_by_a_job_and_used_by_the_next(
     assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name])
 
 
+@pytest.mark.slow
 def test_a_failing_build_and_a_missing_module(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
