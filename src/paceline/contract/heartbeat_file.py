@@ -12,6 +12,7 @@ from contextlib import suppress
 # rank that is stuck in C code cannot pretend to be alive.
 
 HEADER = struct.Struct("=qqq")  # terminating (1: TERM means "exit"), attempt, stop requested (1)
+STEP_SIGNAL = struct.Struct("=q")  # after the header: the signal that ranks give themselves at a common step
 SLOT = struct.Struct("=qqqdd")  # state, step, pid, time of the heartbeat (time.time()), seconds per step
 SLOT_SIZE = 128
 
@@ -39,6 +40,10 @@ TIMES = struct.Struct("=dd")
 
 # 1 once the rank has opened a session: its script uses the runtime, wherever it imports it.
 IN_SESSION = struct.Struct("=q")
+
+# Whether the rank gives itself the signal of `STEP_SIGNAL` after an optimizer step: not yet; it will; it has.
+AT_STEPS = struct.Struct("=q")
+_, TAKES_SIGNALS, SIGNALLED = range(3)
 
 
 def slot_offset(local_rank: int) -> int:
@@ -68,6 +73,10 @@ def times_offset(local_rank: int) -> int:
 
 def in_session_offset(local_rank: int) -> int:
     return times_offset(local_rank) + TIMES.size
+
+
+def at_steps_offset(local_rank: int) -> int:
+    return in_session_offset(local_rank) + IN_SESSION.size
 
 
 def file_size(ranks: int) -> int:

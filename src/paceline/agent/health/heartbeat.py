@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.contract.files.shared_places import make_own_folder, open_own_file
 from paceline.contract.heartbeat_file import (
+    AT_STEPS,
     COORDINATED,
     COORDINATION,
     FRAMEWORK,
@@ -22,8 +23,11 @@ from paceline.contract.heartbeat_file import (
     READY,
     SCRIPT_ENDED,
     SLOT,
+    STEP_SIGNAL,
+    TAKES_SIGNALS,
     TIMES,
     UNSAVED,
+    at_steps_offset,
     coordination_offset,
     file_size,
     framework_offset,
@@ -70,6 +74,14 @@ class Heartbeats:
         """Reach ranks that start too late for the signal."""
         terminating, attempt, _ = HEADER.unpack_from(self._map)
         HEADER.pack_into(self._map, 0, terminating, attempt, 1)
+
+    def signal_at_common_step(self, number: int) -> None:
+        """Let the ranks that can give themselves a signal after the same optimizer step."""
+        STEP_SIGNAL.pack_into(self._map, HEADER.size, number)
+
+    def takes_signals_at_steps(self, local_rank: int) -> bool:
+        """Whether a rank will do so at its next steps; false once it has."""
+        return bool(AT_STEPS.unpack_from(self._map, at_steps_offset(local_rank))[0] == TAKES_SIGNALS)
 
     def mark_terminating(self) -> None:
         """From now on SIGTERM ends a rank; it is no longer a request to save and stop."""

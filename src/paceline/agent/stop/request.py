@@ -63,6 +63,7 @@ class StopRequest:
         # Process -> its state when it last got SIGUSR1, and whether it handled that.
         self._signalled: dict[int, tuple[int, bool]] = {}
         self._terminated: set[tuple[int, int]] = set()  # processes, and which other signals they got
+        self._at_step: set[tuple[int, int]] = set()  # processes that signal themselves, and by which
         self._by_preset: dict[int, int] = {}  # process -> the signal of its framework, which it got
 
     def is_news(self, way: int) -> bool:
@@ -97,21 +98,21 @@ class StopRequest:
                 processes.send_signal(pid, signal.SIGUSR1)
             if number is not None:
                 self._set_deadline()
-                self._terminate(self._workers.pids().values() if self._spawns else [pid], number)
+                self._end(pid, number)
 
     def has_terminated(self, heartbeat: Heartbeat) -> bool:
         """Whether a rank without the runtime, or the process that started it, got a signal that ends it."""
-        got_term = any(pid == heartbeat.pid or self._spawns for pid, _ in self._terminated)
+        got_term = any(pid == heartbeat.pid or self._spawns for pid, _ in self._terminated | self._at_step)
         return got_term and heartbeat.state <= READY
 
     def has_interrupted(self, heartbeat: Heartbeat) -> bool:
         """Whether a rank without the runtime got SIGINT, as after Ctrl-C."""
-        got_int = any(number == signal.SIGINT for _, number in self._terminated)
+        got_int = any(number == signal.SIGINT for _, number in self._terminated | self._at_step)
         return got_int and self.has_terminated(heartbeat)
 
     def has_ended(self, heartbeat: Heartbeat, code: int) -> bool:
         """Whether a signal of this request ended a rank that does not handle it."""
-        numbers = {number for pid, number in self._terminated if pid == heartbeat.pid or self._spawns}
+        numbers = {number for pid, number in self._terminated | self._at_step if pid == heartbeat.pid or self._spawns}
         if self.requested:
             numbers.add(signal.SIGUSR1)  # the script may have restored the signal's default action
         return any(code == -number for number in numbers)
@@ -200,8 +201,7 @@ class StopRequest:
         """
         if self._launch_spec.stop_signal or self._uses_runtime or processes.has_handler(pid, signal.SIGUSR1):
             return None
-        slots = (self._heartbeats.read(local_rank) for local_rank in range(self._heartbeats.ranks))
-        local_rank = next((slot.local_rank for slot in slots if slot.pid == pid), None)
+        local_rank = self._find_rank(pid)
         preset = None if local_rank is None else self._heartbeats.read_framework(local_rank)
         if preset is None or not processes.has_handler(pid, signal.Signals[preset.stop_signal]):
             return None
@@ -239,6 +239,23 @@ class StopRequest:
         if not states and self._spawns:
             states = dict.fromkeys(self._workers.pids().values(), READY)
         return states
+
+    def _end(self, pid: int, number: int) -> None:
+        """Have a rank get a signal: after a common step if it counts them and one comes in time, else now."""
+        if self._spawns:
+            self._terminate(self._workers.pids().values(), number)
+            return
+        local_rank = self._find_rank(pid)
+        is_due = local_rank is not None and self._heartbeats.takes_signals_at_steps(local_rank)
+        if is_due and time.monotonic() <= self._term_time:
+            self._heartbeats.signal_at_common_step(number)
+            self._at_step.add((pid, number))
+        elif is_due or (pid, number) not in self._at_step:
+            self._terminate([pid], number)
+
+    def _find_rank(self, pid: int) -> int | None:
+        slots = (self._heartbeats.read(local_rank) for local_rank in range(self._heartbeats.ranks))
+        return next((slot.local_rank for slot in slots if slot.pid == pid), None)
 
     def _terminate(self, pids: Iterable[int], number: int) -> None:
         """Send a signal once. A process that starts the ranks itself passes SIGTERM on, or ends with them.

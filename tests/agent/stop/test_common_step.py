@@ -1,0 +1,71 @@
+"""Ranks that learn of a stop request in different steps get its signal after the same one."""
+
+from __future__ import annotations
+
+import signal
+
+import torch
+import torch.distributed as dist
+
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.stop.common_step import CommonStep
+from tests.forked_ranks import Ranks
+
+STEPS = 40
+
+
+def train(requests: list[int], in_lockstep: bool) -> tuple[list[int], list[bool]]:
+    """Each rank learns of the request in a step of its own, as on nodes of their own; -1 is never."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    heartbeats = Heartbeats(1)
+    heartbeats.reset(1)
+    assert CommonStep(str(heartbeats.path), 0).install()
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    signalled, takes = [], []
+    signal.signal(signal.SIGTERM, lambda *_: signalled.append(step))
+    for step in range(STEPS):
+        if step == requests[rank]:
+            heartbeats.signal_at_common_step(signal.SIGTERM)
+        weight.grad = torch.ones(1)
+        if in_lockstep:
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+        takes.append(heartbeats.takes_signals_at_steps(0))
+    dist.barrier()
+    heartbeats.remove()
+    return signalled, takes
+
+
+def test_all_ranks_get_the_signal_after_the_same_step(ranks: Ranks) -> None:
+    for requests in ([5, 20, 11], [20, 5, 12]):
+        (first, takes), (second, _), (third, _) = ranks(train, 3, requests, True)
+        assert first == second == third
+        assert len(first) == 1
+        assert 20 < first[0] <= 22
+        assert takes == [True] * first[0] + [False] * (STEPS - first[0])
+
+
+def test_no_rank_is_signalled_before_all_know_of_the_request(ranks: Ranks) -> None:
+    assert [signalled for signalled, _ in ranks(train, 2, [5, -1], True)] == [[], []]
+
+
+def step_alone() -> tuple[list[int], bool]:
+    heartbeats = Heartbeats(1)
+    heartbeats.reset(1)
+    CommonStep(str(heartbeats.path), 0).install()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    signalled: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signalled.append(number))
+    optimizer.step()
+    takes = heartbeats.takes_signals_at_steps(0)
+    heartbeats.signal_at_common_step(signal.SIGTERM)
+    optimizer.step()
+    optimizer.step()
+    heartbeats.remove()
+    return signalled, takes
+
+
+def test_a_rank_without_a_group_takes_signals_at_any_time(ranks: Ranks) -> None:
+    assert ranks(step_alone, 1) == [([15], False)]
