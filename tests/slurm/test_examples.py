@@ -40,8 +40,10 @@ class Case:
 
 
 ACCURACY = r"final test accuracy: ([\d.]+)%"
+PERPLEXITY = r"final perplexity: ([\d.]+)"
+POINTS = "--samples 1920 --epochs 60"
 CASES = {
-    "bare": Case("--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),
+    "bare": Case(POINTS, ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),
     "stream": Case("--epochs 20", ACCURACY, 95.0, 100.0),
     "stream --join": Case("--epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 2 done"),
     "webdataset": Case(
@@ -54,8 +56,12 @@ CASES = {
     "horovod": Case("--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="horovod"),
     "deepspeed": Case("--samples 1920 --epochs 20", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="deepspeed"),
     "fsdp": Case("--epochs 5", ACCURACY, 95.0, 100.0),
-    "text": Case("--steps 200 --batch-size 16", r"final perplexity: ([\d.]+)", 1.0, 8.0),
+    "text": Case("--steps 200 --batch-size 16", PERPLEXITY, 1.0, 8.0),
     "classify": Case("--epochs 2", ACCURACY, 90.0, 100.0),
+    "lightning": Case(f"--cpu {POINTS}", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),  # SIGTERM
+    "lightning/train_fabric.py": Case(f"--cpu {POINTS}", ACCURACY, 95.0, 100.0, begun="epoch 1:"),
+    "accelerate": Case(POINTS, ACCURACY, 95.0, 100.0, begun="epoch 1:"),
+    "hf_trainer": Case("--cpu --steps 800 --batch-size 8", PERPLEXITY, 1.0, 3.2, begun="'loss'"),
 }
 
 
@@ -68,6 +74,7 @@ def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slu
     if importlib.util.find_spec(case.needs) is None:
         pytest.skip(f"{case.needs} is not installed")
     example, *options = example.split()
+    example, _, script = example.partition("/")
     home = tmp_path / example
     shutil.copytree(EXAMPLES / example, home, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     if case.make:
@@ -75,7 +82,7 @@ def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slu
     submit = ("submit", "--nodes", "2", "--nproc", "1", "--cpu", "--cpus-per-gpu", "1", "--time", "20m")
     folder = run_of(
         slurm_paceline(
-            *submit, "train.py", *case.args.replace("HOME", str(home)).split(), *options, cwd=home, check=True
+            *submit, script or "train.py", *case.args.replace("HOME", str(home)).split(), *options, cwd=home, check=True
         )
     )
     job = folder.job.read_text().strip()
