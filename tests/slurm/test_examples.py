@@ -58,7 +58,7 @@ CASES = {
     "fsdp": Case("--epochs 5", ACCURACY, 95.0, 100.0),
     "text": Case("--steps 200 --batch-size 16", PERPLEXITY, 1.0, 8.0),
     "classify": Case("--epochs 2", ACCURACY, 90.0, 100.0),
-    "lightning": Case(f"--cpu {POINTS}", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),  # SIGTERM
+    "lightning": Case(f"--cpu {POINTS}", ACCURACY, 95.0, 100.0, begun="epoch 1:"),
     "lightning/train_fabric.py": Case(f"--cpu {POINTS}", ACCURACY, 95.0, 100.0, begun="epoch 1:"),
     "accelerate": Case(POINTS, ACCURACY, 95.0, 100.0, begun="epoch 1:"),
     "hf_trainer": Case("--cpu --steps 800 --batch-size 8", PERPLEXITY, 1.0, 3.2, begun="'loss'"),

@@ -42,8 +42,7 @@ class CommonStep:
             return
         self._steps += 1
         distributed = sys.modules["torch"].distributed
-        is_group = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        if self._steps == 1 and is_group:
+        if self._steps == 1 and distributed.is_available() and distributed.is_initialized():
             AT_STEPS.pack_into(self._map, self._offset, TAKES_SIGNALS)
         number = STEP_SIGNAL.unpack_from(self._map, HEADER.size)[0]
         if number and self._is_common(distributed):
