@@ -34,7 +34,7 @@ def here(tmp_path: Path) -> Iterator[Path]:
         (LIGHTNING, [], "; not before the time limit, as the script never sets ckpt_path\n"),
         (LIGHTNING, ["--requeue-always"], "(preset of the Lightning Trainer); exit code 0 or 75 means: saved,"),
         ("print()", ["--saved-exit-code", "3"], "SIGUSR1; exit code 3 or 75 means: saved, to be resumed\n"),
-        ("import paceline", [], None),
+        ("import paceline\nrun = paceline.start()", [], None),
     ],
 )
 def test_a_dry_run_shows_it(

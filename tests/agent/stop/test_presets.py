@@ -24,7 +24,7 @@ def train(number, *, resume_from_checkpoint=None):
     signal.signal(number, before)
     time.sleep(0.5)  # the script goes on for a while
 """
-RESUMES = "import library\nlibrary.start(15, resume_from_checkpoint=True)\n"
+RESUMES = "import paceline, library\nlibrary.start(15, resume_from_checkpoint=True)\n"
 STARTS_OVER = "import library\nlibrary.start(15)\n"
 
 

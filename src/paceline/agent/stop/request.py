@@ -141,14 +141,14 @@ class StopRequest:
     def _describe(self, states: Mapping[int, int]) -> list[str]:
         if RUNNING in states.values():
             return ["the ranks save and stop"]
+        if preset := next(filter(None, map(self._find_preset, states)), None):
+            return [f"the script gets {preset.stop_signal}, which the {preset.name} handles itself"]
         if self._uses_runtime or self._has_trained(states):
             return ["the ranks have not begun to train, so they have nothing to save"]
         if self._set_signal is not None:
             return [f"the script gets {self._set_signal.name}, as set by stop_signal, to save in its own way"]
         if any(processes.has_handler(pid, signal.SIGUSR1) for pid in states):
             return ["the script handles SIGUSR1 itself"]
-        if preset := next(filter(None, map(self._find_preset, states)), None):
-            return [f"the script gets {preset.stop_signal}, which the {preset.name} handles itself"]
         if self._way == INTERRUPT:
             return ["the script gets SIGINT (KeyboardInterrupt), to save in its own way"]
         if self._must_end():
@@ -166,7 +166,11 @@ class StopRequest:
     @property
     def _uses_runtime(self) -> bool:
         """Whether the script imports the runtime, or a rank has opened a session: another module may import it."""
-        return self._imports_runtime or any(map(self._heartbeats.is_in_session, range(self._heartbeats.ranks)))
+        return self._imports_runtime or self._has_session
+
+    @property
+    def _has_session(self) -> bool:
+        return any(map(self._heartbeats.is_in_session, range(self._heartbeats.ranks)))
 
     @functools.cached_property
     def _imports_runtime(self) -> bool:
@@ -199,7 +203,7 @@ class StopRequest:
 
         At the time limit, a script that does not resume by itself runs on: it would only start over.
         """
-        if self._launch_spec.stop_signal or self._uses_runtime or processes.has_handler(pid, signal.SIGUSR1):
+        if self._launch_spec.stop_signal or self._has_session or processes.has_handler(pid, signal.SIGUSR1):
             return None
         local_rank = self._find_rank(pid)
         preset = None if local_rank is None else self._heartbeats.read_framework(local_rank)

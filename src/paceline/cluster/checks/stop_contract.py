@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.contract.stop.presets import describe_contract
-from paceline.contract.stop.sources import find_preset, imports_runtime, read_sources
+from paceline.contract.stop.sources import find_preset, opens_session, read_sources
 from paceline.spec import Job
 
 
@@ -12,7 +12,7 @@ def describe_stop(job: Job) -> str:
     program, settings = job.program, job.resume
     name = program.name if program.is_module else str(job.cwd / program.name)
     texts = read_sources(name, is_module=program.is_module, import_path=[str(job.cwd)])
-    if not texts or imports_runtime(texts[0]):
+    if not texts or opens_session(texts[0]):
         return ""
     preset = None if settings.stop_signal else find_preset(texts)
     line = describe_contract(settings.stop_signal or "", settings.saved_exit_code, preset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -48,6 +49,11 @@ def imports_runtime(source: str) -> bool:
     return "paceline" in source and any(name.split(".")[0] == "paceline" for name in imported_names(source))
 
 
+def opens_session(source: str) -> bool:
+    """Whether a program seems to train with the runtime; one that only calls `paceline.report` does not."""
+    return imports_runtime(source) and re.search(r"\b(session|start)\b", source) is not None
+
+
 def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -> list[str]:
     """Return the text of a program, then those of the modules beside it that it imports, directly or not."""
     path, text = read_program(program, is_module=is_module, import_path=import_path)
@@ -67,7 +73,7 @@ def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -
 
 def find_preset(sources: Sequence[str]) -> Preset | None:
     """Return the preset of the framework that a program seems to use; a program with the runtime needs none."""
-    if not sources or imports_runtime(sources[0]):
+    if not sources or opens_session(sources[0]):
         return None
     packages = {source: {name.split(".")[0] for name in imported_names(source)} for source in sources}
     return next((preset for preset in PRESETS for source in sources if preset.fits(source, packages[source])), None)
