@@ -24,7 +24,7 @@ def train(number, *, resume_from_checkpoint=None):
     signal.signal(number, before)
     time.sleep(0.5)  # the script goes on for a while
 """
-RESUMES = "import paceline, library\nlibrary.start(15, resume_from_checkpoint=True)\n"
+RESUMES = "import library\nlibrary.start(15, resume_from_checkpoint=True)\n"
 STARTS_OVER = "import library\nlibrary.start(15)\n"
 
 
@@ -52,7 +52,8 @@ def has_saved(started: Launched) -> bool:
 @pytest.mark.usefixtures("framework")
 def test_before_the_time_limit_a_framework_gets_its_own_signal(launch: Launch) -> None:
     """It saves and exits with 0: the run is stopped, not done, and goes back into the queue."""
-    started = launch(RESUMES, env={"SLURM_JOB_ID": "1"})
+    reports = "import paceline\n"  # to a sweep, perhaps, but it opens no session
+    started = launch(reports + RESUMES, env={"SLURM_JOB_ID": "1"})
     listening(started)
     started.job_start.stop.touch()
     assert started.wait() == 0, started.err()
