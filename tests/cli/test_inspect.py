@@ -56,5 +56,5 @@ def test_json_and_a_script_without_loaders(paceline: Paceline, tmp_path: Path) -
     done = paceline("inspect", "data", "--nproc", "1", "--limit", "2", "--json", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert [batch["keys"] for batch in told["ranks"][0]["batches"]] == [[0, 1], [2, 3]]
+    assert [batch["keys"] for batch in told["ranks"][0]["batches"]] == [[0, 1], [2, 3]] * 2
     assert told["ranks"][0]["facts"]["samples"] == 6

@@ -106,6 +106,27 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
         [(PROBLEM, "Rank 1 reads another stream than rank 0: they differ from item 1"), (GOOD, "4 samples"),
          (WARNING, "Only one epoch")],
     ),
+    "a look, then the same order": (
+        [[[[0]], [[0, 2]]], [[[1]], [[1, 3]]]], {**PLAIN, "samples": 4, "sampler": "DistributedSampler"},
+        [(PROBLEM, "No rank gets 2 of 4"), (GOOD, "all 4"), (PROBLEM, "same order in every epoch")],
+    ),
+    "a sampler that drops its tail": (
+        SPLIT, {**PLAIN, "samples": 9, "sampler": "DistributedSampler", "drop_last": True},
+        [(GOOD, "1 don't fill")] * 2 + [(GOOD, "differs")],
+    ),
+    "with replacement": (
+        [[[[0, 0], [2, 3]], [[0, 2], [0, 3]]]], {**PLAIN, "samples": 4, "sampler": "WeightedRandomSampler"},
+        [(WARNING, "draws 1 sample more than once"), (WARNING, "WeightedRandomSampler leaves out 1 of 4")] * 2
+        + [(GOOD, "differs")],
+    ),
+    "a stream that every rank reads": (
+        [[[["x", "y"]], [["y", "x"]]]] * 2, {"kind": "DataLoader", "keys": CONTENT, "batch_size": 2},
+        [(PROBLEM, "Every rank reads all 2 samples")] * 2 + [(GOOD, "differs")],
+    ),
+    "random contents": (
+        [[[["a", "b"]], [["e", "f"]]], [[["c", "d"]], [["g", "h"]]]], {"keys": CONTENT, "batch_size": 4},
+        [(GOOD, "4 samples once, none twice (by their contents)")] * 2 + [(WARNING, "nothing in common")],
+    ),
     "equal contents": (
         [[[["x", "y"]], [["y", "x"]]], [[["x", "z"]], [["z", "x"]]]], {"keys": CONTENT, "batch_size": 4},
         [(WARNING, "The same contents as another sample, on ranks 0, 1: 1 sample")] * 2 + [(GOOD, "differs")],

@@ -8,6 +8,7 @@ from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION
 from paceline.inspection.samples import Epoch, Key, Samples
 
+WITH_REPLACEMENT = ("WeightedRandomSampler", "RandomSampler(replacement=True)")
 SHOWN = 5  # samples that a finding names
 
 
@@ -67,11 +68,12 @@ def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
     facts, counts = samples.facts, epoch.counts
     twice = [key for key, count in counts.items() if count > 1]
     distinct = len(counts)
-    if facts.world_size > 1 and facts.keys != CONTENT and twice and _all_read_all(epoch, facts.world_size):
-        yield Finding(
-            about, PROBLEM, f"Every rank reads all {distinct:,} samples: each counts {facts.world_size} times.",
-            "Split the data: use run.loader, or give the DataLoader a DistributedSampler.",
-        )  # fmt: skip
+    if facts.world_size > 1 and twice and _all_read_all(epoch, facts.world_size):
+        hint = "Split the data: use run.loader, or give the DataLoader a DistributedSampler."
+        if facts.keys == CONTENT:
+            hint = "Let the stream skip the items of other ranks, or use run.loader, which splits it."
+        text = f"Every rank reads all {distinct:,} samples: each counts {facts.world_size} times."
+        yield Finding(about, PROBLEM, text, hint)
         return
     part = "" if epoch.is_whole else " of the steps seen"
     if twice:
@@ -81,7 +83,8 @@ def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
         yield _explain_missing(samples, epoch, missing)
     if not twice and missing <= 0:
         what = f"all {distinct:,}" if epoch.is_whole and facts.keys == INDEX else f"{distinct:,}"
-        yield Finding(about, GOOD, f"{what} samples{part} once, none twice")
+        known = " (by their contents)" if facts.keys == CONTENT else ""
+        yield Finding(about, GOOD, f"{what} samples{part} once, none twice{known}")
 
 
 def _count_missing(samples: Samples, epoch: Epoch) -> int:
@@ -105,7 +108,7 @@ def _explain_twice(samples: Samples, epoch: Epoch, twice: Sequence[Key]) -> Find
             "the stream isn't split by rank and worker: see docs/data.md."
         )
         return Finding(about, WARNING, text, hint)
-    if facts.kind == "run.loader" and facts.sampler:
+    if facts.sampler in WITH_REPLACEMENT or (facts.kind == "run.loader" and facts.sampler):
         return Finding(about, WARNING, f"{facts.sampler} draws {count} more than once.",
                        "That is right for sampling with replacement.")  # fmt: skip
     padding = facts.samples is not None and sum(epoch.counts.values()) - len(epoch.counts) < facts.world_size
@@ -128,7 +131,7 @@ def _explain_missing(samples: Samples, epoch: Epoch, missing: int) -> Finding:
     if facts.sampler and facts.sampler not in ("RandomSampler", "SequentialSampler", "DistributedSampler"):
         return Finding(about, WARNING, f"{facts.sampler} leaves out {missing:,} of {total:,} samples.",
                        "That is right if the sampler weighs or filters samples.")  # fmt: skip
-    if drops_tail and not facts.sampler and missing < max(1, tail):
+    if drops_tail and (not facts.sampler or facts.shuffled) and missing < max(1, tail + facts.world_size):
         other = ", others in each epoch" if facts.shuffled else ""
         seen = f"{len(epoch.counts):,} samples once, none twice"
         return Finding(about, GOOD, f"{seen}; {missing:,} don't fill a last batch{other} (drop_last)")
@@ -145,10 +148,10 @@ def _check_order(samples: Samples) -> Iterator[Finding]:
         return
     one, two = samples.epochs[0], samples.epochs[1]
     facts = samples.facts
-    orders = [epoch.order for epoch in (one, two)]
-    if facts.keys == POSITION:  # the position says nothing about the order inside the stream
-        orders = [[text for _, batch in epoch.batches() for text in batch.digests] for epoch in (one, two)]
-    if orders[0] != orders[1]:
+    if facts.keys == CONTENT and one.counts.keys().isdisjoint(two.counts):
+        hint = "Items of this stream are told apart by their contents. Turn off random augmentation."
+        yield Finding("order", WARNING, "The items of two epochs have nothing in common: they can't be compared.", hint)
+    elif not two.has_order_of(one):
         yield Finding("order", GOOD, "differs between epochs")
     elif facts.shuffled is False:
         yield Finding("order", WARNING, "The data isn't shuffled: every epoch has the same order.",

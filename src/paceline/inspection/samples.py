@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from paceline.contract.files.sample_records import Batch, EpochEnd, LoaderFacts, read_records
+from paceline.contract.files.sample_records import Batch, EpochEnd, EpochStart, LoaderFacts, read_records
 
 Key = int | str
 
@@ -57,6 +57,18 @@ class Epoch:
                     found[key].add(rank)
         return found
 
+    def has_order_of(self, other: Epoch) -> bool:
+        """Return whether all ranks get the same as in another epoch, in the same order, as far as both were read."""
+        compared = 0
+        for rank, batches in self.ranks.items():
+            mine, theirs = ([text for batch in each for text in batch.digests or batch.keys]
+                            for each in (batches, other.ranks.get(rank, [])))  # fmt: skip
+            common = min(len(mine), len(theirs))
+            if mine[:common] != theirs[:common]:
+                return False
+            compared += common
+        return compared > 0
+
     @property
     def steps(self) -> dict[int, int]:
         """The number of steps of each rank."""
@@ -93,7 +105,12 @@ def read_samples(folder: Path, failure: Sequence[str] = ()) -> Samples | None:
         records = list(read_records(path))
         facts = next((each for each in records if isinstance(each, LoaderFacts)), None)
         if facts is not None:
-            batches = [each for each in records if isinstance(each, Batch)]
+            begun = {each.epoch: index for index, each in enumerate(records) if isinstance(each, EpochStart)}
+            batches = [
+                each
+                for index, each in enumerate(records)
+                if isinstance(each, Batch) and index > begun.get(each.epoch, 0)
+            ]
             ended = frozenset(each.epoch for each in records if isinstance(each, EpochEnd))
             ranks.append(RankSamples(facts, batches, ended))
     ranks.sort(key=lambda each: each.facts.rank)

@@ -46,16 +46,21 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class EpochStart:
+    """Says that an epoch begins. If it has begun before, the script has only had a look at it, which doesn't count."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class EpochEnd:
     """Says that a rank has seen all batches of an epoch, rather than the first ones."""
 
     epoch: int
 
 
-Record = LoaderFacts | Batch | EpochEnd
-_KINDS: dict[str, type[LoaderFacts] | type[Batch] | type[EpochEnd]] = {
-    kind.__name__: kind for kind in (LoaderFacts, Batch, EpochEnd)
-}
+Record = LoaderFacts | EpochStart | Batch | EpochEnd
+_KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (LoaderFacts, EpochStart, Batch, EpochEnd)}
 
 
 def record_path(folder: Path, rank: int) -> Path:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import UserDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +22,7 @@ from paceline.inspection.sample_checks import check_samples
 from paceline.inspection.samples import Samples, read_samples
 from paceline.runtime import loop
 from paceline.runtime.data.inspection.loader_walk import LoaderWalk
-from paceline.runtime.data.inspection.plain_loaders import PlainLoaders
+from paceline.runtime.data.inspection.plain_loaders import PlainLoaders, split_batch
 from paceline.runtime.data.inspection.recorder import Recorder, digest
 from tests.forked_ranks import Ranks
 
@@ -129,35 +133,89 @@ def test_a_stream_that_splits_itself(ranks: Ranks, tmp_path: Path) -> None:
     assert len(samples.epochs[0].counts) == 34
 
 
+class EveryOther:
+    """A batch sampler of a script: it shuffles by the epoch, which nobody tells it."""
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        order = numpy.random.default_rng(0).permutation(12)
+        yield from (list(order[first::6]) for first in range(dist.get_rank(), 6, 2))
+
+    def __len__(self) -> int:
+        return 3
+
+
 def record_plain(folder: str, kind: str) -> None:
     dist.init_process_group("gloo")
-    recorder = KeptRecorder(Path(folder), epochs=2, limit=None)
-    PlainLoaders(recorder).install()
+    limit = 2 if kind == "endless" else None
+    PlainLoaders(KeptRecorder(Path(folder), epochs=2, limit=limit)).install()
     data = TensorDataset(torch.arange(12.0))
-    sampler = DistributedSampler(data) if kind == "forgets set_epoch" else None
-    loader = DataLoader(Numbers() if kind == "stream" else data, batch_size=4, sampler=sampler, num_workers=2)
+    source: Any = {"stream": Numbers(), "endless": Endless()}.get(kind, data)
+    workers = 2 if kind in ("stream", "leaves early") else 0
     evaluation = DataLoader(data, batch_size=4)
+
+    def make() -> Any:
+        if kind == "batch sampler":
+            return DataLoader(data, batch_sampler=EveryOther())
+        splits = kind in ("forgets set_epoch", "looks first", "is made anew", "leaves early")
+        sampler = DistributedSampler(data) if splits else None
+        return DataLoader(source, batch_size=2 if splits else 4, sampler=sampler, num_workers=workers)
+
+    loader = make()
     with contextlib.suppress(Ended):
-        for _ in range(3):
-            assert sum(len(batch) if kind == "stream" else len(batch[0]) for batch in loader) > 0
+        if kind == "looks first":
+            next(iter(loader))
+        for epoch in range(3):
+            if kind == "is made anew" and epoch:
+                del loader
+                loader = make()
+            for step, _ in enumerate(loader):
+                if kind == "leaves early" and step == 1:
+                    break
             assert sum(len(batch[0]) for batch in evaluation) == 12
         raise AssertionError("the third epoch did not end the process")
 
 
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from (torch.tensor([each, dist.get_rank()]) for each in itertools.count())
+
+
 @pytest.mark.parametrize(
-    ("kind", "about", "words"),
+    ("kind", "expected", "whole"),
     [
-        ("forgets set_epoch", "order", "same order in every epoch"),
-        ("no sampler", "epoch 0", "Every rank reads all 12 samples"),
-        ("stream", "epoch 0", "The same contents as another sample"),
+        ("forgets set_epoch", "order: same order in every epoch", True),
+        ("looks first", "order: same order in every epoch", True),
+        ("is made anew", "order: same order in every epoch", True),
+        ("batch sampler", "order: same order in every epoch", True),
+        ("leaves early", "epoch 0: 8 samples of the steps seen once", False),
+        ("no sampler", "epoch 0: Every rank reads all 12 samples", True),
+        ("stream", "epoch 0: Every rank reads all 17 samples", True),
+        ("endless", "epoch 1: 16 samples of the steps seen once", False),
     ],
 )
-def test_plain_loaders_are_watched(kind: str, about: str, words: str, ranks: Ranks, tmp_path: Path) -> None:
+def test_plain_loaders_are_watched(kind: str, expected: str, whole: bool, ranks: Ranks, tmp_path: Path) -> None:
     samples = inspected(ranks, tmp_path, record_plain, kind)
     assert samples.facts.kind == "DataLoader"
-    assert [epoch.is_whole for epoch in samples.epochs] == [True, True]
+    assert [epoch.is_whole for epoch in samples.epochs] == [whole, whole]
+    assert all(isinstance(key, int) for key in samples.epochs[0].order) or samples.facts.samples is None
+    about, words = expected.split(": ")
     found = [finding for finding in check_samples(samples) if finding.about == about and words in finding.text]
     assert found, check_samples(samples)
+
+
+@dataclass
+class Collated:
+    x: Any
+    size: int
+
+
+def test_batches_of_any_kind_are_split() -> None:
+    x, y = torch.arange(6).view(3, 2), ["a", "b", "c"]
+    for batch in ((x, y), [x, torch.tensor(3), y], {"x": x, "y": y, "n": 3}, UserDict(x=x, y=y, note=None)):
+        assert [each[1] for each in split_batch(batch)] == y
+    assert len(split_batch(Collated(x, 3))) == 3
+    assert split_batch(7) == [7]
+    assert split_batch((x, y), is_batched=False) == [(x, y)]
 
 
 def test_equal_items_have_equal_digests() -> None:

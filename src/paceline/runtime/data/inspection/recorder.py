@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import IO, Any, NoReturn
 
 import torch
 
-from paceline.contract.files.sample_records import Batch, EpochEnd, LoaderFacts, record_path, write_record
+from paceline.contract.files.sample_records import Batch, EpochEnd, EpochStart, LoaderFacts, record_path, write_record
 from paceline.runtime.distributed.identity import read_identity
 
 
@@ -32,7 +33,7 @@ class Recorder:
         self._file = record_path(self._folder, facts.rank).open("w", encoding="utf-8")
         write_record(self._file, facts)
 
-    def add(self, record: Batch | EpochEnd) -> None:
+    def add(self, record: EpochStart | Batch | EpochEnd) -> None:
         assert self._file is not None, "begin() comes first"
         write_record(self._file, record)
 
@@ -45,9 +46,10 @@ class Recorder:
 
 def to_key(key: Any) -> int | str:
     """Return a sample's key in a form that can be written."""
-    if isinstance(key, torch.Tensor) and key.numel() == 1:
-        key = key.item()
-    return key if isinstance(key, int) else repr(key)
+    try:
+        return operator.index(key)  # also of NumPy and of a tensor
+    except TypeError:
+        return repr(key)
 
 
 def digest(item: Any) -> str:
