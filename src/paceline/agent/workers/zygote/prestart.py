@@ -15,8 +15,8 @@ from paceline.contract.gpus import visible_devices
 # Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A test compares them
 # with the table of options, which takes too long to import here.
 FLAGS = (
-    "-m", "--module", "--check", "--continue", "--cpu", "--debug", "--deterministic", "--snapshot", "--strict",
-    "--tensorboard", "--wandb", "--wandb-all-processes",
+    "-m", "--module", "--check", "--continue", "--cpu", "--debug", "--deterministic", "--fitness", "--snapshot",
+    "--strict", "--tensorboard", "--wandb", "--wandb-all-processes",
 )  # fmt: skip
 SHORT = {"-N": "--nodes", "-J": "--name"}  # with a value, which may be attached: -N2
 NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")  # nothing starts, or a program that is not in the arguments
