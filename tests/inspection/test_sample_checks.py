@@ -66,6 +66,10 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
         [[[[0, 1], [2, 3]], [[3, 2], [1, 0]]]] * 2, {**PLAIN, "samples": 4},
         [(PROBLEM, "Every rank reads all 4 samples: each counts 2 times")] * 2 + [(GOOD, "differs")],
     ),
+    "not split, and each drops another tail": (
+        [[[[0, 1], [2, 3]]], [[[3, 4], [1, 0]]]], {**PLAIN, "samples": 5, "sampler": "RandomSampler"},
+        [(PROBLEM, "Every rank reads all 5 samples"), (WARNING, "Only one epoch")],
+    ),
     "no set_epoch": (
         [[[[0, 2]], [[0, 2]]], [[[1, 3]], [[1, 3]]]], {**PLAIN, "samples": 4, "sampler": "DistributedSampler"},
         [(GOOD, "all 4")] * 2 + [(PROBLEM, "same order in every epoch")],

@@ -178,3 +178,8 @@ def test_a_script_that_shows_no_loss_gets_a_clear_error(prove: Prove) -> None:
     with pytest.raises(RunError, match="shows no loss") as error:
         prove("ddp.py", "--mistake", "logs nothing")
     assert "run.log(loss=...)" in error.value.hint
+
+
+def test_a_proof_that_compares_nothing_is_an_error(prove: Prove) -> None:
+    with pytest.raises(RunError, match="nothing to compare"):
+        prove("ddp.py", "--batch-size", "16", batch_arg="--batch-size", counts=(1,), interrupt=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.errors import UsageError
 from paceline.runtime.metrics import throughput
 from paceline.runtime.metrics.progress_bar import describe_rates
 from paceline.runtime.metrics.throughput import Amounts, Rates, ThroughputCounter, peak_flops
@@ -144,3 +146,20 @@ def test_a_failed_device_does_not_hide_its_error(monkeypatch: pytest.MonkeyPatch
     counter.begin_loop()
     counter.end_loop()
     assert counter.take().amounts().seconds >= 0
+
+
+def test_only_numbers_are_counted() -> None:
+    with quiet(seed=0) as run:
+        run.throughput(tokens=numpy.int64(3))
+        for value in (torch.ones(2), "7", -1, float("nan")):
+            with pytest.raises(UsageError, match=r"run.throughput\(tokens=...\) takes a number"):
+                run.throughput(tokens=value)  # type: ignore[arg-type]
+
+
+def test_the_batch_of_a_dataloader_is_not_the_global_one() -> None:
+    with quiet(seed=0) as run:
+        optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+        with pytest.raises(UsageError, match="that of one rank"):
+            run.scale_lr(optimizer, batch=torch.utils.data.DataLoader([1, 2], batch_size=2), reference=2)
+        with pytest.raises(UsageError, match="counts steps"):
+            run.scale_lr(optimizer, warmup=0.1)  # type: ignore[arg-type]

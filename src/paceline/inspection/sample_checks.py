@@ -68,7 +68,8 @@ def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
     facts, counts = samples.facts, epoch.counts
     twice = [key for key, count in counts.items() if count > 1]
     distinct = len(counts)
-    if facts.world_size > 1 and twice and _all_read_all(epoch, facts.world_size):
+    unsplit = facts.kind == "DataLoader" and facts.sampler in ("RandomSampler", "SequentialSampler")
+    if facts.world_size > 1 and twice and (unsplit or _all_read_all(epoch, facts.world_size)):
         hint = "Split the data: use run.loader, or give the DataLoader a DistributedSampler."
         if facts.keys == CONTENT:
             hint = "Let the stream skip the items of other ranks, or use run.loader, which splits it."

@@ -88,6 +88,12 @@ class Prover:
             proof.comparisons.append(compare(records, against, proof.source, limit=limit))
         for case in map(self._changed, self.request.scaled):
             proof.scaled.append(self._run(case, []))
+        if not proof.comparisons and not proof.scaled:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in proof.skipped.items())
+            raise RunError(
+                f"There was nothing to compare ({reasons or 'only one run'}).",
+                hint="Prove at least two numbers of ranks, as in --ranks 1,2.",
+            )
         if not proof.holds:
             self._diagnose()
         return proof

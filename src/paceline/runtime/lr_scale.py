@@ -33,7 +33,7 @@ class LrScale:
                 "run.scale_lr needs learning rates that are numbers, not tensors.",
                 hint="Pass lr as a float. run.capture works with it.",
             )
-        if warmup < 0:
+        if not isinstance(warmup, int) or warmup < 0:
             raise UsageError(f"warmup={warmup}, but it counts steps.", hint="Use 0 for no warm-up.")
         self.factor, self.warmup = factor, warmup
         self._step = step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
+import numbers
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
@@ -246,6 +247,11 @@ class Run:
             raise UsageError(
                 "run.scale_lr needs both batch and reference, or neither.",
                 hint="run.scale_lr(opt, batch=loader, reference=256)",
+            )
+        if isinstance(batch, torch.utils.data.DataLoader):
+            raise UsageError(
+                "The batch size of a DataLoader is that of one rank, and run.scale_lr needs the global one.",
+                hint="Pass batch=loader.batch_size * run.dp_size.",
             )
         size = getattr(batch, "batch_size", None) if not isinstance(batch, int) else batch * self._batch_factor
         if batch is not None and not isinstance(size, int):
@@ -548,6 +554,12 @@ class Run:
             tokens: The number of tokens.
             flops: The FLOPs of the forward and the backward pass.
         """
+        for name, value in (("samples", samples), ("tokens", tokens), ("flops", flops)):
+            if not isinstance(value, (int, float, numbers.Real)) or not value >= 0:
+                raise UsageError(
+                    f"run.throughput({name}=...) takes a number from 0 on, but got {value!s:.40}.",
+                    hint="Pass a number of the host, such as x.numel(). Waiting for a tensor would cost time.",
+                )
         self._metrics.throughput.add(samples, tokens, flops)
 
     def config(self, settings: Any) -> None:

@@ -73,3 +73,19 @@ def test_links_that_give_far_less_than_their_type() -> None:
     gpus = [replace(each, within=20.0, backend="nccl") for each in nodes(2, device="NVIDIA H200", tflops=700)]
     assert {(each.host, each.unfit) for each in judge(gpus)} == {("node0", False), ("node1", False)}
     assert judge([replace(each, within=350.0) for each in gpus]) == []
+
+
+@pytest.mark.parametrize(("tflops", "error"), [(0.0, "CUDA error: uncorrectable ECC error"), (float("nan"), "")])
+def test_a_device_that_fails(tflops: float, error: str) -> None:
+    """The others wait for it in vain: their links are not to blame."""
+    measured = [replace(each, pairs={}, complete=False) for each in nodes(3, device="H200", tflops=700)]
+    measured[1] = replace(measured[1], tflops=tflops, error=error)
+    (failed,) = judge(measured)
+    assert (failed.host, failed.unfit, failed.text) == ("node1", True, "its H200 fails")
+    assert (error or "nan") in failed.evidence[0]
+
+
+def test_a_node_that_is_late_has_not_failed() -> None:
+    measured = nodes(3)
+    measured[1] = replace(measured[1], tflops=0.0, complete=False)
+    assert judge(measured) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,37 @@ def test_ranks_that_start_together_are_not_stuck(tmp_path: Path) -> None:
     run.samples(ranks={"state": READY, "step": 0, "age": 90.0, "waited": 0.0, "own": 0.0})
     for rank in range(4):
         run.stack(rank, "/x/site-packages/torch/_inductor/compile.py:9 in compile", "/p/train.py:4 in main")
+    assert run.problems() == []
+
+
+def test_a_script_without_a_session_that_prints_is_not_stuck(tmp_path: Path) -> None:
+    """Its steps are not known, and any backward pass looks like waiting."""
+    run = RecordedRun(tmp_path / "run")
+    asleep(run)
+    assert [each.about for each in run.problems()] == ["hang"]
+    (run.folder.attempts()[-1].path / "rank-1.log").write_text("step 350\n")
+    assert run.problems() == []
+
+
+def test_words_of_the_script_are_no_evidence(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    run.folder.slurm_log.write_text(
+        "oom-killer guard enabled: will retry on Out Of Memory\ndatabase or disk is full?\n"
+    )
+    assert run.problems() == []
+    run.folder.slurm_log.write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n")
+    assert [each.about for each in run.problems()] == ["memory"]
+
+
+def test_a_rank_that_was_slow_long_ago(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    when = time.time()
+    lines = [{"step": 3, "time": when, "stragglers": {"1": 1.7}}, {"step": 900, "time": when + 1000}]
+    run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    assert [each.about for each in run.problems()] == ["straggler"]
+    run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run.problems() == []
 
 

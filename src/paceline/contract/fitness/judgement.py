@@ -35,16 +35,29 @@ class Judgement:
 
 def judge(measured: Sequence[Measurement]) -> list[Judgement]:
     """Return what is slow, the worst first."""
-    found = [*_slow_devices(measured), *_slow_nodes(measured)]
+    found = [*_failed_devices(measured), *_slow_devices(measured), *_slow_nodes(measured)]
     blamed = {each.host for each in found}
     return found + [each for each in _slow_links(measured) if each.host not in blamed]
+
+
+def _failed_devices(measured: Sequence[Measurement]) -> list[Judgement]:
+    """Return nodes with a device that computes nothing, or nonsense, while those of other nodes work."""
+    working = {each.host for each in measured if each.tflops > 0}
+    found: dict[str, Judgement] = {}
+    for each in measured:
+        has_failed = bool(each.error) or each.tflops != 0  # otherwise it has not measured in time
+        if not each.tflops > 0 and has_failed and working - {each.host}:
+            what = "core" if each.device == "cpu" else each.device
+            facts = (f"rank {each.rank} on {each.host}: {each.error or f'{each.tflops} TFLOP/s'}",)
+            found.setdefault(each.host, Judgement(each.host, f"its {what} fails", unfit=True, evidence=facts))
+    return list(found.values())
 
 
 def _slow_devices(measured: Sequence[Measurement]) -> list[Judgement]:
     found: dict[str, Judgement] = {}
     for each in measured:
         alike = [other.tflops for other in measured if other.device == each.device and other.tflops > 0]
-        if each.tflops <= 0 or len({other.host for other in measured if other.device == each.device}) < 2:
+        if not each.tflops > 0 or len({other.host for other in measured if other.device == each.device}) < 2:
             continue
         typical = sorted(alike)[len(alike) // 2]  # the upper median: of two, the faster one
         share = each.tflops / typical

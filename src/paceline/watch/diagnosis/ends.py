@@ -15,6 +15,7 @@ _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|ran out of memory
 _HOST_MEMORY = re.compile(
     r"out-of-memory killer|oom[-_ ]kill|Out Of Memory|DefaultCPUAllocator: can't allocate memory", re.I
 )
+_OWN = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|errno 28\b|errno 122\b|database or disk is full", re.I)
 _PATH = re.compile(r"(?:device|exceeded): '?([^'\n]+?)'?$", re.MULTILINE)
 NO_SPACE = 64 << 20  # bytes
@@ -44,9 +45,7 @@ def check_memory(evidence: Evidence) -> list[Finding]:
     facts = [f"{who}: {failure_text(failure)}"] if _HOST_MEMORY.search(text) else []
     if evidence.record.status == "out of memory":
         facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
-    facts += [
-        f"slurm.log: {line.strip()[:200]}" for line in evidence.batch_log.splitlines() if _HOST_MEMORY.search(line)
-    ][-1:]
+    facts += [f"slurm.log: {line.strip()[:200]}" for line in _own_lines(evidence) if _HOST_MEMORY.search(line)][-1:]
     facts += [
         f"{use.host}: the kernel killed {use.peak('oom_kills'):.0f} processes of the job"
         for use in evidence.usage if use.peak("oom_kills")
@@ -57,6 +56,16 @@ def check_memory(evidence: Evidence) -> list[Finding]:
                         tuple(facts), f"{DOCS}#out-of-memory")]  # fmt: skip
     peak = max((use.peak("own_memory") or 0.0 for use in evidence.usage), default=0.0)
     return [Finding("memory", GOOD, f"peak {peak / 2**30:.1f} GB on a node")] if peak else []
+
+
+def _own_lines(evidence: Evidence) -> list[str]:
+    """Return what Slurm, the shell and Paceline have written to the log of a run that is not done.
+
+    The script's output is there too, and may say anything.
+    """
+    if evidence.record.status == DONE:
+        return []
+    return [line for line in evidence.batch_log.splitlines() if _OWN.match(line.strip())]
 
 
 def _limits(evidence: Evidence) -> list[str]:
@@ -77,7 +86,7 @@ def check_disk(evidence: Evidence) -> list[Finding]:
     errors = [event for event in evidence.save_errors if _DISK.search(str(event.get("error", "")))]
     if errors:
         facts.append(f"the checkpoint of step {errors[-1].get('step', '?')} was not written: {errors[-1].get('error')}")
-    facts += [f"slurm.log: {line.strip()[:200]}" for line in evidence.batch_log.splitlines() if _DISK.search(line)][-1:]
+    facts += [f"slurm.log: {line.strip()[:200]}" for line in _own_lines(evidence) if _DISK.search(line)][-1:]
     free = _free(evidence)
     if free is not None and free < NO_SPACE:
         facts.append(f"{evidence.folder.path}: {free >> 20} MB free now")

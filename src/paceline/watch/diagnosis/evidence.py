@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ AGENT_FIELDS: Fields = {
     "gpu_devices": int, "run_free": int, "tmp_free": int, "shm_free": int, "memory_free": int, "attempt": int,
 }  # fmt: skip
 LOG_TAIL = 65536  # bytes
+STRAGGLER_AGE = 400.0  # seconds after which a report of a slow rank is history
 RECENT = 40  # samples of a node
 ROW_LENGTH = 8  # of a rank in a sample
 
@@ -101,6 +103,15 @@ class Evidence:
     @property
     def is_live(self) -> bool:
         return not self.record.is_over and self.record.status not in ("queued", "held", "prepared")
+
+    def seconds_silent(self) -> float | None:
+        """Return how long ago a rank of the newest attempt has printed anything; None if none has."""
+        times = []
+        for path in self.attempt.path.glob("rank-*.log") if self.attempt is not None else ():
+            with suppress(OSError):
+                found = path.stat()
+                times += [found.st_mtime] if found.st_size else []
+        return max(0.0, self.now - max(times)) if times else None
 
     def host_of_agent(self, index: int) -> str:
         """Return the node of an agent, whether or not it has arrived."""
@@ -287,12 +298,16 @@ def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, flo
     """Return the ranks that rank 0 has called slow, in the newest start of the run."""
     began = min((float(use.details.get("time", 0)) for use in usage), default=0.0)
     found: dict[int, float] = {}
+    newest = reported = 0.0
     for line in read_objects(folder.metrics, limit=1 << 20):
         ratios, when = line.get("stragglers"), line.get("time")
+        newest = max(newest, float(when)) if isinstance(when, NUMBER) else newest
         if isinstance(ratios, dict) and isinstance(when, NUMBER) and when >= began:
             valid = {rank: ratio for rank, ratio in ratios.items() if rank.isdigit() and isinstance(ratio, NUMBER)}
             found |= {int(rank): float(ratio) for rank, ratio in valid.items()}
-    return found
+            reported = float(when)
+    # It is reported again every five minutes, as long as it is slow.
+    return found if newest - reported < STRAGGLER_AGE else {}
 
 
 def _read_log(attempt: AttemptFolder, failure: Mapping[str, Any]) -> str:

@@ -174,6 +174,9 @@ def _asleep(evidence: Evidence, newest: dict[int, RankSample]) -> list[Finding]:
     if not ages or min(ages) < ASLEEP_AFTER:
         return []
     waiting = [rank for rank, stack in evidence.stacks.items() if stack.waits_in]
+    if (silent := evidence.seconds_silent()) is not None and silent < ASLEEP_AFTER:
+        # A script without a session counts no steps. As long as it prints, it does not hang.
+        return [Finding("progress", GOOD, f"no steps are known, but the ranks printed something {silent:.0f} s ago")]
     if waiting and len(waiting) < len(evidence.stacks):
         return [_hang(evidence, f"{min(ages):.0f} s after the start, no rank has begun a step", [])]
     return [Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started")]

@@ -7,7 +7,14 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from paceline.contract.files.sample_records import CONTENT, INDEX, Batch, EpochEnd, EpochStart, LoaderFacts
 from paceline.runtime.data.inspection.recorder import Recorder, digest, to_key
@@ -34,7 +41,8 @@ class PlainLoaders:
 
         def watched_sampler(loader: DataLoader[Any]) -> Any:
             sampler = index_sampler.fget(loader)
-            return _WatchedSampler(sampler, watch) if watch._is_watched(loader) else sampler
+            in_batches = loader.batch_sampler is not None
+            return _WatchedSampler(sampler, watch, in_batches=in_batches) if watch._is_watched(loader) else sampler
 
         def watched_iter(loader: DataLoader[Any]) -> Iterator[Any]:
             if not watch._choose(loader):
@@ -73,12 +81,12 @@ class PlainLoaders:
 class _WatchedSampler:
     """A loader's sampler. Workers make it draw ahead of what the script gets."""
 
-    def __init__(self, sampler: Any, watch: PlainLoaders) -> None:
-        self._sampler, self._watch = sampler, watch
+    def __init__(self, sampler: Any, watch: PlainLoaders, *, in_batches: bool) -> None:
+        self._sampler, self._watch, self._in_batches = sampler, watch, in_batches
 
     def __iter__(self) -> Iterator[Any]:
         for drawn in self._sampler:
-            self._watch.drawn.append(list(drawn) if isinstance(drawn, (list, tuple)) else [drawn])
+            self._watch.drawn.append(list(drawn) if self._in_batches or isinstance(drawn, list) else [drawn])
             yield drawn
 
     def __len__(self) -> int:
@@ -147,8 +155,8 @@ def _kind(loader: DataLoader[Any]) -> tuple[Any, ...]:
 
 def _length(loader: DataLoader[Any]) -> int | None:
     try:
-        return len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError:
+        return None if _is_stream(loader) else len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
         return None
 
 
@@ -163,7 +171,7 @@ def _facts(loader: DataLoader[Any]) -> LoaderFacts:
     shuffled = getattr(sampler, "shuffle", None)
     if isinstance(sampler, (RandomSampler, SequentialSampler)):
         shuffled = isinstance(sampler, RandomSampler)
-    name = type(sampler).__name__
+    name = "DistributedSampler" if isinstance(sampler, DistributedSampler) else type(sampler).__name__
     if getattr(sampler, "replacement", False) and isinstance(sampler, RandomSampler):
         name = "RandomSampler(replacement=True)"
     return LoaderFacts(
