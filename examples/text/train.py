@@ -1,7 +1,7 @@
 """Train a language model with the architecture of GPT-2 on any text: `--data FILE_OR_FOLDER`, or made-up stories.
 
 python train.py                                        one process, the tiny model
-paceline run --nproc 2 --cpu train.py                  two ranks; about a minute on two cores
+paceline run --nproc 2 --cpu train.py                  two ranks; about half a minute on two cores
 paceline submit --nodes 2 --gpus 8 train.py --data books --tokenizer bpe --vocab 32768 --size 124M \\
     --batch-size 512 --accumulate 2 --precision bf16 --compile --steps 20000 --warmup 500
 """
