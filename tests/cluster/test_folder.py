@@ -112,6 +112,15 @@ def test_find_runs_by_folder_id_suffix_and_last(tmp_path: Path) -> None:
         folders.find_run("zzz", tmp_path)
 
 
+def test_a_run_is_found_by_its_earlier_jobs(tmp_path: Path) -> None:
+    folder = tmp_path / "p" / "e" / "30300101-000000-aaaa"
+    (folder / "job-starts" / "2-0").mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "job").write_text("4")
+    for name in ("4", "2"):
+        assert folders.find_run(name, tmp_path).path == folder
+
+
 def test_find_runs_by_name_and_job_id(tmp_path: Path) -> None:
     for run_id, details in {"20300101-000000-aaaa": '{"name": "baseline"}', "20300102-000000-bbbb": "not JSON"}.items():
         folder = tmp_path / "p" / "e" / run_id

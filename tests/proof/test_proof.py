@@ -79,6 +79,7 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
         ("dropout", "dropout", "dropout turned off"),
         ("augmentation", "unkeyed augmentation", "has the same samples"),
         ("sum", "an unscaled sum", "2 times smaller"),
+        ("sum in a warm-up", "an unscaled sum", "2 times smaller"),
         ("all data on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
         ("stream on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
         ("own shuffle", "a wrong sampler", "shuffles all of the data by itself"),

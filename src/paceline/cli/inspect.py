@@ -19,6 +19,8 @@ from paceline.spec.option_table import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from paceline.inspection.samples import Samples
 
 app = typer.Typer(
@@ -93,7 +95,7 @@ def data(
     return code
 
 
-def _status(text: str):  # type: ignore[no-untyped-def]
+def _status(text: str) -> Status:
     return console.console(stderr=True).status(text)
 
 

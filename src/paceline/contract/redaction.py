@@ -102,7 +102,8 @@ def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _redact_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return redact_values(value)
+        hides_all = _is_secret(name, REDACTED)
+        return {key: _redact_value(name if hides_all else key, each) for key, each in value.items()}
     if isinstance(value, list):
         return [_redact_value(name, each) for each in value]
     if not isinstance(value, str):

@@ -11,6 +11,9 @@ from paceline.proof.records import CaseRecords
 # Rounding alone stays far below these in a few dozen steps; a mistake in the training is far above.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 
+# Of the first gradients. Weights that hardly move, as in a warm-up, stay close whatever the gradients are.
+GRADIENT_TOLERANCE = 0.05
+
 LOGGED, BACKWARD, PRINTED, FILE = "run.log", "backward()", "printed", "file"
 
 
@@ -77,10 +80,20 @@ def compare(records: CaseRecords, against: CaseRecords, source: LossSource, *, l
     note = records.note or found.get("error", "")
     if not note and len(one) != len(other):
         note = f"{len(one)} losses, but {len(other)} with {against.case.name}"
+    note = note or compare_gradients(records, against)
     return Comparison(
         records.case.name, against.case.name, limit, loss, step, found.get("difference"), found.get("parameter", ""),
         note,
     )  # fmt: skip
+
+
+def compare_gradients(records: CaseRecords, against: CaseRecords) -> str:
+    """Return how the gradients of the first step differ; empty if they agree, or if one was not recorded."""
+    first = min(records.first.steps, default=0)
+    one, other = (each.first.steps.get(first, {}).get("norm") for each in (records, against))
+    if one is None or other is None or abs(one - other) <= GRADIENT_TOLERANCE * max(abs(one), abs(other)):
+        return ""
+    return f"gradients of norm {one:.4g} in step {first}, but {other:.4g} with {against.case.name}"
 
 
 def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, int]:

@@ -53,6 +53,19 @@ def test_settings_become_plain_values(given: Any) -> None:
     json.dumps(PLAIN, allow_nan=False)
 
 
+def test_secrets_are_hidden_wherever_they_are() -> None:
+    given = {
+        "token": {"v": "tok-2", "n": 3},
+        "cmd": "--api-key sk-4 --lr 1",
+        "keys": {"hf_token": ["a", "b"]},
+        "max_tokens": 5,
+    }
+    assert plain_config(given) == {
+        "token": {"v": "***", "n": 3}, "cmd": "--api-key *** --lr 1", "keys": {"hf_token": ["***", "***"]},
+        "max_tokens": 5,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("given", [3, ["lr"], Options])
 def test_other_things_are_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"run\.config got a "):

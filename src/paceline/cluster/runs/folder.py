@@ -76,7 +76,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     exact = [path for path in known if path.name == name]
     matches = list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
     # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to end with an a.
-    names = {} if matches else {path: _other_names(RunFolder(path)) for path in known}
+    names = {} if matches else {path: _other_names(RunFolder(path), name) for path in known}
     matches = matches or _own(path for path in names if name in names[path])
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
@@ -111,15 +111,15 @@ def _own(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if is_own_folder(path)]
 
 
-def _other_names(folder: RunFolder) -> tuple[str, str]:
-    """Return what else a run is known by: the name that `--name` gave it, and the id of its newest job."""
-    from paceline.cluster.slurm.commands import read_job_id
+def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
+    """Return what else a run is known by: the name that `--name` gave it, and its jobs if a job may be wanted."""
+    from paceline.cluster.slurm.sbatch import known_jobs
 
     try:
         name = read_object(folder.run_json).get("name")
     except (OSError, ValueError):
         name = None
-    return str(name or ""), read_job_id(folder) or ""
+    return str(name or ""), *(known_jobs(folder) if re.fullmatch(r"\d+(_\d+)?", wanted) else ())
 
 
 def _is_part(part: str, run_id: str, name: str) -> bool:

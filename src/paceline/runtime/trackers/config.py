@@ -10,7 +10,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.contract.redaction import REDACTED, holds_secret
+from paceline.contract.redaction import redact_values
 from paceline.errors import UsageError
 
 MAX_TEXT = 1000  # characters of a value that is no plain value
@@ -24,7 +24,7 @@ def plain_config(given: Any) -> dict[str, Any]:
             f"run.config got a {type(given).__name__}.",
             hint="Pass the namespace of argparse, a data class or a dictionary: run.config(args).",
         )
-    return {str(name): _named(str(name), value) for name, value in values.items()}
+    return redact_values({str(name): _plain(value) for name, value in values.items()})
 
 
 def _parts(given: Any) -> Mapping[Any, Any] | None:
@@ -38,11 +38,6 @@ def _parts(given: Any) -> Mapping[Any, Any] | None:
     return None
 
 
-def _named(name: str, value: Any) -> Any:
-    plain = _plain(value)
-    return REDACTED if holds_secret(name, plain) else plain
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
@@ -54,7 +49,7 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     parts = _parts(value)
     if parts is not None:
-        return {str(name): _named(str(name), each) for name, each in parts.items()}
+        return {str(name): _plain(each) for name, each in parts.items()}
     if isinstance(value, str):
         return str(value)
     return str(value)[:MAX_TEXT]
