@@ -148,6 +148,27 @@ def test_names_and_job_ids_come_before_the_ends_of_run_ids(tmp_path: Path) -> No
         folders.find_run("20", tmp_path)
 
 
+def test_a_mistyped_job_id_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "p" / "e" / "20300101-000000-a017"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"name": "7b"}')
+    (folder / "job").write_text("4711\n")
+    for part in ("017", "203", "7"):  # the end of the id, its start, and the start of the name
+        assert folders.find_run(part, tmp_path).path == folder, "to look at"
+        with pytest.raises(UsageError, match=f"No run has the job id {part}.*{folder.name}") as caught:
+            folders.find_own_run(part, tmp_path)
+        assert caught.value.hint == f"If you mean that run, give its whole id: {folder.name}"
+    for name in ("4711", "a017", "7b", folder.name, "20300101-", "last"):
+        assert folders.find_own_run(name, tmp_path).path == folder
+    (folder / "run.json").write_text('{"name": "017"}')
+    assert folders.find_own_run("017", tmp_path).path == folder, "its whole name"
+    trial = tmp_path / "p" / "e" / "digits" / "trials" / "3"
+    trial.mkdir(parents=True)
+    (trial / "run.json").write_text("{}")
+    monkeypatch.chdir(trial.parent)
+    assert folders.find_own_run("3", tmp_path).path == trial, "a folder"
+
+
 def test_find_runs_by_the_start_of_their_name(tmp_path: Path) -> None:
     for number, name in enumerate(("lm-big", "lm-base", "vit", "vit")):
         folder = tmp_path / "p" / "e" / f"2030010{number}-000000-000{number}"

@@ -21,6 +21,7 @@ from paceline.spec import Job
 SCRATCH = "PACELINE_SCRATCH"
 DEFAULT_SCRATCH = "runs"
 TRIALS = "trials"  # in a sweep's folder
+JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
 
 
 def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
@@ -101,9 +102,19 @@ def find_run(name: str, scratch: Path) -> RunFolder:
 
 
 def find_own_run(name: str, scratch: Path) -> RunFolder:
-    """Find a run as `find_run` does, to execute, signal or change it. Raises UsageError if it is another user's."""
+    """Find a run as `find_run` does, to execute, signal or change it.
+
+    Raises UsageError if it is another user's, or if it was found by a number that is only a part of its id or name:
+    that may be a mistyped job id.
+    """
     folder = find_run(name, scratch)
     require_own_folder(folder.path, "Run")
+    if JOB_ID.fullmatch(name) and name not in (folder.path.name, *_other_names(folder, name)):
+        run_id = folder.path.name
+        raise UsageError(
+            f"No run has the job id {name}. It is a part of the id or the name of run {run_id}.",
+            hint=f"If you mean that run, give its whole id: {run_id}",
+        )
     return folder
 
 
@@ -119,7 +130,7 @@ def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
         name = read_object(folder.run_json).get("name")
     except (OSError, ValueError):
         name = None
-    return str(name or ""), *(known_jobs(folder) if re.fullmatch(r"\d+(_\d+)?", wanted) else ())
+    return str(name or ""), *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
 
 
 def _is_part(part: str, run_id: str, name: str) -> bool:
