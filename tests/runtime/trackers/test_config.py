@@ -66,6 +66,42 @@ def test_secrets_are_hidden_wherever_they_are() -> None:
     }  # fmt: skip
 
 
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Lazy(dict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+def test_values_that_cannot_be_written_become_notes() -> None:
+    cyclic: dict[str, Any] = {"lr": 0.1, "mute": Mute(), Mute(): 1, "lazy": Lazy(rate=1)}
+    cyclic |= {"self": cyclic, "list": [cyclic]}
+    shared = {"width": 64}
+    unset = Options()
+    del unset.model
+    given = argparse.Namespace(options=cyclic, models=[shared, shared], unset=unset)
+    given.all = given
+    plain = plain_config(given)
+    mute = "<Mute, whose text raises RuntimeError>"
+    assert plain["options"] == {
+        "lr": 0.1, "mute": mute, mute: 1, "lazy": {"rate": "<LookupError when read>"},
+        "self": "<dict that contains itself>", "list": ["<dict that contains itself>"],
+    }  # fmt: skip
+    assert plain["models"] == [shared, shared], "twice, but not inside of itself"
+    assert plain["unset"] == {**PLAIN, "model": None}
+    assert plain["all"] == "<Namespace that contains itself>"
+
+
+def test_the_depth_of_settings_is_limited() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(10_000):
+        deep = {"inner": [deep]}
+    assert "<dict, nested too deep>" in json.dumps(plain_config(deep))
+
+
 @pytest.mark.parametrize("given", [3, ["lr"], Options])
 def test_other_things_are_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"run\.config got a "):

@@ -14,17 +14,21 @@ from paceline.contract.redaction import redact_values
 from paceline.errors import UsageError
 
 MAX_TEXT = 1000  # characters of a value that is no plain value
+MAX_DEPTH = 50
 
 
 def plain_config(given: Any) -> dict[str, Any]:
-    """Return settings as JSON can hold them. Secrets are hidden, by their names."""
+    """Return settings as JSON can hold them. Secrets are hidden, by their names.
+
+    What cannot be written is replaced by a note in angle brackets: settings must not end a run.
+    """
     values = _parts(given)
     if values is None:
         raise UsageError(
             f"run.config got a {type(given).__name__}.",
             hint="Pass the namespace of argparse, a data class or a dictionary: run.config(args).",
         )
-    return redact_values({str(name): _plain(value) for name, value in values.items()})
+    return redact_values(_plain_parts(values, [given]))
 
 
 def _parts(given: Any) -> Mapping[Any, Any] | None:
@@ -34,22 +38,44 @@ def _parts(given: Any) -> Mapping[Any, Any] | None:
     if isinstance(given, (argparse.Namespace, types.SimpleNamespace)):
         return vars(given)
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        return {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+        return {field.name: getattr(given, field.name, None) for field in dataclasses.fields(given)}
     return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, outer: list[Any]) -> Any:
+    """Return a value as JSON can hold it. `outer` are the values that it is a part of."""
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(each) for each in value]
-    parts = _parts(value)
-    if parts is not None:
-        return {str(name): _plain(each) for name, each in parts.items()}
     if isinstance(value, str):
         return str(value)
-    return str(value)[:MAX_TEXT]
+    parts = _parts(value)
+    if parts is None and not isinstance(value, (list, tuple, set, frozenset)):
+        return _text(value)
+    if any(each is value for each in outer):
+        return f"<{type(value).__name__} that contains itself>"
+    if len(outer) >= MAX_DEPTH:
+        return f"<{type(value).__name__}, nested too deep>"
+    inner = [*outer, value]
+    return [_plain(each, inner) for each in value] if parts is None else _plain_parts(parts, inner)
+
+
+def _plain_parts(parts: Mapping[Any, Any], outer: list[Any]) -> dict[str, Any]:
+    plain = {}
+    for name in parts:
+        try:
+            value = parts[name]
+        except Exception as error:  # a mapping may compute its values, and some may be missing
+            value = f"<{type(error).__name__} when read>"
+        plain[_text(name)] = _plain(value, outer)
+    return plain
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)[:MAX_TEXT]
+    except Exception as error:
+        return f"<{type(value).__name__}, whose text raises {type(error).__name__}>"
