@@ -177,6 +177,28 @@ def test_a_damaged_file_is_explained(content: bytes, reason: str, tmp_path: Path
     assert "It must be whole" in caught.value.hint
 
 
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_whole_model_is_refused_in_our_own_words(is_zip: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    for content in (net(), {"epoch": 3, "model": net()}):
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        with pytest.raises(CheckpointError, match=r"model\.pt holds a pickled model, not its state dict") as caught:
+            load(tmp_path, path, model=net())
+        assert "torch.save(model.state_dict(), ...)" in caught.value.hint
+        assert "weights_only" not in f"{caught.value.message} {caught.value.hint}"
+    # Other objects besides the weights.
+    torch.save({"model": net().state_dict(), "where": tmp_path}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError, match=r"Cannot load the weights in .*model.pt: it needs pathlib\S*PosixPath\n"):
+        load(tmp_path, path, model=net())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_scripted_model_is_refused_in_our_own_words(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(3, 4), torch.randn(5, 3)), tmp_path / "model.pt")  # type: ignore[no-untyped-call]
+    with pytest.raises(CheckpointError, match=r"model\.pt holds a TorchScript model, not its state dict"):
+        load(tmp_path, tmp_path / "model.pt", model=net())
+
+
 def load(tmp_path: Path, source: Path, *, strict: bool = True, **objects: Any) -> list[str]:
     warnings: list[str] = []
     manager = CheckpointManager(tmp_path / "target", warn=warnings.append)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES
 
 USUAL_NAMES = ("model", "state_dict", "model_state_dict", "module", "net")  # of the weights among other objects
+PICKLE_START = 1 << 20  # bytes in which a pickled model shows
 COUNTER = "n_averaged"  # of torch's AveragedModel, which has the model's own weights besides it
 
 
@@ -218,19 +221,48 @@ def _read_file(path: Path) -> dict[str, Weights]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch trusts the file: a damaged one makes it fail in any way
-        reason = (str(error).splitlines() or [""])[0]
-        if not isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)):
-            reason = f"torch.load fails with {type(error).__name__}" + (f": {reason}" if reason else "")
-        raise CheckpointError(
-            f"Cannot load the weights in {path}: {reason}",
-            hint="It must be whole, and hold tensors and plain values only, as in torch.save(model.state_dict(), ...).",
-        ) from error
+        raise _unreadable(path, error) from error
     if _is_state(content):
         return {path.name: Weights(content, _metadata(content))}
     nested = {str(key): each for key, each in content.items() if _is_state(each)} if isinstance(content, dict) else {}
     if not nested:
         raise CheckpointError(f"{path} holds no weights.", hint="Save model.state_dict() there.")
     return {name: Weights(each, _metadata(each)) for name, each in nested.items()}
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    """Return why torch.load refuses a file. Torch's own advice is to trust it, which would run code from the file."""
+    text = str(error)
+    foreign = re.search(r"GLOBAL (\S+)", text)  # a class or function that torch does not know to be harmless
+    is_script = "TorchScript" in text
+    if is_script or (foreign and _holds_module(path)):
+        return CheckpointError(
+            f"{path} holds a {'TorchScript' if is_script else 'pickled'} model, not its state dict.",
+            hint="Load it in a script of yours, save the weights with torch.save(model.state_dict(), ...), and start "
+            "from that file.",
+        )
+    reason = (text.splitlines() or [""])[0]
+    if foreign:
+        reason = f"it needs {foreign[1]}"
+    elif not isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)):
+        reason = f"torch.load fails with {type(error).__name__}" + (f": {reason}" if reason else "")
+    return CheckpointError(
+        f"Cannot load the weights in {path}: {reason}",
+        hint="It must be whole, and hold tensors and plain values only, as in torch.save(model.state_dict(), ...).",
+    )
+
+
+def _holds_module(path: Path) -> bool:
+    """Return whether a file of torch.save has a pickled module, by the attributes that each one has."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+                start = archive.open(names[0]).read(PICKLE_START) if names else b""
+        else:
+            file.seek(0)
+            start = file.read(PICKLE_START)
+    return all(name in start for name in (b"_parameters", b"_buffers", b"_modules"))
 
 
 def _metadata(state: Any) -> Mapping[str, Any]:
