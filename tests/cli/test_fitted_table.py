@@ -74,6 +74,11 @@ def test_ps_never_cuts_ids_and_reasons(
     reason = "".join(line[lines[0].index("WHERE") :].strip() for line in lines[1:4] if "run" not in line)
     assert joined(reason).startswith(joined(REASON))  # wrapped, but whole
     assert (NAME in text) == (width is None)  # only names are shortened
+    left_out = {80: "RANKS, ATTEMPT, STEP, AGE", 100: "RANKS, ATTEMPT, AGE"}.get(width or 0)
+    if left_out is None:
+        assert "not in this width" not in text
+    else:
+        assert lines[-1] == f"not in this width: {left_out} (all: paceline ps | less -S)"
 
 
 @pytest.mark.parametrize("width", [80, 100, 160, None])

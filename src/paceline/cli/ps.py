@@ -22,7 +22,7 @@ def command(
 ) -> int:
     """List the runs in this scratch folder, newest first, both here and on Slurm.
 
-    In a narrow terminal, columns that matter less are left out; in a pipe, nothing is.
+    In a narrow terminal, columns that matter less are left out, and the last line names them; in a pipe, nothing is.
     """
     scratch = runs.scratch_here()
     if live:  # a live run may be older than many finished ones
@@ -33,8 +33,11 @@ def command(
         console.say_note(f"no runs in {scratch}")
         return 0
     out = console.console()
-    shown, _ = fit(_columns(records), out.width)
+    shown, dropped = fit(_columns(records), out.width)
     console.print_table(out, make_table(shown, out.width))
+    if dropped:
+        names = ", ".join(column.title for column in dropped)
+        out.print(f"not in this width: {names} (all: paceline ps | less -S)", style="dim")
     unknown = [record for record in records if record.no_answer is not None]
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")
