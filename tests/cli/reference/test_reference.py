@@ -88,6 +88,13 @@ def test_entries_are_printed_in_the_terminal(name: list[str], text: str, capsys:
     assert text in capsys.readouterr().out
 
 
+def test_settings_of_several_commands_come_before_options_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["reference", "--gpus"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("--gpus, --gpus-per-node N\n")
+    assert printed.index("commands: submit") < printed.index("paceline reference sandbox up")
+
+
 def test_unknown_names_suggest_others() -> None:
     with pytest.raises(PacelineError, match=r"no entry 'job\.nods'") as caught:
         dispatch(["reference", "job.nods"])

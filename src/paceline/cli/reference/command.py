@@ -13,7 +13,7 @@ import typer
 from paceline.cli import console
 from paceline.cli.help import GroupedCommand
 from paceline.cli.reference import api, commands, configuration
-from paceline.cli.reference.entries import Entry, Page, Section, find
+from paceline.cli.reference.entries import ROW, Entry, Page, Section, find
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 from paceline.spec.synonyms import find_key, is_of_script
@@ -49,7 +49,8 @@ def command(
         print("\n".join(_contents(pages)))
         return 0
     wanted = " ".join(name)
-    found = list(find(pages, wanted))
+    # A flag that several commands take comes before options of the same name that a single command has.
+    found = sorted(find(pages, wanted), key=lambda each: each[2] is not None and each[2].facts == ROW)
     if not found and (key := find_key(wanted)):
         table, _, own = key.partition(".")
         console.say_note(f"{wanted} is `{own}` in [{table}]")
