@@ -22,7 +22,7 @@ from tests.runtime.test_metrics import lines_of
 from tests.runtime.test_wrap import quiet
 
 
-def count(folder: str, own: bool) -> None:
+def count(folder: str, own: bool, alone: bool = False) -> None:
     x, y = data(24)
     with quiet(seed=0, folder=folder) as run:
         model = run.wrap(net())
@@ -33,7 +33,7 @@ def count(folder: str, own: bool) -> None:
                 run.backward(((model(a) - b) ** 2).mean())
                 tokens = 100 * (run.rank + 1)
                 run.throughput(samples=2 * len(a), tokens=tokens, flops=tokens * 10**9)
-                if run.update(optimizer):
+                if run.update(optimizer) and not (alone and run.rank):
                     run.log(**({"tokens_per_second": 5.0} if own else {"x": 1.0}))
 
 
@@ -49,6 +49,30 @@ def test_the_rates_of_all_ranks_are_written(ranks: Ranks, tmp_path: Path) -> Non
             assert line["tflops_per_second"] / line["tokens_per_second"] == pytest.approx(1e-3, rel=1e-4)
             assert 0 <= line["data_wait"] <= 1
             assert "mfu" not in line, "nobody knows the peak of this device"
+
+
+def test_the_rates_are_those_of_all_ranks_if_only_one_logs(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(count, 2, str(tmp_path), False, True)
+    lines = [line for line in lines_of(tmp_path) if "x" in line]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in lines:
+        assert line["samples_per_second"] * line["seconds"] == pytest.approx(16, rel=1e-4)
+        # Rank 1 counts twice as much as rank 0, not always over the same steps.
+        assert 2 * 200 * 0.999 < line["tokens_per_second"] * line["seconds"] < 2 * 400 * 1.001
+
+
+def read_with_a_mesh(folder: str) -> None:
+    with quiet(seed=0, folder=folder, mesh={"tensor": 2}) as run:
+        for a, _ in run.steps(run.loader(TensorDataset(*data(24)), batch_size=8)):
+            run.throughput(tokens=10 * len(a))
+            run.log(x=1.0)
+
+
+def test_ranks_with_the_same_samples_count_once(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(read_with_a_mesh, 2, str(tmp_path))
+    for line in lines_of(tmp_path):
+        assert line["samples_per_second"] * line["seconds"] == pytest.approx(8, rel=1e-4)
+        assert line["tokens_per_second"] * line["seconds"] == pytest.approx(80, rel=1e-4)
 
 
 def test_a_number_of_the_script_comes_first(ranks: Ranks, tmp_path: Path) -> None:

@@ -543,11 +543,12 @@ class Run:
             self._metrics.log_copies(loop.step + 1, loop.epoch, micro.count, values)
 
     def throughput(self, *, samples: float = 0, tokens: float = 0, flops: float = 0) -> None:
-        """Count what this rank processes in this micro-step, for tokens/s and MFU. Call it inside the loop.
+        """Count what this rank processes in this micro-step, for tokens/s and MFU. Call it in the loop, on all ranks.
 
         The numbers are those of this rank's batch: `run.throughput(tokens=x.numel(), flops=x.numel() * per_token)`.
-        The next `run.log` writes the rates of all ranks. Samples of `run.loader` are counted anyway. FLOPs are those of
-        the model: `paceline.transformer_flops` and `paceline.count_flops` know how many.
+        The next `run.log`, on all ranks or on rank 0 alone, writes the rates of all ranks. Ranks that a mesh puts along
+        "tensor" have the same batch, and count once. Samples of `run.loader` are counted anyway. FLOPs are those of the
+        model: `paceline.transformer_flops` and `paceline.count_flops` know how many.
 
         Args:
             samples: The number of samples, if the loader is not from `run.loader`.

@@ -141,7 +141,7 @@ def _rates(settings: Settings, worker: _Worker, wrapper: Wrapper) -> Rates:
             dtype = next((each.dtype for model in wrapper.models for each in model.model.parameters()), None)
         return peak_flops(worker.device, dtype)
 
-    return Rates(find_peak=find_peak, device=worker.device)
+    return Rates(find_peak=find_peak, find_copies=lambda: wrapper.mesh.tensor, device=worker.device)
 
 
 def _make_boundary(

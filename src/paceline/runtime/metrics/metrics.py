@@ -6,7 +6,8 @@ consensus of the ranks (a few times a second) a batch of logged numbers moves on
     logged  →  copied from the device  →  names compared  →  reduced  →  written
 
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
-numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error.
+numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error. How
+fast the run trains is always added up over all ranks, whoever logs.
 Sinks for each rank's own numbers (`own`) get them before they are reduced.
 
 Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one stands for the step.
@@ -127,17 +128,19 @@ class Metrics:
         batch, self._offered = self._offered, None
         if batch is not None and not (same_texts and (same or self._warned_mismatch)):
             self._compare_names(batch)
-        if batch is None or not batch.entries:
+        if batch is None or (same and not batch.entries):
             return
+        if batch.processed is None:  # other ranks have logged: the rates are those of all ranks
+            batch.processed = self.throughput.take()
         batch.fold()
         if self._empty_steps:
             batch.ranks_without_samples = int(batch.find_nan(self._empty_steps) is not None)
         self._write_own(batch)
-        if same and self._group is not None:
-            batch.reduce(self._group)
+        if self._group is None:
+            self._write(batch)
+        else:
+            batch.reduce(self._group, same_names=same)
             self._reducing = batch
-            return
-        self._write(batch)
 
     def _compare_names(self, batch: Batch) -> None:
         """Find out what differs. Waits for all ranks: they all know that something does."""
@@ -189,7 +192,7 @@ class Metrics:
         self._explained_nan = True
 
     def _write_own(self, batch: Batch) -> None:
-        if self._own:
+        if self._own and batch.rows:
             text = self._own_format.lines(batch, batch.means())
             for sink in self._own:
                 sink.append(text)

@@ -8,6 +8,7 @@ import re
 import time
 import zlib
 from collections.abc import Container
+from itertools import islice
 from typing import Any
 
 import torch
@@ -82,11 +83,12 @@ class Batch:
         self.entries = entries
         self.amounts: Amounts | None = None  # what `ranks` ranks have processed; known once it is folded
         self.ranks = 1
-        self._processed = processed
+        self.processed = processed
         tensors = [value for entry in entries for value in entry[4].values() if isinstance(value, torch.Tensor)]
         self._pending = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, Row] = {}
         self._reduced = torch.empty(0)
+        self._has_numbers_of_all = False
         self.work: Any = None
         self.ranks_without_samples = 0  # ranks with NaN after an evaluation that gave them an empty batch
         # A hash of steps, names and kinds, which all ranks must share for their numbers to be reduced; and one of the
@@ -138,17 +140,22 @@ class Batch:
                 else:
                     sums[name], weights[name] = share, weight
         self.entries = []
-        if self._processed is not None:
-            self.amounts = self._processed.amounts()
+        if self.processed is not None:
+            self.amounts = self.processed.amounts()
 
-    def reduce(self, group: Any) -> None:
-        flat = [number for row in self.rows.values() for number in (*row.sums.values(), *row.weights.values())]
-        if flat:
+    def reduce(self, group: Any, *, same_names: bool) -> None:
+        """Add up what all ranks have processed and, if they have logged the same names, their numbers."""
+        assert self.amounts is not None
+        flat: list[float] = list(self.amounts)
+        self._has_numbers_of_all = same_names
+        if same_names:
             flat.append(self.ranks_without_samples)
-            flat.extend(self.amounts or ())
-            self._reduced = torch.tensor(flat, dtype=torch.float64)
-            self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
-            self.ranks = dist.get_world_size(group)
+            for row in self.rows.values():
+                flat += row.sums.values()
+                flat += row.weights.values()
+        self._reduced = torch.tensor(flat, dtype=torch.float64)
+        self.work = dist.all_reduce(self._reduced, group=group, async_op=True)
+        self.ranks = dist.get_world_size(group)
 
     def store_reduced(self) -> None:
         """Put the reduced numbers into their rows."""
@@ -156,12 +163,12 @@ class Batch:
             return
         self.work.wait()
         numbers = iter(self._reduced.tolist())
-        for row in self.rows.values():
-            row.sums = {name: next(numbers) for name in row.sums}
-            row.weights = {name: next(numbers) for name in row.weights}
-        self.ranks_without_samples = int(next(numbers))
-        if self.amounts is not None:
-            self.amounts = Amounts(*numbers)
+        self.amounts = Amounts(*islice(numbers, len(Amounts._fields)))
+        if self._has_numbers_of_all:
+            self.ranks_without_samples = int(next(numbers))
+            for row in self.rows.values():
+                row.sums = {name: next(numbers) for name in row.sums}
+                row.weights = {name: next(numbers) for name in row.weights}
 
     def find_nan(self, steps: Container[int] | None = None) -> tuple[int, str] | None:
         """Return the first step and name with NaN, of these steps if given."""

@@ -1,7 +1,8 @@
 """How fast a run trains: samples and tokens per second, time spent waiting for data, and model FLOPs utilization.
 
 Each rank counts what it processes. The counts are added up with the logged numbers, a few times a second, so nothing
-waits for the device. Evaluations between two loops don't count as training.
+waits for the device. If only some ranks log, the counts of all are added up just the same. Evaluations between two
+loops don't count as training.
 
 MFU is the share of the devices' peak that the model itself needs: FLOPs of the forward and the backward pass, without
 those of recomputed activations, over time x ranks x peak of dense matrix products in the run's precision.
@@ -122,17 +123,24 @@ class Rates:
     """Turns the amounts of all ranks into the numbers that people read."""
 
     def __init__(
-        self, *, find_peak: Callable[[], float | None] = lambda: None, device: torch.device | None = None
+        self,
+        *,
+        find_peak: Callable[[], float | None] = lambda: None,
+        find_copies: Callable[[], int] = lambda: 1,
+        device: torch.device | None = None,
     ) -> None:
         self.find_peak = find_peak  # FLOP/s of one device; None if unknown. Called when the script has set all up
+        self.find_copies = find_copies  # how many ranks have the same samples, which count once
         self.device = device
 
     def of(self, amounts: Amounts, ranks: int) -> dict[str, float]:
-        """Return the rates of what so many ranks have processed together."""
+        """Return the rates of what so many ranks have processed together: one rank, or all of them."""
         if amounts.seconds <= 0 or not amounts.steps:
             return {}
         seconds = amounts.seconds / ranks
         rates = {"seconds": amounts.seconds / amounts.steps, "data_wait": min(1.0, amounts.waited / amounts.seconds)}
+        copies = self.find_copies() if ranks > 1 else 1
+        amounts = Amounts(*amounts[:3], *(amount / copies for amount in amounts[3:]))
         if amounts.samples:
             rates["samples_per_second"] = amounts.samples / seconds
         if amounts.tokens:
