@@ -52,7 +52,7 @@ SPLIT = [[[[0, 2], [4, 6]], [[3, 1], [6, 4]]], [[[1, 3], [5, 7]], [[0, 2], [7, 5
 CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]] = {
     "good": (
         SPLIT, {"samples": 8, "batch_size": 4, "shuffled": True},
-        [(GOOD, "all 8 samples once"), (GOOD, "all 8 samples once"), (GOOD, "differs between epochs")],
+        [(GOOD, "all 8 samples once"), (GOOD, "all 8 samples once"), (GOOD, "differs between epochs 0 and 1")],
     ),
     "a tail": (
         SPLIT, {"samples": 9, "batch_size": 4, "shuffled": True},
@@ -72,11 +72,23 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
     ),
     "no set_epoch": (
         [[[[0, 2]], [[0, 2]]], [[[1, 3]], [[1, 3]]]], {**PLAIN, "samples": 4, "sampler": "DistributedSampler"},
-        [(GOOD, "all 4")] * 2 + [(PROBLEM, "same order in every epoch")],
+        [(GOOD, "all 4")] * 2 + [(PROBLEM, "same order in epochs 0 and 1")],
+    ),
+    "every second epoch": (
+        [[[[0, 1, 2]], [[2, 1, 0]], [[0, 1, 2]]]], {**PLAIN, "samples": 3, "sampler": "Own"},
+        [(GOOD, "all 3")] * 3 + [(PROBLEM, "same order in epochs 0 and 2.")],
+    ),
+    "all of many epochs": (
+        [[[[0, 1, 2]]] * 3], {**PLAIN, "samples": 3, "sampler": "Own"},
+        [(GOOD, "all 3")] * 3 + [(PROBLEM, "same order in epochs 0 to 2.")],
+    ),
+    "other orders in many epochs": (
+        [[[[0, 1, 2]], [[2, 1, 0]], [[0, 2, 1]]]], {**PLAIN, "samples": 3},
+        [(GOOD, "all 3")] * 3 + [(GOOD, "differs between epochs 0 to 2")],
     ),
     "not shuffled": (
         [[[[0, 2]], [[0, 2]]], [[[1, 3]], [[1, 3]]]], {**PLAIN, "samples": 4, "shuffled": False},
-        [(GOOD, "all 4")] * 2 + [(WARNING, "isn't shuffled")],
+        [(GOOD, "all 4")] * 2 + [(WARNING, "isn't shuffled: epochs 0 and 1 have")],
     ),
     "padded": (
         [[[[0, 2]], [[2, 0]]], [[[1, 0]], [[0, 1]]]], {**PLAIN, "samples": 3, "sampler": "DistributedSampler"},
@@ -99,7 +111,7 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
     ),
     "a stream": (
         [[[[0, 2]], [[0, 2]]], [[[1, 3]], [[1, 3]]]], {"keys": POSITION, "batch_size": 4},
-        [(GOOD, "4 samples once")] * 2 + [(WARNING, "stream in the same order")],
+        [(GOOD, "4 samples once")] * 2 + [(WARNING, "stream comes in the same order in epochs 0 and 1")],
     ),
     "a stream with a gap": (
         [[[[0, 2]]], [[[1, 4]]]], {"keys": POSITION, "batch_size": 4},
@@ -112,7 +124,7 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
     ),
     "a look, then the same order": (
         [[[[0]], [[0, 2]]], [[[1]], [[1, 3]]]], {**PLAIN, "samples": 4, "sampler": "DistributedSampler"},
-        [(PROBLEM, "No rank gets 2 of 4"), (GOOD, "all 4"), (PROBLEM, "same order in every epoch")],
+        [(PROBLEM, "No rank gets 2 of 4"), (GOOD, "all 4"), (PROBLEM, "same order in epochs 0 and 1")],
     ),
     "a sampler that drops its tail": (
         SPLIT, {**PLAIN, "samples": 9, "sampler": "DistributedSampler", "drop_last": True},

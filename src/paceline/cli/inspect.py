@@ -44,7 +44,9 @@ def data(
     settings: options.Settings,
     module: options.Module = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Show the first N steps.")] = 3,
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Read N epochs.")] = 2,
+    epochs: Annotated[
+        int, typer.Option("--epochs", metavar="N", min=1, help="Read N epochs, and compare their orders.")
+    ] = 2,
     limit: Annotated[
         int | None,
         typer.Option("--limit", metavar="N", min=1, help="Read N steps of each epoch, not all (e.g. of endless data)."),
@@ -54,11 +56,11 @@ def data(
     ] = Path(PICTURE),
     as_json: Annotated[bool, typer.Option("--json", help="Print all batches and findings as JSON.")] = False,
 ) -> int:
-    """Show which rank gets which samples, and check two whole epochs: every sample once, none twice, another order.
+    """Show which rank gets which samples, and check whole epochs: every sample once, none twice, another order in each.
 
     Runs your script on this machine's CPU, in a folder that is removed afterwards. Loaders of run.loader are read
     without training, and a map-style data set without loading its items. A script with its own DataLoader trains for
-    two epochs: pass arguments that make them short.
+    as many epochs (two, unless --epochs says otherwise): pass arguments that make them short.
 
     \b
       paceline inspect data train.py                 two ranks

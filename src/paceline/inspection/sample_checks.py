@@ -1,8 +1,9 @@
-"""Check an epoch's samples: every sample once, none twice, and another order in the next epoch."""
+"""Check the samples of epochs: every sample once, none twice, and another order in each epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION
@@ -147,24 +148,29 @@ def _check_order(samples: Samples) -> Iterator[Finding]:
         yield Finding("order", WARNING, "Only one epoch was seen, so the orders of two epochs can't be compared.",
                       "Let the script train for two epochs.")  # fmt: skip
         return
-    one, two = samples.epochs[0], samples.epochs[1]
-    facts = samples.facts
-    if facts.keys == CONTENT and one.counts.keys().isdisjoint(two.counts):
+    epochs, facts = samples.epochs, samples.facts
+    equal = [pair for pair in combinations(epochs, 2) if pair[1].has_order_of(pair[0])]
+    compared = f"epochs {epochs[0].number} {'and' if len(epochs) == 2 else 'to'} {epochs[-1].number}"
+    same = compared
+    if equal and len(equal) < len(epochs) * (len(epochs) - 1) / 2:
+        same = f"epochs {equal[0][0].number} and {equal[0][1].number}"
+    if facts.keys == CONTENT and epochs[0].counts.keys().isdisjoint(epochs[1].counts):
         hint = "Items of this stream are told apart by their contents. Turn off random augmentation."
-        yield Finding("order", WARNING, "The items of two epochs have nothing in common: they can't be compared.", hint)
-    elif not two.has_order_of(one):
-        yield Finding("order", GOOD, "differs between epochs")
+        text = f"The items of {compared} have nothing in common: they can't be compared."
+        yield Finding("order", WARNING, text, hint)
+    elif not equal:
+        yield Finding("order", GOOD, f"differs between {compared}")
     elif facts.shuffled is False:
-        yield Finding("order", WARNING, "The data isn't shuffled: every epoch has the same order.",
+        yield Finding("order", WARNING, f"The data isn't shuffled: {same} have the same order.",
                       "Right for an evaluation; for training, use shuffle=True.")  # fmt: skip
     elif facts.keys != INDEX:
-        yield Finding("order", WARNING, "Every epoch reads the stream in the same order.",
+        yield Finding("order", WARNING, f"The stream comes in the same order in {same}.",
                       "Shuffle in the data set: set_epoch(epoch) tells it which epoch it is.")  # fmt: skip
     else:
         hint = "Call sampler.set_epoch(epoch) before each epoch." if facts.sampler == "DistributedSampler" else (
             "Let the sampler draw from torch's generator, or from the epoch that set_epoch(epoch) gives it."
         )  # fmt: skip
-        yield Finding("order", PROBLEM, "The samples come in the same order in every epoch.", hint)
+        yield Finding("order", PROBLEM, f"The samples come in the same order in {same}.", hint)
 
 
 def _all_read_all(epoch: Epoch, world_size: int) -> bool:
