@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 
 out, steps, step_time, per_epoch, hang_timeout = Path(sys.argv[1]), *map(float, sys.argv[2:6])
 steps, per_epoch = int(steps), int(per_epoch)
+on_gpu = sys.argv[6] == "cuda"
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(per_epoch * 8, 32, generator=generator)
 data = TensorDataset(inputs, torch.randint(10, (per_epoch * 8,), generator=generator))
@@ -42,7 +43,7 @@ PACELINE = (
     COMMON
     + """
 import paceline
-with paceline.session(seed=0, cpu=True, save_every_seconds=2.0, progress=False, report=False) as run:
+with paceline.session(seed=0, cpu=not on_gpu, save_every_seconds=2.0, progress=False, report=False) as run:
     model = run.wrap(net())
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = run.loader(data, batch_size=8)
@@ -68,15 +69,18 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-dist.init_process_group("gloo", timeout=timedelta(seconds=hang_timeout))
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=hang_timeout))
 rank = dist.get_rank()
-model = DistributedDataParallel(net())
+model = DistributedDataParallel(net().to(device))
 opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 sampler = DistributedSampler(data)
 loader = DataLoader(data, batch_size=8 // dist.get_world_size(), sampler=sampler)
 step = first = 0
 if (out / "last.pt").exists():
-    state = torch.load(out / "last.pt")
+    state = torch.load(out / "last.pt", map_location=device)
     model.load_state_dict(state["model"])
     opt.load_state_dict(state["opt"])
     step, first = state["step"], state["epoch"]
@@ -87,7 +91,7 @@ for epoch in range(first, 10**6):
         if step >= steps:
             break
         time.sleep(step_time)
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
         loss.backward()
         opt.step()
         opt.zero_grad()
@@ -111,13 +115,21 @@ class Training:
     script = ""
 
     def __init__(
-        self, folder: Path, *, ranks: int, steps: int, step_time: float, per_epoch: int, hang_timeout: float
+        self,
+        folder: Path,
+        *,
+        ranks: int,
+        steps: int,
+        step_time: float,
+        per_epoch: int,
+        hang_timeout: float,
+        device: str = "cpu",
     ) -> None:
-        self.folder, self.ranks, self.hang_timeout = folder, ranks, hang_timeout
+        self.folder, self.ranks, self.hang_timeout, self.device = folder, ranks, hang_timeout, device
         self.out = folder / "out"
         self.out.mkdir(parents=True)
         (folder / "train.py").write_text(self.script)
-        self.args = ["train.py", str(self.out), *map(str, (steps, step_time, per_epoch, hang_timeout))]
+        self.args = ["train.py", str(self.out), *map(str, (steps, step_time, per_epoch, hang_timeout)), device]
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
@@ -150,10 +162,10 @@ class Training:
             pass
 
     def kill(self) -> None:
-        self.signal_rank(1, signal.SIGKILL)
+        self.signal_rank(self.ranks - 1, signal.SIGKILL)
 
     def hang(self) -> None:
-        self.signal_rank(1, signal.SIGSTOP)
+        self.signal_rank(self.ranks - 1, signal.SIGSTOP)
 
     def preempt(self) -> None:
         """Stop and start again, as if the scheduler preempted the job and restarted it at once."""
@@ -187,8 +199,8 @@ class Paceline(Training):
         if (self.folder / "runs").exists():
             return [*start, "--resume", "last"]
         return [
-            *start, "--cpu", "--nproc", str(self.ranks), "--max-restarts", "100", "--no-snapshot",
-            "--hang-timeout", f"{self.hang_timeout:.0f}s", *self.args,
+            *start, *(["--cpu"] if self.device == "cpu" else []), "--nproc", str(self.ranks), "--max-restarts", "100",
+            "--no-snapshot", "--hang-timeout", f"{self.hang_timeout:.0f}s", *self.args,
         ]  # fmt: skip
 
 

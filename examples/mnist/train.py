@@ -54,6 +54,7 @@ def arguments() -> argparse.Namespace:
     on_off = {"action": argparse.BooleanOptionalAction}
     parser.add_argument("--resident", **on_off, help="keep the training set on the device (on a GPU)")
     parser.add_argument("--capture", **on_off, help="run each step as one CUDA graph (on a GPU)")
+    parser.add_argument("--compile", action="store_true", help="compile the model; pays off in long runs")
     parser.add_argument("--data-dir", type=Path, help="folder with the full data set as IDX files (the bundled subset)")
     parser.add_argument("--download", action="store_true", help="download the full data set to --data-dir")
     parser.add_argument("--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)")
@@ -83,7 +84,8 @@ def main() -> None:
                 digits.download(folder)
         train_set, test_set = digits.load(folder, "train"), digits.load(folder, "t10k")
 
-        model = run.wrap(Net().to(memory_format=torch.channels_last))  # convolutions are faster this way
+        model = Net().to(memory_format=torch.channels_last)  # convolutions are faster this way
+        model = run.wrap(model, compile=args.compile)
         optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
         on_gpu = run.device.type == "cuda"

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from loss import sum_losses
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-IGNORE = -100  # a target that does not count: padding
-LOGIT_ROWS = 4096  # tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,8 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of the next tokens or, with targets, the sum of the losses of those that count."""
         x = self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # the blocks add to it, and move it through memory
         for block in self.h:
             x = block(x)
         x = self.ln_f(x)
@@ -132,20 +131,3 @@ class GPT(nn.Module):
             if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
                 kept[name] = tensor.t()  # GPT-2 stores its matrices as (inputs, outputs)
         self.load_state_dict(kept)
-
-
-def sum_losses(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the cross entropies, without the logits of all tokens in memory at once.
-
-    Logits take tokens x vocabulary: with the 50,257 tokens of GPT-2, they are the largest tensor of all. So they are
-    computed for some rows at a time, and again in the backward. A small batch is one piece, and is computed once.
-    """
-
-    def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, weight)
-        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
-
-    if len(hidden) <= LOGIT_ROWS:
-        return piece(hidden, targets)
-    pieces = zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
-    return torch.stack([checkpoint(piece, *each, use_reentrant=False) for each in pieces]).sum()

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from model import IGNORE
+from loss import IGNORE
 from stories import stories
 from torch.utils.data import Dataset
 

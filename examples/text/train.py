@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from model import GPT, IGNORE, SIZES
+from loss import IGNORE
+from model import GPT, SIZES
 from tokens import Blocks, prepare
 
 import paceline

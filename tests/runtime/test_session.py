@@ -379,8 +379,12 @@ def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.Monke
     assert batches == [0, 1, 0]
     trace = json.loads((tmp_path / "profile-rank-0.json").read_text())
     assert trace["traceEvents"]
-    events = [json.loads(line)["event"] for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()]
-    assert events == ["training"]
+    events = [json.loads(line) for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()]
+    assert [each["event"] for each in events] == ["training", "first_step"]
+    phases = ["device", "rendezvous", "process_group", "setup", "first_batch", "first_step"]
+    assert list(events[1]["seconds"]) == phases
+    assert events[1]["step"] == 1
+    assert all(each >= 0 for each in events[1]["seconds"].values())
     assert dict(Params({"a": 1})) == {"a": 1}
 
 

@@ -25,6 +25,7 @@ from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.goodput import SHARES, Goodput, compute_goodput, find_end, had_nothing_left, read_events
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import Record, read_record
+from paceline.watch.start_phases import describe_start_phases
 from paceline.watch.throughput import describe_throughput
 
 WIDTH = 60
@@ -95,6 +96,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("folder", str(record.folder.path)),
         ("files", _files(record)),
         ("step", "" if record.step is None else str(record.step)),
+        ("start", describe_start_phases(read_events(record.folder.events))),
         ("speed", describe_throughput(record.folder.metrics)),
         ("saves", _failed_saves(record)),
         ("best", _best(record)),

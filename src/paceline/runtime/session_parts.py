@@ -33,6 +33,7 @@ from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedul
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.profiler import ProfilerWindow
+from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
 from paceline.runtime.trackers.metrics_file import MetricsFile
@@ -62,6 +63,7 @@ class _Worker:
     group: groups.ProcessGroups
     heartbeat: Heartbeat
     hosts: list[str]  # of all ranks; known to rank 0
+    phases: StartPhases
 
 
 def build(
@@ -97,6 +99,7 @@ def build(
 def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     """Find this process's identity and device, and connect it to the other ranks."""
     spec = context.launch_spec
+    phases = StartPhases()
     identity = read_identity()
     rank_placement.check_world_size(identity, spec.world_size if spec else None)
     if settings.mesh is not None:
@@ -106,12 +109,15 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:
         bind_to_device_cpus(device)
+    phases.mark("device")
     store = groups.open_store(identity, timeout=settings.timeout)
     placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
     if placements and settings.report:
         rank_placement.print_placements(placements)
+    phases.mark("rendezvous")
     group = _make_group(settings, spec, identity, device, store)
-    return _Worker(identity, device, group, heartbeat, [each.host for each in placements])
+    phases.mark("process_group")
+    return _Worker(identity, device, group, heartbeat, [each.host for each in placements], phases)
 
 
 def _make_group(
@@ -175,6 +181,7 @@ def _make_boundary(
         profiler=ProfilerWindow(settings.profile, folder=folder.path if folder else None, rank=rank),
         replicas=ReplicaCheck(wrapper, group=control, every=settings.replica_check),
         sync_buffers=wrapper.sync_buffers,
+        phases=worker.phases,
     )
     boundary.tracker_ids = trackers.ids()
     return boundary

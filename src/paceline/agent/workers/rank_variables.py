@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.agent.workers.compile_cache import compile_cache_variables
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -47,6 +48,7 @@ def common_variables(
         **flight_recorder_variables(launch_spec, run, attempt=attempt),
         **tracker_variables(launch_spec, run, environ),
         **framework_variables(launch_spec),
+        **compile_cache_variables(launch_spec),
         **inherited,
         **thread_variables(thread_count(launch_spec, environ)),
         **exported,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -46,6 +46,7 @@ def make_loader(
     identity: Identity | None = None,
     device: torch.device | str | None = None,
     resident: bool = False,
+    transform: Callable[..., Any] | None = None,
     sharded: bool = False,
     group: Any = None,
     num_workers: int = 0,
@@ -54,9 +55,9 @@ def make_loader(
     """Return a `MapLoader`, or a `StreamLoader` if the data set is iterable-style.
 
     Map-style data sets are shuffled by default. A `sampler` decides the order instead, and a `batch_sampler` the
-    global batches as well. `sharded` means that an iterable already splits itself by rank and worker. Ranks use
-    `group` to agree on the end of an iterable; a gloo group keeps the device out of it. Other options are those of
-    `ItemOptions`.
+    global batches as well. `transform` is a function of the batches of a resident data set. `sharded` means that an
+    iterable already splits itself by rank and worker. Ranks use `group` to agree on the end of an iterable; a gloo
+    group keeps the device out of it. Other options are those of `ItemOptions`.
     """
     if isinstance(dataset, DataLoader):
         raise UsageError(
@@ -75,8 +76,14 @@ def make_loader(
         return MapLoader(
             dataset, batch_size=batch_size, accumulate=accumulate, shuffle=shuffle is not False,
             drop_last=drop_last, sampler=sampler, batch_sampler=batch_sampler, seed=seed, identity=identity,
-            device=device, group=group, resident=resident, num_workers=num_workers, **cast(ItemOptions, options),
+            device=device, group=group, resident=resident, transform=transform,
+            num_workers=num_workers, **cast(ItemOptions, options),
         )  # fmt: skip
+    if transform is not None:
+        raise UsageError(
+            f"transform doesn't work with {type(dataset).__name__}: it is for data sets that are kept on the device.",
+            hint="Transform the samples in the stream, or the batches in your loop.",
+        )
     _check_stream(
         dataset,
         {"shuffle": shuffle, "resident": resident, "sampler": sampler, "batch_sampler": batch_sampler, **options},

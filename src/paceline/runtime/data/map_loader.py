@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,19 +40,25 @@ class MapLoader:
         device: torch.device | str | None = None,
         group: Any = None,
         resident: bool = False,
+        transform: Callable[..., Any] | None = None,
         num_workers: int = 0,
         **items: Unpack[ItemOptions],
     ) -> None:
         self.device = torch.device(device) if device is not None else None
         self.dataset, self.group = dataset, group
         self.seed, self.num_workers, self.items = seed, num_workers, items
+        if transform is not None and not resident:
+            raise UsageError(
+                "transform works on batches of a data set that is on the device, so it needs resident=True.",
+                hint="Pass resident=True, or transform the samples in the data set.",
+            )
         tensors = None if items.get("collate_fn") else find_tensors(dataset)
         if resident and tensors is None:
             tensors = materialize(dataset, seed=seed, num_workers=num_workers, options=items)
         self.source: Source
         if tensors is not None:
             samples = count_samples(tensors)
-            self.source = TensorSource(tensors, device=self.device, resident=resident)
+            self.source = TensorSource(tensors, device=self.device, resident=resident, transform=transform, seed=seed)
         else:
             samples = len(dataset)
             self.source = ItemSource(dataset, seed=seed, device=self.device, num_workers=num_workers, **items)
@@ -190,8 +196,7 @@ class MapLoader:
                     f"Resume with {name}={state[name]}, or start a new run from these weights.",
                 )
         self.seed = int(state["seed"])
-        if isinstance(self.source, ItemSource):
-            self.source.reseed(self.seed)
+        self.source.reseed(self.seed)
         self.epoch, self.step, self._digest = int(state["epoch"]), int(state["step"]), state["order"]
         self._resumed = (self.epoch, self.step)
 

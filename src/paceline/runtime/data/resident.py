@@ -5,7 +5,7 @@ With `resident=True` the tensors live on the device, and the host only computes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.errors import UsageError
+from paceline.runtime.data.batch_transform import BatchTransform
 from paceline.runtime.data.randomness import SeededDataset, preserve_host_rng
 from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.sample_order import EpochOrder
@@ -79,14 +80,29 @@ def _concatenate(parts: list[Any]) -> Any:
 class TensorSource:
     """Batches by `index_select`, from tensors on the host or, if resident, on the device."""
 
-    def __init__(self, tensors: Any, *, device: torch.device | None, resident: bool) -> None:
+    def __init__(
+        self,
+        tensors: Any,
+        *,
+        device: torch.device | None,
+        resident: bool,
+        transform: Callable[..., Any] | None = None,
+        seed: int = 0,
+    ) -> None:
         self.device = device
         self.storage = device if resident and device is not None else torch.device("cpu")
         self.tensors = map_tensors(tensors, lambda tensor: tensor.to(self.storage)) if resident else tensors
         self.resident = resident
+        self.transform = transform and BatchTransform(transform, self.tensors, seed=seed, device=self.storage)
+
+    def reseed(self, seed: int) -> None:
+        """Take a seed from a checkpoint."""
+        if self.transform:
+            self.transform.reseed(seed)
 
     def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
-        del epoch  # nothing is computed, so nothing is random
+        if self.transform:
+            self.transform.begin(epoch)
         if not isinstance(order.keys, torch.Tensor):
             raise UsageError(
                 f"The sampler yields {type(order.keys[0]).__name__}, but rows of tensors are taken by their number.",
@@ -102,7 +118,9 @@ class TensorSource:
             order = order.to(self.storage)
         for part in slices:
             rows = order[part.start : part.stop]
-            if type(self.tensors) is list:  # by far the most common case, and this loop is hot
+            if self.transform:
+                yield self.transform(rows)
+            elif type(self.tensors) is list:  # by far the most common case, and this loop is hot
                 yield [tensor.index_select(0, rows) for tensor in self.tensors]
             else:
                 yield map_tensors(self.tensors, partial(torch.index_select, dim=0, index=rows))

@@ -16,6 +16,7 @@ from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedul
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.profiler import ProfilerWindow
+from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stop import (
     BATCH,
     MINUS_BAD_STEP,
@@ -57,6 +58,7 @@ class Boundary:
         profiler: ProfilerWindow,
         replicas: ReplicaCheck,
         sync_buffers: Callable[[], None],
+        phases: StartPhases,
     ) -> None:
         self.consensus = StopConsensus(group)
         self.signals = StopSignals(heartbeat, self.consensus.expedite)
@@ -79,6 +81,7 @@ class Boundary:
         self.first_batch: Callable[[], int | None] | None = None  # returns its digest; None if done
         self.before_save: Callable[[], None] = lambda: None
         self._sync_buffers = sync_buffers
+        self._phases: StartPhases | None = phases  # None after the first step
         self._evaluated = False  # within the current step
         self._save_requested = False  # agreed; waits for a training boundary
         self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
@@ -140,6 +143,8 @@ class Boundary:
         self.heartbeat.state = RUNNING
         self.heartbeat.write(step)
         self.events.write("training", step=step)
+        if self._phases is not None:
+            self._phases.mark("setup")
         if self.profiler.is_on:
             self.profiler.after_step(step)
         self._run_consensus()
@@ -148,6 +153,9 @@ class Boundary:
 
     def after_step(self, step: int) -> None:
         """Run the boundary after a training step. Raises Stopped if the ranks have agreed to stop."""
+        if self._phases is not None:
+            self.events.write("first_step", step=step, seconds=self._phases.finish(self.metrics.throughput.waited))
+            self._phases = None
         if self._heartbeat_on:
             self.heartbeat.write(step)
         consensus = self.consensus

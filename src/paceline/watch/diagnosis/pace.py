@@ -53,7 +53,7 @@ def check_data(evidence: Evidence) -> list[Finding]:
     return [
         Finding(
             "data", WARNING, f"The data loader is slow{where}: ranks wait for it, not for the model.",
-            "Raise num_workers, stage the data to the nodes (--data), or keep small sets in memory (run.resident).",
+            "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident).",
             evidence=tuple(dict.fromkeys(facts)), docs=f"{DOCS}#waiting-for-data",
         )
     ]  # fmt: skip

@@ -1,0 +1,32 @@
+"""Where the time of a start went: from the start of the ranks to the end of their first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# What the runtime writes, in its order, and what people read. "ranks" is the agent's event: it starts the ranks.
+NAMES = {
+    "device": "device", "rendezvous": "rendezvous", "process_group": "process group", "setup": "set-up",
+    "first_batch": "first batch", "first_step": "first step",
+}  # fmt: skip
+
+
+def describe_start_phases(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the phases of the newest start that reached its first step, such as "9.4 s: import 1.2, set-up 3.1"."""
+    began, text = None, ""
+    for event in events:
+        if event["event"] == "ranks":
+            began = event.get("time")
+        seconds = event.get("seconds")
+        if event["event"] != "first_step" or not isinstance(seconds, Mapping):
+            continue
+        phases = {
+            name: float(seconds[key]) for key, name in NAMES.items() if isinstance(seconds.get(key), (int, float))
+        }
+        if isinstance(began, (int, float)):
+            before = float(event["time"]) - began - sum(phases.values())
+            phases = {"import": max(0.0, before), **phases}
+        parts = [f"{name} {value:.1f}" for name, value in phases.items() if value >= 0.05]
+        text = f"{sum(phases.values()):.1f} s to the end of the first step{': ' if parts else ''}{', '.join(parts)}"
+    return text

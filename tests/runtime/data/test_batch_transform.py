@@ -1,0 +1,155 @@
+"""`run.loader(..., resident=True, transform=function)`: batches made on the device, the same on all ranks."""
+
+from __future__ import annotations
+
+import random as python_random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import IterableDataset, TensorDataset
+
+from paceline.errors import UsageError
+from paceline.runtime.data.batch_transform import SampleRandom
+from paceline.runtime.data.loader import make_loader
+from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.distributed.identity import Identity
+
+IMAGES = torch.randint(256, (53, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(IMAGES, torch.arange(53))
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+
+
+def augment(images: torch.Tensor, labels: torch.Tensor, random: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Crop with a margin of one pixel, flip half of the images, and normalize."""
+    shift = (random(2) * 3).long()
+    rows, columns = shift[:, 0, None] + torch.arange(8, device=images.device), shift[:, 1, None]
+    padded = F.pad(images, (1, 1, 1, 1))
+    batch = torch.arange(len(images), device=images.device)[:, None, None]
+    columns = columns + torch.arange(8, device=images.device)
+    cropped = padded[batch, 0, rows[:, :, None], columns[:, None, :]][:, None]
+    flipped = torch.where(random(1, 1, 1) < 0.5, cropped.flip(3), cropped)
+    return (flipped.float() / 255 - 0.5) / 0.25, labels
+
+
+def make(world_size: int = 1, *, device: str = "cpu", transform: Callable[..., Any] = augment, **options: Any) -> Any:
+    settings = {"batch_size": 12, "drop_last": False, "seed": 3, "resident": True, "device": device, **options}
+    return [
+        MapLoader(DATA, identity=Identity(rank, world_size), transform=transform, **settings)
+        for rank in range(world_size)
+    ]
+
+
+def images_by_label(loaders: Any, epoch: int, first: int | None = None) -> dict[int, torch.Tensor]:
+    found = {}
+    for loader in loaders:
+        for micro in loader.micro_batches(epoch, first):
+            images, labels = (field[: micro.count].cpu() for field in micro.data)
+            found.update(zip(labels.tolist(), images, strict=True))
+    return found
+
+
+def same(some: dict[int, torch.Tensor], others: dict[int, torch.Tensor]) -> bool:
+    """Compare images. A GPU divides a little differently."""
+    return some.keys() == others.keys() and all(torch.allclose(some[label], others[label], atol=1e-5) for label in some)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sample_is_augmented_alike_on_any_number_of_ranks_and_differently_in_each_epoch(device: str) -> None:
+    reference = images_by_label(make(), 1)
+    assert len(reference) == 53
+    assert same(images_by_label(make(2, device=device), 1), reference)
+    assert same(images_by_label(make(3, device=device, accumulate=2), 1), reference)
+    assert not same(images_by_label(make(device=device), 2), reference)
+    loaders = make(device=device)
+    images_by_label(loaders, 0)
+    assert same(images_by_label(loaders, 1), reference)  # by the graph that was captured in epoch 0
+
+
+def test_a_resumed_loader_takes_the_seed_of_the_checkpoint() -> None:
+    (first,) = make()
+    batches = first.micro_batches(1)
+    next(batches), next(batches)
+    (second,) = make(seed=9)
+    second.load_state_dict(first.state_dict())
+    rest = images_by_label([second], 1)
+    whole = images_by_label(make(), 1)
+    assert same(rest, {label: whole[label] for label in rest})
+    assert len(rest) == 53 - 24
+
+
+def test_the_images_are_cropped_and_flipped() -> None:
+    found = [(label, image) for epoch in range(4) for label, image in images_by_label(make(), epoch).items()]
+    plain = (IMAGES.float() / 255 - 0.5) / 0.25
+    as_it_is = sum(image.equal(plain[label]) for label, image in found)
+    only_flipped = sum(image.equal(plain[label].flip(2)) for label, image in found)
+    assert 3 <= as_it_is <= 25  # of 212 images; 12 on average
+    assert 3 <= only_flipped <= 25
+
+
+def test_random_numbers_are_uniform_and_differ_between_samples_and_calls() -> None:
+    random = SampleRandom(torch.arange(20_000), torch.tensor(-7))
+    first, second = random(3), random(3)
+    assert first.shape == (20_000, 3)
+    for numbers in (first, second):
+        assert 0 <= numbers.min() < 0.001
+        assert 0.999 < numbers.max() < 1
+        assert numbers.mean(0).sub(0.5).abs().max() < 0.01
+        assert numbers.var(0).sub(1 / 12).abs().max() < 0.003
+    assert torch.corrcoef(torch.cat([first, second], 1).T).fill_diagonal_(0).abs().max() < 0.03
+    assert torch.corrcoef(torch.stack([first[1:, 0], first[:-1, 0]]))[0, 1].abs() < 0.03
+    assert random().shape == (20_000,)
+
+
+def test_fields_by_name() -> None:
+    loader = MapLoader(
+        {"x": torch.arange(6), "y": torch.arange(6)}, batch_size=6, shuffle=False, resident=True,
+        transform=lambda batch: {**batch, "sum": batch["x"] + batch["y"]}, identity=Identity(0, 1),
+    )  # fmt: skip
+    (batch,) = loader
+    assert batch["sum"].tolist() == [0, 2, 4, 6, 8, 10]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
+def test_what_cannot_work_is_an_error() -> None:
+    with pytest.raises(UsageError, match="needs resident=True"):
+        make(resident=False)
+    with pytest.raises(UsageError, match="transform doesn't work with Stream"):
+        make_loader(Stream(), batch_size=2, transform=augment)
+    with pytest.raises(UsageError, match="returns nothing"):
+        next(make(transform=lambda images, labels: None)[0].micro_batches(0))
+    for draw in (python_random.random, lambda: torch.rand(1)):
+        with pytest.raises(UsageError, match="draws random numbers on the host"):
+            next(make(transform=lambda images, labels, draw=draw: (images * draw(), labels))[0].micro_batches(0))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_batch_that_the_script_keeps_stays_as_it_is() -> None:
+    (loader,) = make(device="cuda")
+    kept = [micro.data for epoch in range(3) for micro in loader.micro_batches(epoch)]
+    assert loader.source.transform._graph is not None
+    (fresh,) = make(device="cuda")
+    again = [[field.clone() for field in micro.data] for epoch in range(3) for micro in fresh.micro_batches(epoch)]
+    assert all(a.equal(b) for old, new in zip(kept, again, strict=True) for a, b in zip(old, new, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_function_that_waits_for_the_device_runs_eagerly(capfd: pytest.CaptureFixture[str]) -> None:
+    def waits(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return images.float() * (labels.max().item() + 1), labels
+
+    (loader,) = make(device="cuda", transform=waits)
+    for epoch in range(2):
+        for micro in loader.micro_batches(epoch):
+            images, labels = micro.data
+            assert images.equal(IMAGES.cuda()[labels].float() * (labels.max().item() + 1))
+    assert "transform runs eagerly" in capfd.readouterr().err

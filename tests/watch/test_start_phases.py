@@ -1,0 +1,32 @@
+"""The line of `paceline show` about a start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.watch.start_phases import describe_start_phases
+
+
+def first_step(time: float, **seconds: Any) -> dict[str, Any]:
+    return {"event": "first_step", "time": time, "step": 1, "seconds": seconds}
+
+
+def test_the_newest_start_is_described_with_what_came_before_the_session() -> None:
+    events = [
+        {"event": "ranks", "time": 100.0},
+        first_step(109.0, device=0.5, process_group=1.0, setup=2.0, first_batch=0.01, first_step=4.0),
+        {"event": "ranks", "time": 200.0},
+        first_step(206.0, device=0.25, process_group=0.75, setup=1.0, first_batch=0.0, first_step=2.0),
+    ]
+    expected = (
+        "6.0 s to the end of the first step: import 2.0, device 0.2, process group 0.8, set-up 1.0, first step 2.0"
+    )
+    assert describe_start_phases(events) == expected
+
+
+def test_without_an_agent_or_with_damaged_events_there_is_less_to_say() -> None:
+    assert describe_start_phases([]) == ""
+    assert describe_start_phases([{"event": "ranks", "time": 1.0}, {"event": "first_step", "time": 2.0}]) == ""
+    assert describe_start_phases([first_step(9.0, setup=1.5, first_step="?")]) == (
+        "1.5 s to the end of the first step: set-up 1.5"
+    )
