@@ -27,7 +27,7 @@ from paceline.errors import UsageError
 from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
 from paceline.runtime.data.item_source import ItemSource, Source
 from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors
+from paceline.runtime.data.resident.tensor_source import TensorSource, count_samples, find_tensors
 from paceline.runtime.data.sample_assignment import Slice, evaluation_rounds, evaluation_slices
 from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
 from paceline.runtime.data.streams.stream_loader import StreamLoader

@@ -10,7 +10,7 @@ import torch
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
-from paceline.runtime.data.resident import TensorSource, count_samples, find_tensors, materialize
+from paceline.runtime.data.resident.tensor_source import TensorSource, count_samples, find_tensors, materialize
 from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, check_not_in_steps
 from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
 from paceline.runtime.distributed.identity import Identity, read_identity

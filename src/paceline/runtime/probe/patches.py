@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT
-from paceline.runtime.data.resident import TensorSource
+from paceline.runtime.data.resident.tensor_source import TensorSource
 from paceline.runtime.probe.recorder import Probe
 from paceline.runtime.probe.synchronized_norm import synchronized_batch_norm
 
