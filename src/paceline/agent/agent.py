@@ -30,8 +30,8 @@ from paceline.agent.workers.group import Launch
 from paceline.agent.workers.launch_style import WorkerSelection
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.processes import raise_descriptor_limit
-from paceline.agent.workers.rank_variables import thread_count
 from paceline.agent.workers.standard_input import StandardInput
+from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter

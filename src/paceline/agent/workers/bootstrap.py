@@ -25,7 +25,7 @@ from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import processes, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
-from paceline.agent.workers.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
+from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd

@@ -8,7 +8,7 @@ import time
 
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.rank_variables import PARENT
+from paceline.agent.workers.variables.rank_variables import PARENT
 from paceline.agent.workers.zygote.start import cannot_start, python_command
 
 

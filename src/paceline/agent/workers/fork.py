@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, processes
-from paceline.agent.workers.rank_variables import REMOVED, thread_count
+from paceline.agent.workers.variables.rank_variables import REMOVED, thread_count
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions, cannot_start, start_zygote
 from paceline.contract import env

@@ -11,7 +11,7 @@ from typing import Protocol
 from paceline.agent.agent_placement import Placement
 from paceline.agent.workers import processes
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
-from paceline.agent.workers.rank_variables import common_variables, node_variables, rank_variables
+from paceline.agent.workers.variables.rank_variables import common_variables, node_variables, rank_variables
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
 

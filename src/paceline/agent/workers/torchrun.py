@@ -13,7 +13,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.rank_variables import OUTPUT_PIPES
+from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES
 from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH, cannot_start, python_command
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 

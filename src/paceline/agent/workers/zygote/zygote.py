@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.workers import fork_safety, processes
-from paceline.agent.workers.rank_variables import thread_variables
+from paceline.agent.workers.variables.rank_variables import thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract import process

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.workers import compile_cache
-from paceline.agent.workers.compile_cache import CACHE, compile_cache_variables, node_image
+from paceline.agent.workers.variables import compile_cache
+from paceline.agent.workers.variables.compile_cache import CACHE, compile_cache_variables, node_image
 from paceline.contract.launch_spec import LaunchSpec
 
 
