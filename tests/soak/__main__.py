@@ -3,9 +3,10 @@
     python -m tests.soak [--minutes 60] [--runs 20] [--seed 0] [--nodes 6] [--json FILE]
 
 Every run must end as done, with the losses and weights of an undisturbed run to the last bit, or as failed or lost, and
-then `paceline ps` or `show` must name the cause. Anything else is a defect: another status, wrong weights, no cause, a
-run that is stuck, or processes and files left behind. The same seed gives the same shapes of runs and the same kinds of
-faults at the same times; which run a fault hits also depends on how fast the machine is.
+then `paceline ps` or `show` must name the cause. If `ps` says that a run gives no sign of life, the soak does what it
+names, once, and counts the run as requeued by hand. Anything else is a defect: another status, wrong weights, no
+cause, a run that is stuck, or processes and files left behind. The same seed gives the same shapes of runs and the same
+kinds of faults at the same times; which run a fault hits also depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -138,6 +139,9 @@ class Soak:
             for run, record in zip(runs, read_records([run.folder for run in runs]), strict=True):
                 if run.update(record):
                     self._end(run)
+                elif remedy := run.take_remedy():
+                    print(f"run {run.number}: {record.detail}", flush=True)
+                    self.cluster.run(remedy, check=False)
                 elif run.is_stuck:
                     run.outcome, run.reason = DEFECT, f"stuck: {record.status} {record.detail} at step {run.step}"
                     self._end(run)
@@ -189,6 +193,7 @@ class Soak:
             "runs": len(self.ended),
             "outcomes": dict(Counter(run.outcome for run in self.ended)),
             "undisturbed": sum(not run.faults for run in self.ended),
+            "requeued by hand": Counter(run.outcome for run in self.ended if run.requeued_by_hand),
             "faults": {
                 kind: {
                     "count": self.faults[kind],
@@ -237,6 +242,8 @@ def print_results(results: dict[str, Any]) -> None:
     outcomes = Counter(results["outcomes"])
     total = sum(row["count"] for row in results["faults"].values())
     table.add_section()
+    by_hand = results["requeued by hand"]
+    table.add_row("requeued by hand", "", str(by_hand.total()), *(str(by_hand[each]) for each in OUTCOMES))
     table.add_row("all", str(total), str(results["runs"]), *(str(outcomes[each]) for each in OUTCOMES))
     Console(width=110).print(table)
     for each in results["not exact"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -28,13 +29,14 @@ from tests.slurm.runs import run_of
 
 SCRIPT = Path(__file__).with_name("train.py")
 DISK = "4g"  # each run folder is on a file system of its own, so that it can be full
-STUCK = 300.0  # seconds in which nothing moves
+STUCK = 420.0  # seconds in which nothing moves; `paceline ps` names a dead job and its remedy before that
 QUIET = 60.0  # seconds without a change of state or step, after which to look for smaller signs of life
 LOOK_EVERY = 20.0  # seconds
 AT_WORK = 0.5  # share of the time in which a thread has or wants a core; those that poll want one more rarely
 WAITS_FOR_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required")  # Slurm's reasons
 EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
 OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
+REMEDY = re.compile(r"no sign of life from .*; use `((?:scontrol requeue|scancel) [\d_]+)`$")
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class SoakRun:
     step_at_fault: int | None = None
     changed: float = field(default_factory=time.monotonic)
     ended: float | None = None
+    requeued_by_hand: bool = False
     _last: object = None
     _looked: float = -LOOK_EVERY
     _newest: int = 0
@@ -188,6 +191,14 @@ class SoakRun:
             self._last, self.changed, self.ended = seen, now, now if record.is_over else None
         # A job that goes back into the queue may look ended for a moment, and its processes take a moment to end.
         return self.ended is not None and now - self.ended > 10
+
+    def take_remedy(self) -> list[str]:
+        """Return the command that `paceline ps` names for a run without a sign of life, once; else an empty one."""
+        found = REMEDY.match(self.record.detail) if self.record is not None else None
+        if found is None or self.requeued_by_hand:
+            return []
+        self.requeued_by_hand = True
+        return found[1].split()
 
     @property
     def is_stuck(self) -> bool:
@@ -280,8 +291,13 @@ class SoakRun:
         return found
 
     def temporary_files(self) -> list[str]:
-        """What it has left in its temporary folder: files, sockets, and folders other than Paceline's own empty one."""
-        found = [path for path in sorted((self.home / "tmp").rglob("*")) if path.name != own_folder_name()]
+        """What it has left in its temporary folder: files, sockets, and folders.
+
+        Paceline's own empty folder may stay, and torch's cache of compiled code, which it makes when it is imported.
+        """
+        folder = self.home / "tmp"
+        entries = [path for path in sorted(folder.rglob("*")) if path.name != own_folder_name()]
+        found = [path for path in entries if not path.relative_to(folder).parts[0].startswith("torchinductor_")]
         return [str(path.relative_to(self.home)) for path in found]
 
     def keep(self, kept: Path) -> None:

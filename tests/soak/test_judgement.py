@@ -88,6 +88,7 @@ def test_a_run_is_stuck_if_nothing_moves(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_a_run_leaves_in_its_temporary_folder_is_found(tmp_path: Path) -> None:
     ours = tmp_path / "tmp" / own_folder_name()
     ours.mkdir(parents=True)
+    (tmp_path / "tmp" / "torchinductor_me" / "cache").mkdir(parents=True)
     assert make_run(tmp_path).temporary_files() == []
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(ours / "s"))
@@ -102,3 +103,14 @@ def test_a_thread_that_works_wants_a_core() -> None:
         pass
     after = _core_seconds([me])
     assert after[threading.get_native_id()] - before[threading.get_native_id()] >= 0.04
+
+
+def test_a_run_without_a_sign_of_life_is_requeued_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words are those of `paceline ps`; without them, the soak does nothing."""
+    run = make_run(tmp_path)
+    run.update(make_record(run, "RUNNING", ""))
+    assert run.take_remedy() == []
+    monkeypatch.setattr("paceline.watch.records.seconds_silent", lambda *_: 400.0)
+    assert run.take_remedy() == ["scontrol", "requeue", "1"]
+    assert run.requeued_by_hand
+    assert run.take_remedy() == [], "a second time would hide that it does not help"

@@ -160,10 +160,10 @@ class Agent:
             self.verdicts.write_stopped(progress=False)
 
     def close(self) -> None:
-        if self.sampler is not None:
-            self.sampler.close()
         if self.staging is not None:
             self.verdicts.try_write(self.staging.stage_out)
+        if self.sampler is not None:  # until now: copying files back may take long
+            self.sampler.close()
         self.workers.close()
         if self.rendezvous is not None:
             self.rendezvous.close()

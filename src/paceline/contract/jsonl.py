@@ -19,10 +19,13 @@ class LineWriter:
         self._descriptor: int | None = None
         self._has_warned = False
 
-    def append(self, text: str) -> None:
-        """Append whole lines in one write, so that a reader never sees parts of two lines mixed."""
+    def append(self, text: str) -> bool:
+        """Append whole lines in one write, so that a reader never sees parts of two lines mixed.
+
+        Returns False if they are lost.
+        """
         if self.path is None or not text:
-            return
+            return True
         data = text.encode(errors="backslashreplace")  # file names may hold any bytes; in JSON this is an escape
         try:
             try:
@@ -37,6 +40,8 @@ class LineWriter:
                 self._has_warned = True
                 message = f"paceline: could not write to {self.path} ({error.strerror}); some lines are lost"
                 print(message, file=sys.stderr, flush=True)
+            return False
+        return True
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._descriptor is None:

@@ -32,6 +32,7 @@ from paceline.errors import ClusterError
 from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure, failed_saves
+from paceline.watch.silence import SILENCE_HINT, describe_silence, seconds_silent
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
@@ -91,12 +92,30 @@ class Record:
             return ""
         with suppress(OSError, ValueError):
             return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
-        resume = self.details.get("spec", {}).get("resume")
-        allowed = not isinstance(resume, dict) or resume.get("requeue", True)
         wanted = holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
-        if allowed and wanted and self.state is not None and self.state.state == "FAILED":
+        if self.may_requeue and wanted and self.state is not None and self.state.state == "FAILED":
             return f"Slurm forgot it (a controller that crashes may); {self._how_to_resume}"
         return ""
+
+    @property
+    def silence(self) -> float | None:
+        """The seconds without a sign of life from a job that Slurm shows as running; None if it is alive."""
+        return seconds_silent(self.folder, self.state)
+
+    @property
+    def restart_command(self) -> str:
+        """What to type to restart a job that gives no sign of life, or to end it if the run is over."""
+        if newest_verdict(self.folder) in (DONE, FAILED):
+            return f"`scancel {self.job}`"
+        if self.may_requeue:
+            return f"`scontrol requeue {self.job}`"
+        return f"`scancel {self.job}`, then `paceline submit --resume {self.run_id}`"
+
+    @property
+    def may_requeue(self) -> bool:
+        """Whether the user lets the job go back into the queue."""
+        resume = self.details.get("spec", {}).get("resume")
+        return not isinstance(resume, dict) or bool(resume.get("requeue", True))
 
     @property
     def _how_to_resume(self) -> str:
@@ -104,9 +123,9 @@ class Record:
 
     @property
     def hint(self) -> str:
-        """What to do if Slurm could not be asked; empty if it could."""
+        """What to do if Slurm could not be asked, or if the job gives no sign of life."""
         if self.no_answer is None:
-            return ""
+            return SILENCE_HINT if self.silence is not None else ""
         conf = self.details.get("slurm_conf", "")
         if conf and conf != os.environ.get("SLURM_CONF"):
             return f"The job was submitted with another SLURM_CONF: export SLURM_CONF={quote(conf)}"
@@ -124,6 +143,9 @@ class Record:
             return self.no_answer.message.rstrip(".")
         if self.status == "running" and self.folder.cancelled.exists():
             return "cancelled: it saves and stops" if self._saves_first() else "cancelled: it is ending"
+        if self.state is not None and (silence := self.silence) is not None:
+            verdict, nodes = newest_verdict(self.folder), self.state.nodes
+            return describe_silence(silence, nodes=nodes, verdict=verdict, remedy=self.restart_command)
         if killed := killed_shell(self.folder, self.state):
             return killed
         if self.requeue_problem:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 from paceline.agent.health import node_metrics
 from paceline.agent.health.node_metrics import NodeMetrics, RunProcesses
 from paceline.agent.health.nvml import Gpus
+from paceline.agent.health.sampler import Sampler
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import read_node_usage
-from tests.agent.conftest import Launch
+from tests.agent.conftest import Launch, until
+from tests.small_disk import fill, mount_small_disk
 
 NET = """\
 Inter-|   Receive                                                |  Transmit
@@ -282,8 +285,39 @@ def test_a_run_survives_a_folder_that_cannot_be_written(launch: Launch, tmp_path
     (tmp_path / "run/system").write_text("in the way")
     done = launch(WAITING.format(timeout=3), system_metrics=0.5)
     assert done.wait() == 0
-    assert "warning: system metrics end here" in done.err()
+    assert "node-0.jsonl (File exists); some lines are lost" in done.err()
     assert done.verdicts() == ("done", "done")
+
+
+def test_sampling_goes_on_once_the_folder_can_be_written(launch: Launch, tmp_path: Path) -> None:
+    """Without samples, `paceline ps` would take the run for dead."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/system").write_text("in the way")
+    started = launch(WAITING.format(timeout=60), system_metrics=0.5)
+    until(lambda: "some lines are lost" in started.err(), "it has not tried to write")
+    (tmp_path / "run/system").unlink()
+    assert started.wait() == 0, started.err()
+    first, *samples = lines_of(started.run)
+    assert first["interval"] == 0.5, "the header comes first"
+    assert len(samples) >= 2
+
+
+def test_samples_on_a_full_disk_renew_the_date_of_the_file(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "small", "64k") as disk:
+        path = disk / "node-0.jsonl"
+        sampler = Sampler(path, interval=0.1, roots=lambda: {os.getpid()}, header={}, gpu_environ=None, warn=print)
+        try:
+            until(lambda: path.exists() and path.stat().st_size, "nothing is sampled")
+            fill(disk)
+            size = 0
+            while size != path.stat().st_size:  # the last page of the file has space left
+                size = path.stat().st_size
+                time.sleep(1)
+            os.utime(path, (0, 0))
+            until(lambda: path.stat().st_mtime > 0, "the file keeps its date")
+            assert path.stat().st_size == size
+        finally:
+            sampler.close()
 
 
 def test_show_prints_node_usage(paceline: Callable[..., Any], tmp_path: Path, scratch: Path) -> None:

@@ -8,22 +8,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.agent.agent_placement import Placement
 from paceline.agent.health.hang_detection import process_state
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.contract.gpus import VISIBLE_DEVICES
+from paceline.contract.jsonl import LineWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from paceline.agent.health.node_metrics import NodeMetrics
 
 FIRST_INTERVAL = 1.0  # seconds; it doubles up to the configured one, so that short runs leave samples too
 CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
 
 
 class Sampler:
-    """Appends one line per sample. If the files cannot be read or written, sampling ends and the run continues."""
+    """Appends one line per sample, or at least renews the file's date: `paceline ps` takes that as a sign of life."""
 
     def __init__(
         self,
@@ -66,17 +71,25 @@ class Sampler:
 
         gpus = Gpus.open(self._gpu_environ) if self._gpu_environ is not None else None
         metrics = NodeMetrics(self._roots, gpus=gpus)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o644)
+        lines = LineWriter(self._path)
+        header = {**self._header, "interval": self._interval, **metrics.facts()}
         try:
-            _write(descriptor, {**self._header, "interval": self._interval, **metrics.facts()})
+            has_header = lines.append(_line(header))
             while not self._closed.wait(pause):
-                _write(descriptor, {**metrics.sample(), "ranks": self._ranks()})
+                has_header = has_header or lines.append(_line(header))
+                if not lines.append(self._line_of_sample(metrics)):
+                    with suppress(OSError):  # a full disk still takes a date
+                        os.utime(self._path)
                 pause = min(2 * pause, self._interval)
         finally:
-            os.close(descriptor)
+            lines.close()
             metrics.close()
+
+    def _line_of_sample(self, metrics: NodeMetrics) -> str:
+        try:
+            return _line({**metrics.sample(), "ranks": self._ranks()})
+        except OSError as problem:  # this node is short of descriptors or memory: the next sample may work
+            return _line({"error": f"{problem.filename or 'sample'}: {problem.strerror}"})
 
 
 def start_sampler(
@@ -121,6 +134,5 @@ def rank_row(rank: int, beat: Heartbeat, times: tuple[float, float]) -> list[Any
     return [rank, beat.state, beat.step, age, process, *(round(each, 6) for each in (beat.seconds_per_step, *times))]
 
 
-def _write(descriptor: int, values: Mapping[str, Any]) -> None:
-    line = json.dumps({"time": round(time.time(), 3), **values}, ensure_ascii=False) + "\n"
-    os.write(descriptor, line.encode())
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps({"time": round(time.time(), 3), **values}, ensure_ascii=False) + "\n"

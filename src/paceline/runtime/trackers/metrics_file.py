@@ -15,8 +15,9 @@ class MetricsFile(LineWriter):
         super().__init__(path)
         self._threads = threads
 
-    def append(self, text: str) -> None:
-        super().append(text)
+    def append(self, text: str) -> bool:
+        written = super().append(text)
         if text:
             for thread in self._threads:
                 thread.append(text)
+        return written

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.probes.live_probe import NodeAnswer
+from paceline.contract.verdict import DONE, FAILED
+from paceline.spec.quantities import show_seconds
 from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
+from paceline.watch.records import newest_verdict
 
 DOCS = "docs/troubleshooting.md"
 MAX_NAMED = 8
+GONE = ("", "Z", "X")  # the kernel's state letter of a process that does not run any more
 
 
 def check_arrival(evidence: Evidence) -> list[Finding]:
@@ -117,6 +122,40 @@ def check_answers(evidence: Evidence) -> list[Finding]:
             docs=f"{DOCS}#a-node-was-lost",
         )
     ]  # fmt: skip
+
+
+def check_silence(evidence: Evidence) -> list[Finding]:
+    """Tell whether Slurm takes a dead job for a running one."""
+    record, silence = evidence.record, evidence.record.silence
+    if silence is None or record.state is None:
+        return []
+    facts = [f"the run's agents have written nothing for {show_seconds(silence)}"]
+    alive = [each.host for each in evidence.answers if _has_ranks(each)]
+    if alive:
+        return [
+            Finding(
+                "agents", WARNING, f"The ranks on {_list(alive)} are alive, but their agents write nothing.",
+                f"Check that {alive[0]} can write to the run folder: `paceline shell RUN --node {alive[0]}`.",
+                evidence=tuple(facts), docs=f"{DOCS}#no-sign-of-life",
+            )
+        ]  # fmt: skip
+    facts += [f"{each.host}: {each.problem[:200] or 'no rank of the run is there'}" for each in evidence.answers]
+    requeues = "requeue" in record.restart_command
+    otherwise = f" If Slurm refuses: `scancel {record.job}`, then `paceline submit --resume {record.run_id}`."
+    what = "Restart it from its newest checkpoint" if newest_verdict(record.folder) not in (DONE, FAILED) else "End it"
+    return [
+        Finding(
+            "job", PROBLEM, f"Slurm shows job {record.job} as running, but {record.state.nodes} gives no sign of life.",
+            f"{what}: {record.restart_command}.{otherwise * requeues}",
+            evidence=tuple(facts[:MAX_NAMED]), docs=f"{DOCS}#no-sign-of-life",
+        )
+    ]  # fmt: skip
+
+
+def _has_ranks(answer: NodeAnswer) -> bool:
+    rows = answer.answer.get("ranks")
+    known = [row for row in rows if isinstance(row, list) and len(row) > 4] if isinstance(rows, list) else []
+    return any(row[4] not in GONE for row in known)
 
 
 def check_lost(evidence: Evidence) -> list[Finding]:

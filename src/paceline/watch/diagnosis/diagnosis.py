@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
-from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check_lost
+from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check_lost, check_silence
 from paceline.watch.diagnosis.ends import check_disk, check_failure, check_memory
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.flight_recorder import check_flight_recorder
@@ -18,7 +18,8 @@ Check = Callable[[Evidence], list[Finding]]
 
 # What a run cannot do without.
 CAUSES: tuple[Check, ...] = (
-    check_arrival, check_versions, check_gpus, check_gpu_health, check_interfaces, check_lost, check_memory, check_disk,
+    check_silence, check_arrival, check_versions, check_gpus, check_gpu_health, check_interfaces, check_lost,
+    check_memory, check_disk,
 )  # fmt: skip
 PACE: tuple[Check, ...] = (check_fitness, check_cores, check_data, check_stragglers)
 # What those lead to: a problem here is news only if nothing explains it yet.

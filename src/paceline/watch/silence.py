@@ -1,0 +1,108 @@
+"""Whether a running job gives no sign of life: its agents have stopped writing to the run folder.
+
+Slurm may take a dead job for a running one for half an hour: after a node has restarted so quickly that it never
+counted as down, and above all if the controller restarts too.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.runs.claims import find_holder
+from paceline.cluster.slurm.states import JobState
+from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
+from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.run_folder import JobStartFolder, RunFolder
+from paceline.contract.verdict import DONE, FAILED
+from paceline.spec.quantities import parse_seconds, show_seconds
+
+MIN_SILENCE = 300.0  # seconds; a file server may show a write a minute late, and a busy node may write late
+MISSED_SAMPLES = 4  # that a node should have written meanwhile
+SILENCE_HINT = (
+    "Slurm may take a dead job for a running one if its node restarts quickly. `paceline doctor` asks the node."
+    " A restart continues from the newest checkpoint."
+)
+
+
+def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
+    """Return for how long the agents of a running job have written nothing; None if that is no reason to worry.
+
+    Only agents that sample the use of their nodes write at intervals, whatever the ranks do. Silence means nothing
+    without samples (`--system-metrics 0s`), or before the first one of this job start, while the job loads modules or
+    its agents wait for each other.
+    """
+    if state is None or state.state != "RUNNING" or folder.cancelled.exists():
+        return None
+    holder, spec = find_holder(folder), _read_spec(folder)
+    interval = float(spec.get("system_metrics", 0.0))
+    if holder is None or holder.job != state.id or not interval:
+        return None
+    if spec.get("trial") and holder.job_start.verdict.exists():
+        return None  # its job goes on with the next trial
+    limit = max(MIN_SILENCE, MISSED_SAMPLES * interval)
+    # One file is enough for most runs: a large one has a file for each of many nodes.
+    here = time.time()
+    if any(here - modified < limit for modified in _times(folder.system.glob("*.jsonl"))):
+        return None
+    now = _file_server_time(folder)
+    sampled = max(_times(folder.system.glob("*.jsonl")), default=None)
+    if sampled is None or now - sampled >= _seconds_run(state):
+        return None  # the samples are an earlier job start's
+    silence = now - max(_times(_written(folder, holder.job_start)), default=sampled)
+    return silence if silence >= limit else None
+
+
+def describe_silence(seconds: float, *, nodes: str, verdict: str | None, remedy: str) -> str:
+    """Return what `paceline ps` shows for a job without a sign of life."""
+    cause = f"it is {verdict}" if verdict in (DONE, FAILED) else "a node may have restarted"
+    cause += ", but Slurm has not noticed" if verdict in (DONE, FAILED) else " without Slurm noticing"
+    return f"no sign of life from {nodes} for {show_seconds(seconds)}: {cause}; use {remedy}"
+
+
+def _read_spec(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return keep_valid(read_object(folder.launch_spec), {"system_metrics": NUMBER})
+    except (OSError, ValueError):
+        return {}
+
+
+def _seconds_run(state: JobState) -> float:
+    """Return how long the job has run since its last start; 0 if Slurm does not say."""
+    try:
+        return parse_seconds(state.elapsed)
+    except ValueError:
+        return 0.0
+
+
+def _written(folder: RunFolder, job_start: JobStartFolder) -> Iterator[Path]:
+    """Yield what agents, ranks and the batch script of a live run write to."""
+    yield from (folder.slurm_log, folder.metrics)
+    for parent in (folder.system, folder.events, job_start.path, *(each.path for each in folder.attempts()[-1:])):
+        yield from parent.glob("*")
+
+
+def _times(paths: Iterable[Path]) -> Iterator[float]:
+    for path in paths:
+        try:
+            yield path.lstat().st_mtime
+        except OSError:
+            continue
+
+
+def _file_server_time(folder: RunFolder) -> float:
+    """Return the time by the clock that dates the files. Makes a file there for a moment, in the user's own runs only.
+
+    The clock of a login node may be minutes ahead.
+    """
+    if is_own_folder(folder.path):
+        try:
+            with tempfile.TemporaryFile(prefix=".paceline-", dir=folder.path) as file:
+                return os.fstat(file.fileno()).st_mtime
+        except OSError:  # a full disk, or one that cannot be written from here
+            pass
+    return time.time()
