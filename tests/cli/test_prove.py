@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def test_a_proof_of_a_plain_script(paceline: Callable[..., Completed], tmp_path:
     assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from the network"
     assert (folder / "curves.svg").read_text().startswith("<svg")
     assert not (folder / "weights").exists()
+
+
+def test_a_run_does_not_see_the_files_of_another(
+    paceline: Callable[..., Completed], tmp_path: Path, scratch: Path
+) -> None:
+    """The script goes on with the checkpoint that it finds in its working directory, and reads a file there."""
+    shutil.copy(SCRIPTS / "loop.py", tmp_path / "train.py")
+    (tmp_path / "data.txt").write_text("1 2 3\n")
+    arguments = ("train.py", "--checkpoint", "state.pt", "--data", "data.txt", "--log", "log.jsonl")
+    done = paceline("prove", "--ranks", "1,2", "--steps", "3", "--styles", "fork", "--metrics", "log.jsonl", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'loss' of the metrics file" in done.stdout
+    assert not (tmp_path / "state.pt").exists()
+    assert len(list((scratch / tmp_path.name / "proofs").rglob("state.pt"))) == 2
 
 
 def test_a_script_that_fails_is_shown_with_its_error(paceline: Callable[..., Completed]) -> None:

@@ -62,7 +62,7 @@ class ForkedRunner:
             stopped_after = max(read_ranks(own, 1)[0].steps)
             assert stopped_after < case.steps
             self._launch(case, own, replace(spec, stop_at=0))
-        metrics = self.script.metrics_file(case, own)
+        metrics = self.script.metrics_file(case, own, cwd=Path.cwd())
         logged = read_logged(RunFolder(own).metrics if metrics is None else metrics)
         return CaseRecords(case, read_ranks(own, case.ranks), logged, printed, "", stopped_after)
 

@@ -8,8 +8,10 @@ import pytest
 
 from paceline.errors import RunError
 from paceline.proof.cases import plan_cases, plan_scaled
+from paceline.proof.evidence.samples import SampleComparison
 from paceline.proof.local_runner import Script
 from paceline.proof.proof import Proof, Prover, Request
+from paceline.proof.records import CaseRecords
 from paceline.proof.report import by_samples
 from paceline.spec import Program
 from tests.forked_ranks import Ranks
@@ -77,14 +79,14 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
     [
         ("batchnorm", "BatchNorm", "statistics over all ranks"),
         ("dropout", "dropout", "dropout turned off"),
-        ("augmentation", "unkeyed augmentation", "has the same samples"),
+        ("augmentation", "samples whose values depend on the ranks", "has the same samples"),
         ("sum", "an unscaled sum", "2 times smaller"),
         ("sum in a warm-up", "an unscaled sum", "2 times smaller"),
         ("all data on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
         ("stream on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
-        ("own shuffle", "a wrong sampler", "shuffles all of the data by itself"),
+        ("own shuffle", "a wrong sampler", "draws from all of the data by itself"),
         ("whole batch on each rank", "the batch size", "32 samples with 2 ranks and 16 with 1"),
-        ("weighting", "the weighting of the loss", "not by a common factor"),
+        ("weighting", "a loss that depends on the split of the batch", "not by a common factor"),
         ("rate", "the learning rate", "0.2 with 2 ranks and 0.1 with 1 rank"),
         ("initial weights", "initial weights", "Before the first step"),
         ("seed", "no fixed seed", "Two equal runs with 1 rank differ"),
@@ -95,6 +97,59 @@ def test_a_planted_mistake_is_named_and_nothing_else(prove: Prove, mistake: str,
     assert not proof.holds
     assert causes(proof) == [cause]
     assert evidence in proof.causes[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "evidence"),
+    [
+        ("lstm", ["dropout"], "dropout turned off"),
+        ("attention", ["dropout"], "dropout turned off"),
+        ("attention weights", ["dropout"], "dropout turned off"),
+        ("function, evaluation mode", ["dropout"], "The ranks get the same samples, with the same values."),
+        ("noise", ["random numbers in the forward pass"], "other ones, the loss of step 1 with 1 rank is"),
+        ("batch mean", ["samples whose values depend on the ranks"], "16 of 16 reach the model with other values"),
+        ("clipping", ["gradients that are clipped before they are averaged"], "the limit is 0.01"),
+        ("summed", ["gradients that are summed over the ranks"], "The losses agree"),
+        ("changed gradients", ["unknown"], "The gradients of step 1 differ"),
+        ("rate", ["the learning rate"], "in step 4 is 0.1 with 2 ranks and 0.05 with 1 rank"),
+        ("rate , zero start", ["the learning rate"], "in step 4"),
+        ("sum , table", ["an unscaled sum"], "2 times smaller"),
+        ("rate , table", ["the learning rate"], "in step 4"),
+        ("function, clipping", ["dropout", "gradients that are clipped before they are averaged"], "not the only"),
+        ("noise, sum", ["random numbers in the forward pass"], "the same samples"),
+        ("sum , evaluation mode", ["an unscaled sum"], "equal weights and samples"),
+        ("no average", ["gradients that are not averaged"], "gradients of different norms"),
+    ],
+)
+def test_only_what_the_records_show_is_named(prove: Prove, what: str, cause: list[str], evidence: str) -> None:
+    proof = prove("loop.py", what, steps=6)
+    assert not proof.holds
+    assert causes(proof) == cause
+    assert evidence in proof.causes[0].evidence
+
+
+@pytest.mark.parametrize("what", ["", "padding", "evaluation mode", "careless evaluation", "own data", "zero start"])
+def test_an_unusual_script_that_is_right_is_proved_with_its_samples(prove: Prove, what: str) -> None:
+    proof = prove("loop.py", what, steps=6)
+    assert proof.holds
+    found = SampleComparison(proof.cases[0], proof.cases[1]).compare()
+    assert found.cause is None
+    assert found.knows_values
+    assert proof.cases[0].together(1, "rows") == [16]
+
+
+def test_samples_that_were_not_recorded_are_not_called_equal(prove: Prove, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CaseRecords, "together", lambda self, step, key: None)
+    (cause,) = prove("loop.py", "sum", steps=4).causes
+    assert cause.name == "unknown"
+    assert "Which samples the ranks get was not recorded" in cause.evidence
+    assert "The gradients of step 1 differ" in cause.evidence
+
+
+def test_a_run_that_starts_where_another_one_ended_is_recognized(prove: Prove, tmp_path: Path) -> None:
+    (cause,) = prove("loop.py", "--checkpoint", str(tmp_path / "state.pt"), steps=4).causes
+    assert cause.name == "files of an earlier run"
+    assert "2 ranks starts with the weights that 1 rank had after step 4" in cause.evidence
 
 
 def test_two_causes_are_both_named(prove: Prove) -> None:

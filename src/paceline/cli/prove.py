@@ -144,7 +144,7 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
     job, program = load(script.program), script.program
     folder = choose_folder(output, resolve_scratch(job, os.environ) / job.project_name, program.name)
     with ProofProgress(request) as progress:
-        runner = LocalRunner(script, load=load, folder=folder, progress=progress.show)
+        runner = LocalRunner(script, load=load, folder=folder, progress=progress.show, tell=progress.tell)
         try:
             proof = Prover(request, runner, tell=progress.tell).prove()
         finally:

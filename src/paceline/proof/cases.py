@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from paceline.contract.files.probe_spec import OTHER_DRAWS
 from paceline.errors import UsageError
 
 DEFAULT_STYLE = "fork"
@@ -34,8 +35,11 @@ class Case:
             parts.append(self.style)
         if self.interrupted:
             parts.append("interrupted")
-        if self.changes:
-            parts.append(f"without {' and '.join(self.changes)}")
+        changes = [each for each in self.changes if each != OTHER_DRAWS]
+        if changes:
+            parts.append(f"without {' and '.join(changes)}")
+        if OTHER_DRAWS in self.changes:
+            parts.append(OTHER_DRAWS)
         if self.repeat:
             parts.append("again")
         if self.batch_factor > 1:

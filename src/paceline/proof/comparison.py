@@ -14,6 +14,8 @@ TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-
 # Of the first gradients. Weights that hardly move, as in a warm-up, stay close whatever the gradients are.
 GRADIENT_TOLERANCE = 0.05
 
+ROUNDING = 1e-8  # gradients below this are zero, but for rounding
+
 LOGGED, BACKWARD, PRINTED, FILE = "run.log", "backward()", "printed", "file"
 
 
@@ -90,10 +92,22 @@ def compare(records: CaseRecords, against: CaseRecords, source: LossSource, *, l
 def compare_gradients(records: CaseRecords, against: CaseRecords) -> str:
     """Return how the gradients of the first step differ; empty if they agree, or if one was not recorded."""
     first = min(records.first.steps, default=0)
-    one, other = (each.first.steps.get(first, {}).get("norm") for each in (records, against))
-    if one is None or other is None or abs(one - other) <= GRADIENT_TOLERANCE * max(abs(one), abs(other)):
+    one, other = (_gradient_norm(each, first) for each in (records, against))
+    if one is None or other is None or max(one, other) < ROUNDING:
+        return ""
+    if abs(one - other) <= GRADIENT_TOLERANCE * max(one, other):
         return ""
     return f"gradients of norm {one:.4g} in step {first}, but {other:.4g} with {against.case.name}"
+
+
+def _gradient_norm(records: CaseRecords, step: int) -> float | None:
+    """Return the norm with which the optimizer steps, or that before clipping, if all ranks clip the same."""
+    steps = [rank.steps.get(step, {}) for rank in records.ranks]
+    sizes = [(each.get("clip") or {}).get("size") for each in steps]
+    found = steps[0].get("norm")
+    if sizes[0] is not None and all(size == sizes[0] for size in sizes):
+        found = sizes[0]
+    return None if found is None else abs(float(found))
 
 
 def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, int]:

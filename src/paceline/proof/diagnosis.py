@@ -2,23 +2,25 @@
 
 The causes are tried in the order in which they act: what differs at the start, which samples a step gets, what is in
 them, what the model draws or computes per rank, how the loss is scaled. Later ones count only if nothing earlier
-explains the difference: other samples give other gradients, too.
+explains the difference: other samples give other gradients, too. If nothing does, the cause is unknown, and what was
+measured is all there is to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT
+from paceline.contract.files.probe_spec import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
 from paceline.proof.cause import Cause
-from paceline.proof.comparison import LossSource, compare, relative
+from paceline.proof.comparison import LossSource, compare, compare_gradients, largest_difference, relative
+from paceline.proof.evidence.gradients import GradientComparison, all_equal, find_rate_cause
+from paceline.proof.evidence.repeats import find_earlier_cause, find_repeat_cause
+from paceline.proof.evidence.samples import SampleComparison, SampleEvidence
 from paceline.proof.records import CaseRecords
-from paceline.proof.sample_evidence import find_sample_cause
 
 Rerun = Callable[[int, Sequence[str], int], CaseRecords]  # ranks, changes, repeat
 
-
+UNKNOWN = "unknown"
 FIXES = {
     DROPOUT: "This is expected: each rank draws its own dropout. To prove the rest, add --without dropout.",
     BATCHNORM: "Convert the model with torch.nn.SyncBatchNorm.convert_sync_batchnorm (on GPUs), or use GroupNorm or "
@@ -31,67 +33,58 @@ SHOWN = {
 
 
 class Diagnosis:
-    """Finds out why a case differs from the reference."""
+    """Finds out why a case differs from the reference. `earlier` are all cases that ran before, in their order."""
 
     def __init__(
-        self, reference: CaseRecords, other: CaseRecords, source: LossSource, *, limit: float, rerun: Rerun
-    ) -> None:
+        self, reference: CaseRecords, other: CaseRecords, source: LossSource, *, limit: float, rerun: Rerun,
+        earlier: Sequence[CaseRecords] = (),
+    ) -> None:  # fmt: skip
         self.reference, self.other, self.source, self.limit = reference, other, source, limit
+        self.earlier = list(earlier)
         self.is_reproducible = False  # whether equal runs are known to be equal
         self._rerun = rerun
+        self._evidence = SampleEvidence()
 
     def causes(self) -> list[Cause]:
         if self.reference.case.ranks == self.other.case.ranks:
-            return [self._irreproducible() or self._resume_cause() or self._style_cause()]
-        found = self._early_cause()
+            return [self._unrepeated() or self._resume_cause() or self._style_cause()]
+        found = self._unrepeated() or self._initial_weights()
         if found is not None:
             return [found]
-        causes = self._changed_causes()
-        if causes:
-            return causes
-        return [self._gradient_cause(self.reference, self.other) or self._unexplained()]
+        self._evidence = SampleComparison(self.reference, self.other).compare()
+        late = self._evidence.cause
+        if late is not None and self._agree(self.reference, self.other, before=self._evidence.step):
+            return [late]
+        found = self._replicas()
+        causes = [found] if found is not None else self._model_causes()
+        return causes if late is None else [*causes, late]
 
     # -- before the first gradient ---------------------------------------------------------------------
 
-    def _early_cause(self) -> Cause | None:
-        return (
-            self._irreproducible()
-            or self._initial_weights()
-            or find_sample_cause(self.reference, self.other)
-            or self._replicas()
-        )
-
-    def _irreproducible(self) -> Cause | None:
-        """Compare the reference with a repeat of itself."""
+    def _unrepeated(self) -> Cause | None:
+        """Compare the reference with a repeat of itself, unless the runs start with the weights of earlier ones."""
+        known = list(self.earlier)
+        for records in (self.reference, self.other):
+            if records in known:
+                found = find_earlier_cause(records, known[: known.index(records)])
+                if found is not None:
+                    return found
         if self.is_reproducible:
             return None
         again = self._rerun(self.reference.case.ranks, (), 1)
-        one, other = self.source.curve(self.reference), self.source.curve(again)
-        start, start_again = self.reference.first.start.get("weights"), again.first.start.get("weights")
-        if start != start_again:
-            what = "the initial weights already differ"
-        elif one != other:
-            step = next((step for step in sorted(one.keys() | other.keys()) if one.get(step) != other.get(step)), 0)
-            what = f"the losses differ from step {step} on"
-        else:
-            return None
-        return Cause(
-            "no fixed seed",
-            f"Two equal runs with {_ranks(self.reference)} differ: {what}.",
-            "Seed everything: paceline.session(seed=0), or --seed 0; on GPUs also --deterministic.",
-        )
+        return find_earlier_cause(again, known) or find_repeat_cause(self.reference, again, self.source)
 
     def _resume_cause(self) -> Cause | None:
         if not self.other.case.interrupted:
             return None
-        found = find_sample_cause(self.reference, self.other)
+        found = SampleComparison(self.reference, self.other).compare()
         one, other = self.source.curve(self.reference), self.source.curve(self.other)
         first = next((step for step in sorted(one.keys() & other.keys()) if one[step] != other[step]), 0)
-        what = found.evidence if found else "The samples are the same."
+        what = f"From step {first} on, the losses are others" if first else "The final weights are others"
         return Cause(
             "the resume",
-            f"It stopped after step {self.other.stopped_after}, and from step {first or '?'} on, the losses are others "
-            f"than without the interruption. {what}",
+            f"It stopped after step {self.other.stopped_after}. {what} than without the interruption. "
+            f"{found.cause.evidence if found.cause else found}",
             "Pass everything that changes during training to run.resume: schedulers, averages of weights, generators, "
             "your own counters. Let run.loader read the data.",
         )
@@ -109,8 +102,8 @@ class Diagnosis:
             return None
         return Cause(
             "initial weights",
-            f"Before the first step, rank 0 has other weights with {_ranks(self.other)} than with "
-            f"{_ranks(self.reference)}.",
+            f"Before the first step, rank 0 has other weights with {self.other.ranks_text} than with "
+            f"{self.reference.ranks_text}.",
             "Build the model with the same seed at every number of ranks: do not add the rank, and do not draw random "
             "numbers for the data before it.",
         )
@@ -120,112 +113,136 @@ class Diagnosis:
         ends = {rank.end["weights"] for rank in self.other.ranks if rank.end}
         if len(ends) < 2:
             return None
+        what = f"At the end, the {self.other.ranks_text} have {len(ends)} different sets of weights."
+        first = [rank.steps[min(rank.steps)] for rank in self.other.ranks if rank.steps]
+        if not all_equal([rank.start.get("weights") for rank in self.other.ranks]):
+            return Cause(
+                "initial weights",
+                f"{what} They differ before the first step already.",
+                "Wrap the model in DistributedDataParallel or run.wrap, which copy those of rank 0 to the others.",
+            )
+        if not all_equal([each["norm"] for each in first]):
+            norms = ", ".join(f"{each['norm']:.4g}" for each in first)
+            return Cause(
+                "gradients that are not averaged",
+                f"{what} In their first step, they use gradients of different norms ({norms}).",
+                "Wrap the model in DistributedDataParallel or run.wrap, and build the optimizer from its parameters.",
+            )
         return Cause(
-            "gradients that are not averaged",
-            f"At the end, the {_ranks(self.other)} have {len(ends)} different sets of weights.",
-            "Wrap the model in DistributedDataParallel or run.wrap, and build the optimizer from its parameters.",
+            UNKNOWN,
+            f"{what} They start with the same weights, and their first gradients have the same norm.",
+            "Look for what differs between ranks during training: a learning rate, a condition, a step that some skip.",
         )
 
     # -- what the model does ---------------------------------------------------------------------------
 
-    def _changed_causes(self) -> list[Cause]:
+    def _model_causes(self) -> list[Cause]:
         """Run both again without what depends on the rank. What makes the difference go away is the cause."""
         suspects = [each for each in (DROPOUT, BATCHNORM) if each in self.other.uses | self.reference.uses]
         suspects = [each for each in suspects if each not in self.other.case.without]
         if not suspects:
-            return []
+            return [self._rest(self.reference, self.other)]
         pair = self._pair(suspects)
-        if not self._agrees(*pair):
-            rest = self._gradient_cause(*pair)
-            return [rest] if rest is not None else []
-        if len(suspects) > 1:
-            # Each is a cause if the difference is still there without the others.
-            suspects = [
-                each for each in suspects if not self._agrees(*self._pair([one for one in suspects if one != each]))
-            ] or suspects
-        return [self._changed_cause(each, pair) for each in suspects]
+        if self._agree(*pair, before=self._evidence.step):
+            # Each of several is a cause if the difference is still there without the others.
+            several = suspects if len(suspects) > 1 else []
+            counted = [each for each in several if not self._agree(*self._pair(_without(several, each)))]
+            return [self._model_cause(each, pair) for each in counted or suspects]
+        # Something else differs, too. Each suspect counts if it changes the loss.
+        counted = [each for each in suspects if self._changes_loss(each)]
+        return [*(self._part(each) for each in counted), self._rest(*pair)]
 
     def _pair(self, changes: Sequence[str]) -> tuple[CaseRecords, CaseRecords]:
         reference = self._rerun(self.reference.case.ranks, changes, 0)
         return reference, self._rerun(self.other.case.ranks, changes, 0)
 
-    def _agrees(self, reference: CaseRecords, other: CaseRecords) -> bool:
-        return compare(other, reference, self.source, limit=self.limit).agrees
+    def _agree(self, reference: CaseRecords, other: CaseRecords, *, before: int = 0) -> bool:
+        """Return whether two cases agree: in all, or in the steps before one of them gets other samples."""
+        if not before:
+            return compare(other, reference, self.source, limit=self.limit).agrees
+        if before <= min(reference.first.steps):
+            return True
+        one, two = ({step: loss for step, loss in self.source.curve(each).items() if step < before}
+                    for each in (reference, other))  # fmt: skip
+        return largest_difference(two, one)[0] <= self.limit and not compare_gradients(other, reference)
 
-    def _changed_cause(self, what: str, pair: tuple[CaseRecords, CaseRecords]) -> Cause:
+    def _changes_loss(self, what: str) -> bool:
+        """Return whether one change gives another loss in the first step, at the larger number of ranks."""
+        changed = self._rerun(self.other.case.ranks, (what,), 0)
+        one, two = self.source.curve(self.other), self.source.curve(changed)
+        first = min(one.keys() & two.keys(), default=None)
+        return first is not None and relative(two[first], one[first]) > self.limit
+
+    def _model_cause(self, what: str, pair: tuple[CaseRecords, CaseRecords]) -> Cause:
         before = compare(self.other, self.reference, self.source, limit=self.limit)
         after = compare(pair[1], pair[0], self.source, limit=self.limit)
         name, how = SHOWN[what]
         return Cause(
             name,
-            f"The ranks see the same samples. {how.capitalize()}, {_ranks(self.other)} and {_ranks(self.reference)} "
+            f"{self._evidence} {how.capitalize()}, {self.other.ranks_text} and {self.reference.ranks_text} "
             f"differ by {after.loss:.1g} in the loss instead of {before.loss:.1g}.",
             FIXES[what],
         )
 
-    # -- the first gradient ----------------------------------------------------------------------------
-
-    def _gradient_cause(self, reference: CaseRecords, other: CaseRecords) -> Cause | None:
-        """Compare the gradients of the first step, which has the same weights and samples."""
-        one, two = _first_step(reference), _first_step(other)
-        if one is None or two is None:
-            return None
-        ranks = other.case.ranks / reference.case.ranks
-        for factor, how in ((1 / ranks, "smaller"), (ranks, "larger")):
-            if _is_multiple(two["gradient"], one["gradient"], factor) and relative(two["norm"], one["norm"]) > 0:
-                return Cause(
-                    "an unscaled sum",
-                    f"In the first step, with equal weights and samples, all gradients are {ranks:g} times {how} with "
-                    f"{_ranks(other)} than with {_ranks(reference)}.",
-                    "DDP averages gradients over ranks, so each rank's loss has to be the mean over its own samples: "
-                    'use reduction="mean", or run.backward(loss_sum, weight=n), which divides by the global count.',
-                )
-        if not _is_multiple(two["gradient"], one["gradient"], 1.0):
-            return Cause(
-                "the weighting of the loss",
-                f"In the first step, with equal weights and samples, the gradients differ (norm {two['norm']:.6g} with "
-                f"{_ranks(other)}, {one['norm']:.6g} with {_ranks(reference)}), and not by a common factor.",
-                "A mean over tokens or other things of which ranks have different numbers needs the sum and its count: "
-                "run.backward(loss_sum, weight=n). A loss between the samples of a batch sees only those of its rank.",
-            )
-        if one["rates"] != two["rates"]:
-            return Cause(
-                "the learning rate",
-                f"In the first step, gradients are equal, but the learning rate is {two['rates'][0]:.6g} with "
-                f"{_ranks(other)} and {one['rates'][0]:.6g} with {_ranks(reference)}.",
-                "At an equal global batch the learning rate stays the same: scale it by the global batch, as "
-                "run.scale_lr(opt, batch=..., reference=...) does.",
-            )
-        return None
-
-    def _unexplained(self) -> Cause:
-        one, other = self.source.curve(self.reference), self.source.curve(self.other)
-        first = next(
-            (step for step in sorted(one.keys() & other.keys()) if relative(other[step], one[step]) > self.limit), 0
-        )
-        grows = f"The losses differ by more than {self.limit:g} from step {first} on. " if first else ""
+    def _part(self, what: str) -> Cause:
+        name, how = SHOWN[what]
         return Cause(
-            "unknown",
-            f"{grows}The samples, their contents, the initial weights and the first gradients agree.",
+            name,
+            f"{self._evidence} {how.capitalize()}, the losses are others. But {self.other.ranks_text} and "
+            f"{self.reference.ranks_text} still differ, so this is not the only cause.",
+            FIXES[what],
+        )
+
+    # -- random numbers, the first gradient, and what is left ------------------------------------------
+
+    def _rest(self, reference: CaseRecords, other: CaseRecords) -> Cause:
+        found = self._draws(reference, other)
+        gradients = GradientComparison(reference, other)
+        if found is None and self._evidence.knows_samples:
+            found = gradients.cause()
+        if found is None and gradients.agrees:
+            found = find_rate_cause(reference, other)
+        return found or self._unexplained(reference, other, gradients)
+
+    def _draws(self, reference: CaseRecords, other: CaseRecords) -> Cause | None:
+        """Repeat the reference with other random numbers in the forward pass: do they change its first loss?"""
+        if DRAWS not in reference.uses | other.uses:
+            return None
+        changed = self._rerun(reference.case.ranks, (*reference.case.changes, OTHER_DRAWS), 0)
+        one, two = reference.backward_losses(), changed.backward_losses()
+        first = min(one.keys() & two.keys(), default=None)
+        if first is None or relative(two[first], one[first]) <= self.limit:
+            return None
+        return Cause(
+            "random numbers in the forward pass",
+            f"{self._evidence} Between the call of the model and backward(), the script draws random numbers. With "
+            f"other ones, the loss of step {first} with {reference.ranks_text} is {two[first]:.6g} instead of "
+            f"{one[first]:.6g}, and each rank draws its own.",
+            "This is expected of noise, sampling and stochastic depth. To prove the rest, turn it off with an option "
+            "of the script.",
+        )
+
+    def _unexplained(self, reference: CaseRecords, other: CaseRecords, gradients: GradientComparison) -> Cause:
+        one, two = self.source.curve(reference), self.source.curve(other)
+        first = next(
+            (step for step in sorted(one.keys() & two.keys()) if not relative(two[step], one[step]) <= self.limit), 0
+        )
+        measured = [f"The losses differ by more than {self.limit:g} from step {first} on."] if first else []
+        if DRAWS in reference.uses | other.uses:
+            measured.append("The forward pass draws random numbers.")
+        measured += [str(self._evidence), "The initial weights agree.", str(gradients)]
+        hints = (
             "If the difference grows slowly from a tiny one, it is rounding: try a lower learning rate, fewer steps, "
             "float64, or --tolerance. Otherwise look for what changes during training: a schedule, clipping, an "
-            "average of weights, a state of its own on each rank.",
+            "average of weights, a state of its own on each rank."
         )
+        if gradients.is_known and not gradients.agrees:
+            hints = (
+                "Look for what acts before the first step: the samples, if they were not recorded, what the model "
+                "computes, and what changes the gradients between backward() and the step."
+            )
+        return Cause(UNKNOWN, " ".join(measured), hints)
 
 
-def _first_step(records: CaseRecords) -> dict[str, Any] | None:
-    steps = records.first.steps
-    found = steps[min(steps)] if steps else None
-    return found if found is not None and found.get("gradient") else None
-
-
-def _is_multiple(one: Sequence[float], other: Sequence[float], factor: float) -> bool:
-    """Return whether each element is `factor` times the other, up to the rounding of single precision."""
-    if len(one) != len(other):
-        return False
-    scale = max(*map(abs, one), factor * max(map(abs, other)))
-    return all(abs(a - factor * b) <= 1e-3 * scale for a, b in zip(one, other, strict=True)) and scale > 0
-
-
-def _ranks(records: CaseRecords) -> str:
-    return f"{records.case.ranks} rank{'s' if records.case.ranks > 1 else ''}"
+def _without(values: Sequence[str], one: str) -> list[str]:
+    return [each for each in values if each != one]

@@ -1,4 +1,8 @@
-"""Runs the cases of a proof on this machine, one after the other, each as a run with a folder of its own."""
+"""Runs the cases of a proof on this machine, one after the other, each as a run with a folder of its own.
+
+Each run also has a working directory of its own, a copy of the project as submitted jobs have it: a script that loads
+the checkpoint which it finds there must not go on where an earlier case has ended.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,14 @@ from pathlib import Path
 
 from paceline.cluster.local.launch import NewRun, ResumedRun
 from paceline.cluster.local.parallel_runs import ParallelRuns
-from paceline.cluster.runs.prepare import read_launch_spec
+from paceline.cluster.runs.prepare import path_in_run, read_launch_spec
 from paceline.contract import env
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.probe_spec import ProbeSpec, record_path
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
-from paceline.errors import RunError, UsageError
+from paceline.errors import EnvironmentProblem, RunError, UsageError
 from paceline.plan.local import LocalPlan
 from paceline.plan.run_path import RunPath
 from paceline.proof.cases import Case
@@ -44,10 +48,11 @@ class Script:
             values["batch_per_rank"] = str(divide(self.global_batch * case.batch_factor, case.ranks))
         return tuple(_fill(each, values) for each in args)
 
-    def metrics_file(self, case: Case, folder: Path) -> Path | None:
+    def metrics_file(self, case: Case, folder: Path, *, cwd: Path) -> Path | None:
+        """Return the file of a run that works in `cwd`."""
         if self.metrics is None:
             return None
-        return Path(_fill(self.metrics, {"ranks": str(case.ranks), "folder": str(folder)})).absolute()
+        return cwd / _fill(self.metrics, {"ranks": str(case.ranks), "folder": str(folder)})
 
     def _divided(self, case: Case) -> list[str]:
         found, flag = list(self.program.args), self.batch_arg or ""
@@ -95,18 +100,18 @@ class LocalRunner:
         load: Callable[[Program, Sequence[Flag]], Job],
         folder: Path,
         progress: Progress = lambda case, step: None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.script, self.folder, self.progress = script, folder, progress
+        self.script, self.folder, self.progress, self.tell = script, folder, progress, tell
         self._load = load
+        self._has_copies = True  # each run works in a copy of the project
         self._pool = ParallelRuns(1)
 
     def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
         own = self.folder / "cases" / case.slug
         own.mkdir(parents=True)
         probe = make_spec(case, against, own=own, weights=self.folder / "weights")
-        job = self._job(case, own)
-        run = _ProbedRun(job, _write(probe, own))
-        run.prepare(["paceline", "prove", job.program.name, *job.program.args])
+        run = self._prepare(case, own, _write(probe, own))
         folder = run.plan.run_path.folder
         verdict = self._launch(run.plan, case, own)
         note, stopped_after = "", 0
@@ -119,7 +124,21 @@ class LocalRunner:
         if verdict == FAILED:
             raise _failure(case, folder)
         shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the final weights are in a file of their own
-        return self._read(case, own, folder, note, stopped_after)
+        metrics = self.script.metrics_file(case, own, cwd=Path(run.plan.launch_spec.cwd))
+        return replace(self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after)
+
+    def _prepare(self, case: Case, own: Path, probe: Path) -> _ProbedRun:
+        while True:
+            job = self._job(case, own)
+            try:
+                run = _ProbedRun(job, probe)
+                run.prepare(["paceline", "prove", job.program.name, *job.program.args])
+                return run
+            except (EnvironmentProblem, UsageError) as problem:
+                if not self._has_copies:
+                    raise
+                self._has_copies = False
+                self.tell(f"all runs work in {job.cwd}, and find each other's files: {problem.message}")
 
     def _job(self, case: Case, own: Path) -> Job:
         program = self.script.program
@@ -129,10 +148,17 @@ class LocalRunner:
             Flag("--steps", "runtime.max_steps", case.steps),
             Flag("--tee", "launch.tee", "none"),
             Flag("--scratch", "project.scratch", str(self.folder / "runs")),
-            Flag("--snapshot", "project.snapshot", False),
+            Flag("--snapshot", "project.snapshot", self._has_copies),
+            Flag("--workdir", "project.workdir", "snapshot"),
             Flag("--wandb", "tracking.wandb", False),
         ]
-        return self._load(replace(program, args=self.script.arguments(case, own)), flags)
+        program = replace(program, args=self.script.arguments(case, own))
+        job = self._load(program, flags)
+        if not self.folder.is_relative_to(job.folder.absolute()):
+            return job
+        # The proof itself is not part of the project.
+        exclude = (*job.project.exclude, str(self.folder.relative_to(job.folder.absolute())))
+        return self._load(program, [*flags, Flag("--output", "project.exclude", exclude)])
 
     def _launch(self, plan: LocalPlan, case: Case, own: Path) -> str:
         verdicts: list[str] = []
@@ -161,14 +187,13 @@ class LocalRunner:
     def remove_weights(self) -> None:
         shutil.rmtree(self.folder / "weights", ignore_errors=True)
 
-    def _read(self, case: Case, own: Path, folder: RunFolder, note: str, stopped_after: int) -> CaseRecords:
-        metrics = self.script.metrics_file(case, own)
+    def _read(self, case: Case, own: Path, folder: RunFolder, metrics: Path | None) -> CaseRecords:
         log = folder.attempts()[-1].log(0)
         printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         logged = read_logged(folder.metrics if metrics is None else metrics)
         if metrics is not None and not logged:
             raise RunError(f"The script has written no numbers to {metrics}.", hint="Check --metrics.")
-        return CaseRecords(case, read_ranks(own, case.ranks), logged, printed, note, stopped_after)
+        return CaseRecords(case, read_ranks(own, case.ranks), logged, printed)
 
 
 def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProbeSpec:
@@ -183,16 +208,25 @@ def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) 
 
 
 class _ProbedRun(NewRun):
-    """A run whose ranks find the spec of their probe."""
+    """A run whose ranks find the spec of their probe, and work in a copy of the project, if the job has a snapshot."""
 
     def __init__(self, job: Job, spec: Path) -> None:
         self._spec = spec
+        self.snapshot_required = job.project.snapshot
         super().__init__(job)
 
     def _plan(self, run_path: RunPath) -> LocalPlan:
-        plan = super()._plan(run_path)
-        variables = {**plan.launch_spec.variables, env.PROBE: str(self._spec)}
-        return replace(plan, launch_spec=replace(plan.launch_spec, variables=variables))
+        plan, job = super()._plan(run_path), self.job
+
+        def in_copy(path: str | Path) -> str:
+            return str(path_in_run(Path(path), job=job, run_path=run_path))
+
+        old = plan.launch_spec
+        return replace(plan, launch_spec=replace(
+            old, variables={**old.variables, env.PROBE: str(self._spec)}, cwd=in_copy(job.cwd),
+            program=old.program if old.is_module else in_copy(old.program), source=in_copy(job.folder),
+            import_path=[in_copy(each) for each in old.import_path],
+        ))  # fmt: skip
 
 
 def _write(spec: ProbeSpec, own: Path) -> Path:

@@ -132,7 +132,8 @@ class Prover:
             return self._run(case, others)
 
         self.tell(f"{failed.name} and {failed.against} differ; looking for the cause")
-        diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun)
+        earlier = list(self._known.values())
+        diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun, earlier=earlier)
         diagnosis.is_reproducible = any(each.limit == 0 and each.agrees for each in proof.comparisons)
         proof.causes = diagnosis.causes()
 

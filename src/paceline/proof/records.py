@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.files.probe_spec import END, START, STEP, record_path
 from paceline.proof.cases import Case
-
-PRINTED = re.compile(r"(?<![\w/.-]){name}\b['\"]?\s*[:=]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+from paceline.proof.printed_losses import read_printed
 
 
 @dataclass
@@ -55,12 +53,16 @@ class CaseRecords:
         return self.ranks[0]
 
     @property
+    def ranks_text(self) -> str:
+        return f"{self.case.ranks} rank{'s' if self.case.ranks > 1 else ''}"
+
+    @property
     def uses_runtime(self) -> bool:
         return bool(self.first.start.get("runtime"))
 
     @property
     def uses(self) -> set[str]:
-        """What the model uses that may depend on the ranks: dropout, BatchNorm."""
+        """What the model uses that may depend on the ranks: dropout, BatchNorm, random numbers."""
         return {use for rank in self.ranks for step in rank.steps.values() for use in step["uses"]}
 
     @property
@@ -89,8 +91,7 @@ class CaseRecords:
 
     def printed_losses(self, name: str) -> dict[int, float]:
         """Return the losses that rank 0 has printed, in their order."""
-        pattern = re.compile(PRINTED.pattern.replace("{name}", re.escape(name)), re.IGNORECASE)
-        return {number: float(text) for number, text in enumerate(pattern.findall(self.printed), start=1)}
+        return read_printed(self.printed, name)
 
 
 def read_ranks(folder: Path, count: int) -> list[RankRecords]:

@@ -27,6 +27,8 @@ from paceline.spec import Job, Program
 class NewRun:
     """A run to start here. Nothing is written before `prepare`."""
 
+    snapshot_required = False  # ranks work in the live project
+
     def __init__(self, job: Job) -> None:
         self.job = job = resolve_start(job, os.environ)
         self.machine, self.python = detect_machine(os.environ), interpreter(job)
@@ -49,7 +51,7 @@ class NewRun:
             self.plan = plan = self._plan(run_path)
             prepared = prepare(
                 self.job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=list(command),
-                backend="local", snapshot_required=False,
+                backend="local", snapshot_required=self.snapshot_required,
             )  # fmt: skip
             claim_run(run_path.folder)
         return (*plan.notes, *prepared.notes)

@@ -10,6 +10,8 @@ from paceline.contract.files.foreign_records import make, parse_object
 
 DROPOUT, BATCHNORM = "dropout", "batchnorm"
 CHANGES = (DROPOUT, BATCHNORM)  # turn dropout off; compute the statistics of BatchNorm over all ranks
+OTHER_DRAWS = "other random numbers"  # a change, too: of what the forward pass draws
+DRAWS = "draws"  # what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
 
 START, STEP, END = "start", "step", "end"  # the kinds of records, in the order in which a rank writes them
 

@@ -20,6 +20,7 @@ from torch.utils.data import dataloader
 
 from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT
 from paceline.runtime.data.resident.tensor_source import TensorSource
+from paceline.runtime.probe.random_state import read_state
 from paceline.runtime.probe.recorder import Probe
 from paceline.runtime.probe.synchronized_norm import synchronized_batch_norm
 
@@ -32,9 +33,11 @@ def install(probe: Probe) -> None:
     register_optimizer_step_post_hook(probe.after_step)
     _wrap(nn.Module, "__call__", functools.partial(_call, probe))
     _wrap(torch.Tensor, "backward", functools.partial(_backward, probe))
-    _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip, probe))
+    _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, probe))
+    _wrap(nn.utils, "clip_grad_value_", functools.partial(_clip_value, probe))
     for name in DROPOUTS:
         _wrap(F, name, functools.partial(_dropout, probe))
+    _wrap(torch, "dropout", functools.partial(_plain_dropout, probe))
     _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, probe))
     _wrap(F, "batch_norm", functools.partial(_batch_norm, probe))
     _wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
@@ -57,28 +60,65 @@ def _call(probe: Probe, original: Any, module: nn.Module, *args: Any, **kwargs: 
         return original(module, *args, **kwargs)
     probe.depth += 1
     try:
-        if probe.depth == 1:
-            probe.note_call(module, args, kwargs)
-        return original(module, *args, **kwargs)
+        call = probe.note_call(module, args, kwargs) if probe.depth == 1 else None
+        if isinstance(module, nn.RNNBase):
+            output = _recurrent(probe, original, module, *args, **kwargs)
+        else:
+            output = original(module, *args, **kwargs)
     finally:
         probe.depth -= 1
+    if call is not None:
+        call.watch(output)
+    return output
 
 
 def _backward(probe: Probe, original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if not probe.is_here:
         return original(loss, *args, **kwargs)
     probe.depth += 1  # checkpointed activations call modules again
+    state = read_state()
     try:
         return original(loss, *args, **kwargs)
     finally:
         probe.depth -= 1
-        probe.note_loss(loss)
+        probe.note_loss(loss, state)
 
 
-def _clip(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _clip_norm(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
     norm = original(*args, **kwargs)
-    probe.note_norm(norm)
+    probe.note_clip(norm, _bind(original, args, kwargs)["max_norm"])
     return norm
+
+
+def _clip_value(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+    values = _bind(original, args, kwargs)
+    parameters = values["parameters"]
+    each = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    sizes = [float(one.grad.detach().abs().max()) for one in each if one.grad is not None and one.grad.numel()]
+    probe.note_clip(max(sizes, default=0.0), values["clip_value"])
+    return original(each, *args[1:], **{name: value for name, value in kwargs.items() if name != "parameters"})
+
+
+def _plain_dropout(probe: Probe, original: Any, input: torch.Tensor, p: float, train: bool) -> Any:
+    if not (train and p > 0):
+        return original(input, p, train)
+    _note(probe, DROPOUT)
+    return input if DROPOUT in probe.spec.changes else original(input, p, train)
+
+
+def _recurrent(probe: Probe, original: Any, module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+    """Layers of a recurrent network have their dropout inside of one function."""
+    rate = module.dropout
+    if not (module.training and rate > 0 and module.num_layers > 1):
+        return original(module, *args, **kwargs)
+    _note(probe, DROPOUT)
+    if DROPOUT not in probe.spec.changes:
+        return original(module, *args, **kwargs)
+    module.dropout = 0.0
+    try:
+        return original(module, *args, **kwargs)
+    finally:
+        module.dropout = rate
 
 
 def _dropout(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +134,8 @@ def _attention(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
     if rate > 0:
         _note(probe, DROPOUT)
         if DROPOUT in probe.spec.changes:
-            args, kwargs = (*args[:4], *args[5:]), {**kwargs, "dropout_p": 0.0}
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
     return original(*args, **kwargs)
 
 

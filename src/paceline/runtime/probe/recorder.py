@@ -12,20 +12,31 @@ import os
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT, END, START, STEP, ProbeSpec, record_path
+from paceline.contract.files.probe_spec import (
+    BATCHNORM,
+    DRAWS,
+    DROPOUT,
+    END,
+    OTHER_DRAWS,
+    START,
+    STEP,
+    ProbeSpec,
+    record_path,
+)
 from paceline.contract.jsonl import LineWriter
 from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
+from paceline.runtime.probe.calls import Call, PendingCalls, tensors_of
 from paceline.runtime.probe.final_weights import compare, full_tensors, write
-from paceline.runtime.probe.fingerprints import gradient_sample, row_digests, weights_digest
+from paceline.runtime.probe.fingerprints import Column, gradient_summary, weights_digest
+from paceline.runtime.probe.random_state import draw_others
 
+MAX_DIGESTED = 2**24  # elements of weights whose digest is recorded in each step
 STOP_DELAY = 0.1  # seconds per step while a stop is due: ranks agree on it every 0.4 seconds
 
 
@@ -40,10 +51,10 @@ class Probe:
         self._lines = LineWriter(record_path(Path(spec.folder), rank))
         self._optimizers: list[torch.optim.Optimizer] = []
         self._models: list[nn.Module] = []
-        self._indices: dict[int, deque[list[Any]]] = {}  # of batches that loaders gave, by loader
+        self._pending = PendingCalls()
         self._counted = 0  # steps, if no session counts them
         self._steps_here = 0  # steps of this process
-        self._is_fresh = True  # no module has been called since the last backward
+        self._has_gradient = False  # whether a summary of gradients that are not zero is recorded
         self._is_ended = False
         self._rates: list[float] = []  # learning rates of this step
         self._autocast = ""
@@ -66,11 +77,12 @@ class Probe:
             self.end()
 
     def _clear(self) -> None:
-        self._samples: list[Any] | None = []
-        self._contents: list[int] = []
+        self._samples: list[Any] | None = []  # None if one of them is not known
+        self._contents: list[list[Column]] | None = []
         self._rows = 0
         self._losses: list[float] = []
-        self._norm: float | None = None
+        self._backwards = 0
+        self._clip: dict[str, float] | None = None
 
     # -- what the patches of torch report --------------------------------------------------------------
 
@@ -80,44 +92,50 @@ class Probe:
             self._seen.add(what)
 
     def note_batch(self, loader: int, indices: list[Any]) -> None:
-        self._indices.setdefault(loader, deque(maxlen=64)).append(indices)
+        self._pending.add_batch(loader, indices)
 
-    def note_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note the inputs of the first module that the script calls for a loss."""
-        if not (torch.is_grad_enabled() and module.training):
-            self._indices.clear()  # an evaluation
-            return
+    def note_call(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+        """Note the inputs of a module that the script calls, perhaps for a loss."""
+        if not torch.is_grad_enabled():
+            self._pending.drop_batches()  # an evaluation
+            return None
         micro = None if self.loop is None else self.loop.micro
-        if not self._is_fresh or (self.loop is not None and self.loop.entered and micro is None):
-            return
-        self._is_fresh = False
-        indices = [queue.popleft() for queue in self._indices.values() if queue]
-        if micro is not None and micro.count == 0:
-            return  # a filler, which keeps this rank in step with others
-        tensors = [each for each in _tensors((args, kwargs)) if not each.requires_grad and each.dim()]
-        count = len(indices[0]) if indices else len(tensors[0]) if tensors else 0
-        self._rows += count
-        self._contents += row_digests(tensors, count)
-        if indices and self._samples is not None:
-            self._samples += indices[0]
-        else:
-            self._samples = None
+        if self.loop is not None and self.loop.entered and micro is None:
+            return None
+        if OTHER_DRAWS in self.spec.changes:
+            draw_others(self._counted * self.world_size + self.rank)
+        is_filler = micro is not None and micro.count == 0
+        call = self._pending.add((args, kwargs), is_training=module.training, is_filler=is_filler)
         if not any(each is module for each in self._models):
             self._models.append(module)
             self._seen |= _uses(module)
-        device = tensors[0].device.type if tensors else "cpu"
+        device = next((each.device.type for each in tensors_of((args, kwargs))), "cpu")
         if torch.is_autocast_enabled(device):
             self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        return call
 
-    def note_loss(self, loss: torch.Tensor) -> None:
-        self._is_fresh = True
+    def note_loss(self, loss: torch.Tensor, state: list[Any]) -> None:
+        """Note a loss after its backward pass, and the samples that it comes from. `state` is that before the pass."""
+        self._backwards += 1
         if loss.numel() == 1:
             self._losses.append(float(loss.detach()))
+        call = self._pending.conclude()
+        if call is not None and call.state != state:
+            self._seen.add(DRAWS)
+        if call is not None and call.is_filler:
+            return
+        rows = 0 if call is None else call.rows
+        contents = None if call is None or len(call.contents) != rows or not rows else call.contents
+        indices = None if call is None else call.indices
+        self._rows += rows
+        self._samples = None if self._samples is None or indices is None else self._samples + indices
+        self._contents = None if self._contents is None or contents is None else self._contents + contents
 
-    def note_norm(self, norm: torch.Tensor) -> None:
-        """Note the norm of the gradients before they are clipped."""
-        if self._norm is None:
-            self._norm = float(norm.detach() if isinstance(norm, torch.Tensor) else norm)
+    def note_clip(self, size: Any, limit: float) -> None:
+        """Note the size of the gradients before they are clipped, and the limit."""
+        if self._clip is None and self.is_here:
+            size = size.full_tensor() if hasattr(size, "full_tensor") else size
+            self._clip = {"size": float(size), "limit": float(limit)}
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -170,23 +188,30 @@ class Probe:
             dtype=str(parameters[0].dtype).removeprefix("torch."),
             autocast=self._autocast,
             weights=weights_digest(full_tensors(parameters)),
+            seed=torch.initial_seed(),
             optimizer=type(optimizer).__name__,
         )
 
     def _write_step(self, optimizer: torch.optim.Optimizer) -> None:
-        gradients = full_tensors([each.grad for each in _parameters([optimizer]) if each.grad is not None])
+        parameters = _parameters([optimizer])
+        gradients = full_tensors([each.grad for each in parameters if each.grad is not None])
         norm = math.sqrt(sum(float(each.detach().double().square().sum()) for each in gradients))
+        is_known, is_first = self._backwards > 0, not self._has_gradient
+        self._has_gradient = self._has_gradient or norm > 0
+        is_small = sum(each.numel() for each in parameters) <= MAX_DIGESTED
         self._write(
             STEP,
             step=self.step,
             rows=self._rows,
-            samples=self._samples or None,
-            contents=self._contents,
+            samples=self._samples if is_known else None,
+            contents=self._contents if is_known else None,
             losses=self._losses,
-            norm=norm if self._norm is None else self._norm,
-            gradient=gradient_sample(gradients) if self._steps_here == 1 else None,
+            norm=norm,
+            clip=self._clip,
+            gradient=gradient_summary(gradients) if is_first and norm > 0 else None,
             rates=self._rates,
             uses=sorted(self._seen),
+            weights=weights_digest(full_tensors(parameters)) if is_small else None,
         )
         self._clear()
 
@@ -225,6 +250,10 @@ def _uses(model: nn.Module) -> set[str]:
     for each in model.modules():
         if isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p > 0:
             found.add(DROPOUT)
+        if isinstance(each, nn.MultiheadAttention) and each.training and each.dropout > 0:
+            found.add(DROPOUT)
+        if isinstance(each, nn.RNNBase) and each.training and each.dropout > 0 and each.num_layers > 1:
+            found.add(DROPOUT)
         if isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(each, nn.SyncBatchNorm):
             found |= {BATCHNORM} if each.training else set()
     return found
@@ -233,14 +262,3 @@ def _uses(model: nn.Module) -> set[str]:
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[nn.Parameter]:
     every = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
     return list({id(each): each for each in every}.values())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
