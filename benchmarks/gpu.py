@@ -109,17 +109,14 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
     return table
 
 
-def report(results: list[Result], facts: dict[str, Any], folder: Path) -> None:
-    show(("", "Paceline", "peer", "ratio", "spread", "target"), rows(results))
-    for result in results:
-        for name, value in result.facts.items():
-            print(f"{result.name}: {name} {value:.4g}")
+def write(results: list[Result], facts: dict[str, Any], folder: Path) -> Path:
+    """Write the numbers and the picture."""
     folder.mkdir(exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", facts["gpu"].lower()).strip("-")
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"machine": facts, "results": [each.to_json() for each in results]}, indent=1) + "\n")
     path.with_suffix(".svg").write_text(draw(results, f"{facts['gpu']}, torch {facts['torch']}"))
-    print(f"wrote {path} and {path.with_suffix('.svg').name}")
+    return path
 
 
 def main() -> int:
@@ -141,8 +138,15 @@ def main() -> int:
         return 0
     facts = machine()
     describe(f"one {facts['gpu']}")
-    results = [result for name in options.parts for result in run_part(name, options)]
-    report(results, facts, options.results)
+    results: list[Result] = []
+    for name in options.parts:
+        results += run_part(name, options)
+        path = write(results, facts, options.results)  # a benchmark that is interrupted keeps what it has
+    show(("", "Paceline", "peer", "ratio", "spread", "target"), rows(results))
+    for result in results:
+        for name, value in result.facts.items():
+            print(f"{result.name}: {name} {value:.4g}")
+    print(f"wrote {path} and {path.with_suffix('.svg').name}")
     return 0
 
 

@@ -119,7 +119,7 @@ def with_paceline(run: paceline.Run, make: Callable[[], nn.Module], x: torch.Ten
     return loop
 
 
-def measure(repeats: int, *, batch: int = 64, steps: int = 40) -> list[Result]:
+def measure(repeats: int, *, batch: int = 64, steps: int = 30) -> list[Result]:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     sys.path.insert(0, str(EXAMPLE))

@@ -349,6 +349,18 @@ class Gradients:
             return fsdp.clip_gradients(info.parameters, clip, self.wrapper.mesh)
         return nn.utils.clip_grad_norm_(info.parameters, clip)
 
+    def _normalize_and_clip(self, info: _OptimizerInfo, clip: float) -> Any:
+        """Do both in one pass over the gradients, which take as long to read as to compute in a large model."""
+        factor = self._weights.factor
+        grads = [parameter.grad for parameter in info.parameters if parameter.grad is not None]
+        if factor is None or len({(grad.device, grad.dtype) for grad in grads}) != 1:
+            self._normalize(info)
+            return self._clip(info, clip)
+        norm = nn.utils.get_total_norm(grads) * factor.to(grads[0].device)
+        shares = (clip / (norm + 1e-6)).clamp(max=1.0) * factor
+        torch._foreach_mul_(grads, shares.to(grads[0].dtype))
+        return norm
+
     def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
         if self._weights.used and not self._weights:
             self._weigh_nothing(info)
@@ -359,9 +371,12 @@ class Gradients:
             if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step
                 self._update_scale(waiting=True)
             scaler.unscale_(optimizer)
-        if self._weights:
-            self._normalize(info)
-        norm = None if clip is None else self._clip(info, clip)
+        if self._weights and clip is not None and not info.sharded:
+            norm = self._normalize_and_clip(info, clip)
+        else:
+            if self._weights:
+                self._normalize(info)
+            norm = None if clip is None else self._clip(info, clip)
         if scaler is not None:
             self._did_step = False
             scaler.step(optimizer)
