@@ -168,22 +168,26 @@ def test_the_first_failure_is_reported_not_its_consequences(launch: Launch, deed
         ("time.sleep(3600)", None),
     ],
 )
-def test_torchrun_style_failures_and_stops(launch: Launch, deed: str, code: int | None) -> None:
+def test_torchrun_style_failures_and_stops(launch: Launch, tmp_path: Path, deed: str, code: int | None) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     script = GLOO.replace("for step", "from pathlib import Path\nfor step")
     script = script.replace(
         "if step == 3 and rank == 1:", "if step == 3: Path('there').write_text('x')\n    if step == 4 and rank == 1:"
     )
-    started = launch(script.replace("DEED", deed), light=False, style="torchrun")
+    env = {"TMPDIR": str(temporary)}
+    started = launch(script.replace("DEED", deed), light=False, style="torchrun", env=env)
     if code is None:
         started.await_file("there")
         started.process.send_signal(signal.SIGTERM)
         assert started.wait() == 0, started.err()
         assert started.verdicts() == ("stopped", "stopped")
-        return
-    assert started.wait() == 1
-    assert started.failure()["rank"] == 1
-    assert started.failure()["code"] == code
-    assert "rank 1 of 2" in started.err()
+    else:
+        assert started.wait() == 1
+        assert started.failure()["rank"] == 1
+        assert started.failure()["code"] == code
+        assert "rank 1 of 2" in started.err()
+    assert not list(temporary.glob("torchelastic_*")), "torchrun leaves its log folder behind"
 
 
 def test_a_module(launch: Launch, tmp_path: Path) -> None:

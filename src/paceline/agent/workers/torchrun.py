@@ -51,6 +51,7 @@ class TorchrunWorkers:
             f"--nproc-per-node={placement.local_world_size}",
             f"--master-addr={launch.address}", f"--master-port={launch.port}",
             f"--rdzv-id={launch_spec.run_number}", "--max-restarts=0",
+            f"--log-dir={os.devnull}",  # else it makes a folder in TMPDIR for every attempt, and never removes it
             "--no-python", *python_command(launch_spec.python, "workers.bootstrap"),
         ]  # fmt: skip
         stdout, stderr = output.open(TORCHRUN, shown=False)
