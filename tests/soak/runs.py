@@ -36,7 +36,7 @@ AT_WORK = 0.5  # share of the time in which a thread has or wants a core; those 
 WAITS_FOR_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required")  # Slurm's reasons
 EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
 OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
-REMEDY = re.compile(r"no sign of life from .*; use `((?:scontrol requeue|scancel) [\d_]+)`$")
+REMEDY = re.compile(r"(?:no sign of life from .*|.*held); use `((?:scontrol (?:requeue|release)|scancel) [\d_]+)`$")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class SoakRun:
         return self.ended is not None and now - self.ended > 10
 
     def take_remedy(self) -> list[str]:
-        """Return the command that `paceline ps` names for a run without a sign of life, once; else an empty one."""
+        """Return the command that `paceline ps` names for a run that is dead or held, once; else an empty one."""
         found = REMEDY.match(self.record.detail) if self.record is not None else None
         if found is None or self.requeued_by_hand:
             return []

@@ -114,3 +114,9 @@ def test_a_run_without_a_sign_of_life_is_requeued_once(tmp_path: Path, monkeypat
     assert run.take_remedy() == ["scontrol", "requeue", "1"]
     assert run.requeued_by_hand
     assert run.take_remedy() == [], "a second time would hide that it does not help"
+
+
+def test_a_run_that_slurm_holds_is_released(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.update(make_record(run, "PENDING", "launch failed requeued held"))
+    assert run.take_remedy() == ["scontrol", "release", "1"]

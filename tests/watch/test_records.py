@@ -135,6 +135,20 @@ def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
     assert again.detail == "Priority", "somebody has requeued it by hand"
 
 
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("launch failed requeued held", "use `scontrol release 7`"),
+        ("JobHeldUser", "use `scontrol release 7`"),
+        ("JobHeldAdmin", "only an administrator can release it"),
+    ],
+)
+def test_a_job_that_slurm_holds_waits_for_a_person(scratch: Path, reason: str, remedy: str) -> None:
+    folder = make_run(scratch, job="7")
+    record = read_record(folder, lambda jobs: {"7": JobState("7", "PENDING", reason=reason)})
+    assert record.detail == f"{reason}; {remedy}"
+
+
 def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path, verdict="stopped")
     states = {"7": JobState("7", "FAILED", nodes="n1")}

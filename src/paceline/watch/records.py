@@ -158,7 +158,15 @@ class Record:
             return str(self.details.get("host", "")) if self.job is None else ""
         if self.state.reason.startswith("Dependency"):
             return self._dependency(self.state)
-        return self.state.reason if self.state.phase == WAITING else self.state.nodes
+        return self._waits_for(self.state) if self.state.phase == WAITING else self.state.nodes
+
+    def _waits_for(self, state: JobState) -> str:
+        """Return why a job waits. One that Slurm holds waits for a person."""
+        if "held" not in state.reason.lower():
+            return state.reason
+        by_admin = "admin" in state.reason.lower()
+        remedy = "only an administrator can release it" if by_admin else f"use `scontrol release {self.job}`"
+        return f"{state.reason}; {remedy}"
 
     def _saves_first(self) -> bool:
         """Whether a run that was cancelled was asked to save first, as local runs always are."""
