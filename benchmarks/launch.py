@@ -2,14 +2,15 @@
 
     python benchmarks/launch.py [--ranks 2 4 8] [--repeats 5]
 
-Both start the same script, in turn, in one run. Memory is that of the whole process tree at that moment (PSS: shared
-pages count once).
+All start the same script, in turn, in one run: `paceline run` cold, then from a warm process (`--warm`), then torchrun.
+Memory is that of the whole process tree at that moment, with the warm process (PSS: shared pages count once).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,8 @@ import psutil
 from machine import describe, show
 
 TARGETS = {2: 2.0, 4: 2.5, 8: 3.0}
+WARM_TARGETS = {2: 6.0, 4: 8.0, 8: 10.0}
+PACELINE = str(Path(sys.executable).parent / "paceline")
 
 SCRIPT = """
 import os, sys, time
@@ -55,8 +58,17 @@ def memory_of(pid: int) -> float:
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of an ordinary shell, where packages are compiled once and not at each start."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**variables, "PACELINE_SCRATCH": str(folder / "runs")}
+    left_out = ("PYTHONDONTWRITEBYTECODE", "CI", "SLURM_JOB_ID")
+    variables = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {**variables, "PACELINE_SCRATCH": str(folder / "runs"), "XDG_RUNTIME_DIR": str(folder.parent)}
+
+
+def ask_warm(question: str, folder: Path) -> int:
+    """Return the warm process after `paceline warm status` or `stop`; 0 if there is none."""
+    command = [PACELINE, "warm", question]
+    answer = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=True).stdout
+    found = re.search(r"process (\d+)", answer)
+    return int(found[1]) if found else 0
 
 
 def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
@@ -74,6 +86,8 @@ def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
             time.sleep(0.02)
         reached = max(float(mark.read_text()) for mark in marks)
         memory = memory_of(process.pid)
+        if "--warm" in command:
+            memory += memory_of(ask_warm("status", folder))
         (folder / "go").touch()
         process.communicate(timeout=60)
     return reached - started, memory
@@ -85,36 +99,41 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     describe("launch to first all-reduce")
-    binaries = Path(sys.executable).parent
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch) / "probe.py"
         script.write_text(SCRIPT)
-        for ranks in options.ranks:
-            peers = {
-                "paceline": [str(binaries / "paceline"), "run", "--cpu", "--nproc", str(ranks), str(script)],
-                "torchrun": [str(binaries / "torchrun"), "--nproc-per-node", str(ranks), str(script)],
-            }
-            results: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
-            for repeat in range(options.repeats + 1):
-                for name, command in peers.items():
-                    result = once(command, ranks, Path(scratch) / f"{name}-{ranks}-{repeat}")
-                    if repeat:  # the first run of each warms the page cache
-                        results[name].append(result)
-            seconds = {name: statistics.median(each[0] for each in measured) for name, measured in results.items()}
-            memory = {name: statistics.median(each[1] for each in measured) for name, measured in results.items()}
-            rows.append(
-                [
-                    f"{ranks} ranks",
-                    f"{seconds['paceline']:.2f} s",
-                    f"{seconds['torchrun']:.2f} s",
-                    f"{seconds['torchrun'] / seconds['paceline']:.2f}x",
-                    f"{TARGETS[ranks]:.1f}x" if ranks in TARGETS else "",
-                    f"{memory['paceline']:.0f} MB",
-                    f"{memory['torchrun']:.0f} MB",
-                ]
-            )
-    show(["", "paceline", "torchrun", "faster", "target", "memory", "torchrun memory"], rows)
+        try:
+            for ranks in options.ranks:
+                rows += compare(ranks, script, options.repeats)
+        finally:
+            ask_warm("stop", Path(scratch) / "stop")
+    show(["", "", "time", "than torchrun", "target", "memory"], rows)
+
+
+def compare(ranks: int, script: Path, repeats: int) -> list[list[str]]:
+    run = [PACELINE, "run", "--cpu", "--nproc", str(ranks)]
+    peers = {
+        "paceline": [*run, str(script)],
+        "paceline --warm": [*run, "--warm", str(script)],
+        "torchrun": [str(Path(PACELINE).with_name("torchrun")), "--nproc-per-node", str(ranks), str(script)],
+    }
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
+    for repeat in range(repeats + 1):
+        for name, command in peers.items():
+            result = once(command, ranks, script.with_name(f"{name.split()[-1]}-{ranks}-{repeat}"))
+            if repeat:  # the first run of each warms the page cache, and leaves the warm process
+                results[name].append(result)
+    seconds = {name: statistics.median(each[0] for each in measured) for name, measured in results.items()}
+    memory = {name: statistics.median(each[1] for each in measured) for name, measured in results.items()}
+    targets = {"paceline": TARGETS.get(ranks), "paceline --warm": WARM_TARGETS.get(ranks)}
+    return [
+        [
+            f"{ranks} ranks", name, f"{seconds[name]:.2f} s", f"{seconds['torchrun'] / seconds[name]:.1f}x faster",
+            f"{target:.1f}x" if (target := targets.get(name)) else "", f"{memory[name]:.0f} MB",
+        ]
+        for name in peers
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ COMMANDS = {
     "shell": ("paceline.cli.shell", "open a shell on a node, with a job's environment"),
     "env": ("paceline.cli.env", "build, list and remove environments of runs"),
     "data": ("paceline.cli.data", "inspect and pack the data that runs copy to the nodes"),
+    "warm": ("paceline.cli.warm", "show or end the processes that `run --warm` keeps for the next run"),
     "clean": ("paceline.cli.clean", "list and remove leftover files on compute nodes"),
     "init": ("paceline.cli.init", "write a commented paceline.toml for your cluster"),
     "reference": ("paceline.cli.reference.command", "look up a key, a flag, a command or a method"),

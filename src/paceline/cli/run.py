@@ -79,7 +79,7 @@ def command(
         _require_consent(run.plan.run_path.folder)
     for note in run.prepare(["paceline", *sys.argv[1:]]):
         console.say_note(note)
-    return _launch(run.plan)
+    return _launch(run.plan, warm=run.job.launch.warm)
 
 
 def _find_run(
@@ -120,16 +120,20 @@ def _require_consent(folder: RunFolder) -> None:
     raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
 
-def _launch(plan: LocalPlan) -> int:
+def _launch(plan: LocalPlan, *, warm: int) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.cluster.local.agents import run_agents
+    from paceline.cluster.local.warm_start import find_zygote
     from paceline.cluster.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
     from paceline.watch.goodput import had_nothing_left, read_events
 
     started = time.monotonic()
     folder = plan.run_path.folder
-    code = run_agents(plan, zygote_socket=_zygote_socket())
+    prestarted, notes = find_zygote(plan, warm=warm)
+    for note in notes:
+        console.say_note(note)
+    code = run_agents(plan, prestarted=prestarted)
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     took = show_seconds(time.monotonic() - started)
     if verdict == DONE and had_nothing_left(read_events(folder.events)):
@@ -140,10 +144,3 @@ def _launch(plan: LocalPlan) -> int:
     if verdict != DONE:
         console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({describe_start(folder)})")
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
-
-
-def _zygote_socket() -> int | None:
-    """Return the socket of the zygote that was started before this command's own imports, if any."""
-    module = sys.modules.get("paceline.agent.workers.zygote.prestart")
-    descriptor: int | None = module.descriptor() if module is not None else None
-    return descriptor

@@ -13,6 +13,7 @@ from paceline.contract.stop.presets import SIGNALS
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
+DEFAULT_WARM = 600  # seconds
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 
 # The text of each ValueError completes "Invalid KEY VALUE: use ...".
@@ -64,6 +65,11 @@ def _expand_home(value: str) -> str:
     return os.path.expanduser(value) if value.startswith("~/") else value
 
 
+def _warm(value: object) -> object:
+    """Return for how many seconds a process stays; a switch turns it on and off."""
+    return DEFAULT_WARM * value if isinstance(value, bool) else parse_seconds(value)
+
+
 def _requeue(value: object) -> object:
     if not isinstance(value, bool) and value != "always":
         raise ValueError('true, false or "always"')
@@ -91,6 +97,7 @@ def _run_name(value: str) -> str:
 
 
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
+Warm = Annotated[bool | int, BeforeValidator(_warm)]
 # Written to run.json with their units, as these need one when they are read again.
 TimeLimit = Annotated[int, BeforeValidator(parse_time_limit), PlainSerializer(slurm_time, when_used="json")]
 Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes), PlainSerializer(slurm_size, when_used="json")]
@@ -178,6 +185,7 @@ class Launch(Table):
     debug: bool = False
     check: bool = True
     fitness: bool = False
+    warm: Warm = 0
 
 
 class Runtime(Table):

@@ -93,7 +93,7 @@ STARTS_ONE = """
 import os, sys, time
 from paceline.agent.workers.zygote import prestart
 prestart.start(["paceline", "run", "t.py"])
-assert prestart.descriptor() is not None
+assert prestart.prestarted is not None
 print("begun", flush=True)
 time.sleep(3600)
 """

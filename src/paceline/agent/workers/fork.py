@@ -9,8 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, processes
@@ -55,12 +53,7 @@ class ForkedWorkers:
             return adopted
         variables = {name: value for name, value in environ.items() if name not in REMOVED}
         variables.update(launch_spec.variables)
-        options = ZygoteOptions(
-            launch_spec.in_snapshot(launch_spec.program),
-            is_module=launch_spec.is_module,
-            threads=thread_count(launch_spec, environ),
-            preload=launch_spec.preload,
-        )
+        options = zygote_options(launch_spec, environ)
         try:
             ours, pid = start_zygote(launch_spec.python, options, variables)
         except OSError as error:
@@ -73,13 +66,11 @@ class ForkedWorkers:
         if prestarted is None:
             return None
         zygote, hello = prestarted
-        same = (hello["python"], hello["threads"], hello["preload"]) == (
-            launch_spec.python,
-            thread_count(launch_spec, environ),
-            launch_spec.preload,
-        )
-        overrides = any(fork_safety.is_read_at_import(name) for name in launch_spec.variables)
-        if same and not overrides and _has_same_environ(hello["pid"], environ):
+        options = zygote_options(launch_spec, environ)
+        # A `.env` file or --env may have added variables.
+        variables = fork_safety.variables_read_at_import({**environ, **launch_spec.variables})
+        expected = (launch_spec.python, options.threads, options.preload, variables)
+        if (hello["python"], hello["threads"], hello["preload"], hello["environ"]) == expected:
             return cls(zygote, hello["pid"])
         _discard(zygote, hello)
         return None
@@ -186,8 +177,15 @@ class ForkedWorkers:
         self._zygote.close()
         if not self._ready:
             processes.send_signal(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
-        with suppress(ChildProcessError):  # a prestarted zygote is the command's child, not ours
-            os.waitpid(self._pid, 0)
+        processes.await_end(self._pid, KILL_TIMEOUT)
+
+
+def zygote_options(launch_spec: LaunchSpec, environ: Mapping[str, str], *, warm: int = 0) -> ZygoteOptions:
+    """Return the options of the zygote that a run needs."""
+    return ZygoteOptions(
+        launch_spec.in_snapshot(launch_spec.program), is_module=launch_spec.is_module,
+        threads=thread_count(launch_spec, environ), preload=launch_spec.preload, warm=warm,
+    )  # fmt: skip
 
 
 def _connect_to_prestarted(environ: Mapping[str, str]) -> tuple[MessageSocket, dict[str, Any]] | None:
@@ -202,20 +200,6 @@ def _connect_to_prestarted(environ: Mapping[str, str]) -> tuple[MessageSocket, d
     except (OSError, ConnectionClosed):
         return None
     return zygote, hello
-
-
-def _has_same_environ(pid: int, environ: Mapping[str, str]) -> bool:
-    """Whether the zygote imports torch with this agent's variables: a `.env` file may have added some."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    variables = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if b"=" in entry)
-    return _read_at_import(variables) == _read_at_import(environ)
-
-
-def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: text for name, text in environ.items() if fork_safety.is_read_at_import(name)}
 
 
 def _discard(zygote: MessageSocket, hello: dict[str, Any]) -> None:

@@ -82,6 +82,19 @@ def is_alive(pid: int) -> bool:
     return state not in (b"Z", b"X")
 
 
+def await_end(pid: int, timeout: float) -> None:
+    """Wait until a process has ended, whoever's child it is."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return
+        except ChildProcessError:
+            if not is_alive(pid):
+                return
+        time.sleep(0.005)
+
+
 def has_handler(pid: int, signum: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
     try:

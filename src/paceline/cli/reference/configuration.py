@@ -14,6 +14,7 @@ from paceline.spec.option_table import TABLE, Option
 
 # What each kind of value looks like in TOML.
 _TYPES: tuple[tuple[Any, str], ...] = (
+    (tables.Warm, '`true`, `false` or a duration: `"30m"`'),
     (tables.Seconds, 'duration: `"90s"`, `"10m"`'), (tables.TimeLimit, 'time: `"90m"`, `"1-12:00:00"`'),
     (tables.Mebibytes, 'size: `"32G"`'), (tables.Strings, "list of strings"),
     (tables.StringOrList, "string, or list of strings"), (tables.Variables, "table of strings"),
@@ -94,6 +95,8 @@ def default_text(value: Any, hint: Any = None) -> str:
     """Return a default as TOML; nothing for one that depends on something else, which the meaning explains."""
     if value is None or value in ((), {}):
         return ""
+    if hint == tables.Warm:
+        return "`false`"
     if hint in (tables.Seconds, tables.Mebibytes):
         return f'`"{value}{"s" if hint == tables.Seconds else "M"}"`'
     if isinstance(value, bool):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+from paceline.agent.workers.zygote.prestart import Prestarted
 from paceline.cluster.runs.claims import local_job_start_name, record_processes
 from paceline.contract import env
 from paceline.contract.process import die_with_parent
@@ -23,37 +24,37 @@ KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)  # how an agent ends
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
 
-def run_agents(plan: LocalPlan, *, zygote_socket: int | None = None) -> int:
+def run_agents(plan: LocalPlan, *, prestarted: Prestarted | None = None) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
     If an agent is killed, starts them again; the new head agent knows how often that may happen.
-    `zygote_socket` is the descriptor of a zygote that waits for its agent; only a single agent can use it.
+    `prestarted` is a zygote that waits for its agent; only a single agent can use it.
     """
     job_start = plan.run_path.folder.job_start(local_job_start_name())
     while True:
-        code = _run_once(plan, zygote_socket)
-        zygote_socket = None
+        code = _run_once(plan, prestarted)
+        prestarted = None
         if code not in (*KILLED, RESTART_EXIT) or job_start.verdict.exists() or not job_start.agent.exists():
             return code if code >= 0 else 128 - code
         for path in (job_start.head, *job_start.path.glob("join-error-*")):
             path.unlink(missing_ok=True)
 
 
-def _run_once(plan: LocalPlan, zygote_socket: int | None) -> int:
+def _run_once(plan: LocalPlan, prestarted: Prestarted | None) -> int:
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _forward_signals(processes):
         try:
             for starter in plan.agents:
-                passed = zygote_socket if len(plan.agents) == 1 else None
-                processes.append(start_agent(starter, shared, secrets=plan.secrets, zygote_socket=passed))
+                passed = prestarted if len(plan.agents) == 1 else None
+                processes.append(start_agent(starter, shared, secrets=plan.secrets, prestarted=passed))
             record_processes(plan.run_path.folder, [os.getpid(), *(process.pid for process in processes)])
-            if zygote_socket is not None:
+            if prestarted is not None:
                 # Now only the agent holds it, so the zygote ends with the agent.
-                os.close(zygote_socket)
+                os.close(prestarted.descriptor)
             code = processes[0].wait()
             wait_for_exit(processes[1:])
-            if zygote_socket is not None:
+            if prestarted is not None:
                 _reap_children()
         except BaseException:
             kill(processes)
@@ -88,7 +89,7 @@ def start_agent(
     shared: Mapping[str, str],
     *,
     secrets: Mapping[str, str],
-    zygote_socket: int | None = None,
+    prestarted: Prestarted | None = None,
     output: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start one agent. Its output goes to the file descriptor `output`, or to this terminal."""
@@ -97,8 +98,10 @@ def start_agent(
     environment = {**inherited, **secrets, **shared, **starter.variables}
     if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join([starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]])
-    if zygote_socket is not None:
-        environment[env.ZYGOTE] = str(zygote_socket)
+    if prestarted is not None:
+        environment[env.ZYGOTE] = str(prestarted.descriptor)
+        if prestarted.agent is not None:
+            return prestarted.agent.start(environment)
     try:
         return subprocess.Popen(
             starter.argv,
@@ -106,7 +109,7 @@ def start_agent(
             stdin=None if starter.is_head and output is None and _is_open(0) else subprocess.DEVNULL,  # rank 0 reads it
             stdout=output,
             stderr=output,
-            pass_fds=() if zygote_socket is None else (zygote_socket,),
+            pass_fds=() if prestarted is None else (prestarted.descriptor,),
             preexec_fn=_agent_setup(),  # noqa: PLW1509 - this process has one thread
         )
     except OSError as error:

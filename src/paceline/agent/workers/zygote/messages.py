@@ -17,7 +17,7 @@ class ConnectionClosed(Exception):
 
 
 class MessageSocket:
-    """One end of a socket pair, read and written by whole messages."""
+    """One end of a connection, read and written by whole messages."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -46,7 +46,7 @@ class MessageSocket:
     def receive(self, timeout: float | None = None) -> tuple[dict[str, Any], list[int]]:
         """Wait for the next message; raises `ConnectionClosed` and `TimeoutError`."""
         while (message := self._next_message()) is None:
-            self._read(timeout)
+            self._read(timeout, self._missing())  # no more: another process may read the next message
         return message
 
     def receive_pending(self) -> list[tuple[dict[str, Any], list[int]]]:
@@ -67,10 +67,15 @@ class MessageSocket:
     def close(self) -> None:
         self.end.close()
 
-    def _read(self, timeout: float | None) -> None:
+    def _missing(self) -> int:
+        """Return how many bytes the header lacks, or else the message."""
+        length = len(self._buffer)
+        return _HEADER.size - length + (_HEADER.unpack_from(self._buffer)[0] if length >= _HEADER.size else 0)
+
+    def _read(self, timeout: float | None, size: int = 1 << 16) -> None:
         self.end.settimeout(timeout)
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.end, 1 << 16, _MAX_DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(self.end, size, _MAX_DESCRIPTORS)
         except (TimeoutError, BlockingIOError):
             raise
         except OSError as error:

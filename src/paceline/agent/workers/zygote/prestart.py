@@ -7,38 +7,103 @@ discards the zygote and starts its own. If the command ends early, the zygote en
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, ZygoteOptions, parse_thread_count, start_zygote
+from paceline.agent.workers.warm.conditions import reason_to_start_cold
+from paceline.agent.workers.zygote.start import (
+    FORKING_STYLES,
+    THREADS,
+    ZygoteOptions,
+    parse_thread_count,
+    python_command,
+    start_zygote,
+)
 from paceline.contract.gpus import visible_devices
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+
+DEFAULT_WARM = 600  # seconds; as in the table of keys
 
 # Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A test compares them
 # with the table of options, which takes too long to import here.
 FLAGS = (
     "-m", "--module", "--check", "--continue", "--cpu", "--debug", "--deterministic", "--fitness", "--snapshot",
-    "--strict", "--tensorboard", "--wandb", "--wandb-all-processes",
+    "--strict", "--tensorboard", "--wandb", "--wandb-all-processes", "--warm",
 )  # fmt: skip
 SHORT = {"-N": "--nodes", "-J": "--name"}  # with a value, which may be attached: -N2
 NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")  # nothing starts, or a program that is not in the arguments
 
-_descriptor: int | None = None
+
+class Prestarted:
+    """A zygote that waits for its agent. `replaced` says what a warm process differed in that could not serve it."""
+
+    def __init__(self, python: str, options: ZygoteOptions, environ: dict[str, str]) -> None:
+        self.python, self.options, self.replaced = python, options, ""
+        self.pid: int | None = None  # if it is a child of this process
+        connection: socket.socket | None = None
+        if options.warm:
+            from paceline.agent.workers.warm.client import request_zygote
+
+            connection, self.replaced = request_zygote(python, options, environ)
+        if connection is None:
+            connection, self.pid = start_zygote(python, options, environ)
+        self.descriptor = connection.detach()
+        self.agent: EarlyAgent | None = None
+
+    def discard(self) -> None:
+        """End it: the run needs another one."""
+        if self.agent is not None:
+            self.agent.discard()
+        os.close(self.descriptor)
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)  # it would keep importing for a second or two
+            os.waitpid(self.pid, 0)
 
 
-def descriptor() -> int | None:
-    """Return the socket of the zygote that waits for its agent, or None."""
-    return _descriptor
+class EarlyAgent:
+    """An agent that imports its modules while the command line is parsed, and waits for its variables."""
+
+    def __init__(self, zygote: int) -> None:
+        import subprocess
+
+        reader, self._writer = os.pipe()
+        self.process = subprocess.Popen(
+            [*python_command(sys.executable, "early"), str(reader), str(os.getpid())],
+            pass_fds=(reader, zygote), preexec_fn=os.setpgrp,  # noqa: PLW1509 - this process has one thread
+        )  # fmt: skip
+        os.close(reader)
+
+    def start(self, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Let it run, with these variables."""
+        import json
+
+        with open(self._writer, "wb") as pipe:
+            pipe.write(json.dumps(environ).encode())
+        return self.process
+
+    def discard(self) -> None:
+        os.close(self._writer)
+        self.process.wait()
+
+
+prestarted: Prestarted | None = None
 
 
 def start(argv: list[str]) -> None:
     """Start a zygote for this command line if it needs one. Never raises: the run just starts a little later."""
-    global _descriptor
+    global prestarted
     if len(argv) < 3 or argv[1] != "run" or sys.platform != "linux":
         return
     try:
         options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
         if options is not None:
-            ours, _ = start_zygote(sys.executable, options, dict(os.environ))
-            _descriptor = ours.detach()
+            prestarted = Prestarted(sys.executable, options, dict(os.environ))
+            if prestarted.pid is None:  # with torch imported, the agent would take longest
+                prestarted.agent = EarlyAgent(prestarted.descriptor)
     except (OSError, ValueError):
         return
 
@@ -58,7 +123,57 @@ def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOpti
     if nproc < 1:
         return None
     threads = parse_thread_count(environ.get(THREADS, "")) or max(1, cores // nproc)
-    return ZygoteOptions(program, is_module=is_module, threads=threads, preload=options.get("--preload", []))
+    warm = 0 if reason_to_start_cold(environ) else _guess_warm(options)
+    return ZygoteOptions(program, is_module=is_module, threads=threads, preload=options.get("--preload", []), warm=warm)
+
+
+def _guess_warm(options: dict[str, list[str]]) -> int:
+    """Return how long a warm process stays after this run, in seconds; 0 if none is wanted."""
+    if "--no-warm" in options:
+        return 0
+    if "--warm" in options:
+        return DEFAULT_WARM
+    files = options.get("--config") or [
+        file
+        for folder in _folders_above(os.getcwd())
+        for file in (f"{folder}/paceline.toml", f"{folder}/pyproject.toml")
+    ]
+    for name in files:
+        try:
+            with open(name, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            if not name.endswith("/pyproject.toml") or "tool.paceline" in text:
+                return _read_warm(text)
+        except OSError:
+            continue
+    return 0
+
+
+def _folders_above(folder: str) -> list[str]:
+    """Return this folder and those above, up to the root of its repository; only this one outside of one."""
+    folders = [folder]
+    while not os.path.exists(os.path.join(folder, ".git")):
+        folder, below = os.path.dirname(folder), folder
+        if folder == below:
+            return folders[:1]
+        folders.append(folder)
+    return folders
+
+
+def _read_warm(text: str) -> int:
+    """Return `warm` in [launch]. Forms that are rare are left to the command itself, which reads the file again."""
+    table = ""
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        if line.startswith("["):
+            table = line.split("#")[0].strip(" []")
+        elif name.strip() == "warm" and table in ("launch", "tool.paceline.launch"):
+            amount = value.split("#")[0].strip(" \t\"'")
+            if amount == "true":
+                return DEFAULT_WARM
+            unit = {"s": 1, "m": 60, "h": 3600}.get(amount[-1:], 0)
+            return int(amount[:-1]) * unit if amount[:-1].isdigit() else 0
+    return 0
 
 
 def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | None]:

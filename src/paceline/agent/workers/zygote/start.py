@@ -46,21 +46,25 @@ def cannot_start(python: str, error: OSError) -> LaunchError:
 
 
 class ZygoteOptions:
-    """The options of a zygote. An agent adopts a prestarted zygote only if it has the options the agent would pass."""
+    """The options of a zygote. An agent adopts a prestarted zygote only if it has the options the agent would pass.
 
-    def __init__(self, program: str, *, is_module: bool, threads: int, preload: list[str]) -> None:
+    `warm` is for how many seconds a copy of it stays for later runs.
+    """
+
+    def __init__(self, program: str, *, is_module: bool, threads: int, preload: list[str], warm: int = 0) -> None:
         self.program = program
         self.is_module = is_module
         self.threads = threads
         self.preload = preload
+        self.warm = warm
 
     def to_args(self) -> list[str]:
-        return [str(self.threads), str(int(self.is_module)), self.program, *self.preload]
+        return [str(self.threads), str(self.warm), str(int(self.is_module)), self.program, *self.preload]
 
     @classmethod
     def from_args(cls, args: list[str]) -> ZygoteOptions:
-        threads, is_module, program, *preload = args
-        return cls(program, is_module=is_module == "1", threads=int(threads), preload=preload)
+        threads, warm, is_module, program, *preload = args
+        return cls(program, is_module=is_module == "1", threads=int(threads), preload=preload, warm=int(warm))
 
 
 def start_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket, int]:

@@ -6,50 +6,50 @@ When that closes, nobody supervises the ranks any more, so the zygote kills them
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import select
 import signal
 import socket
 import sys
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.agent.workers import fork_safety, processes
-from paceline.agent.workers.variables.rank_variables import thread_variables
+from paceline.agent.workers.warm.conditions import read_conditions
+from paceline.agent.workers.warm.server import stay_warm
+from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract import process
-from paceline.contract.stop import sources
 
 # A scheduler may signal every process of a step, but only the agent decides what a signal means.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def main(args: list[str]) -> None:
     descriptor, parent = int(args[0]), int(args[1])
     options = ZygoteOptions.from_args(args[2:])
     process.die_with_parent(parent)
+    started = time.time_ns()
+    conditions = read_conditions(sys.executable, os.environ) if options.warm else {}  # before signals are ignored
     process.wait_for_torch_at_exit()  # in the ranks: they inherit it
-    for each in IGNORED_SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
     agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
     try:
-        agent.send({
-            "kind": "hello", "pid": os.getpid(), "python": sys.executable,
-            "threads": options.threads, "preload": options.preload,
-        })  # fmt: skip
-        problem = _import_modules(options)
+        problem = _greet_and_import(agent, options)
+        if options.warm and problem is None:
+            later = stay_warm(agent, options, conditions, started=started)
+            if later is not None:
+                # This is another process now, which a later run has asked for.
+                agent, options = later
+                problem = _greet_and_import(agent, options)
+        if problem is None:
+            problem = import_modules(options.preload, threads=options.threads, required=True)
+        agent.send(problem or {"kind": "ready"})
         if problem:
-            agent.send(problem)
             return
-        agent.send({"kind": "ready"})
     except ConnectionClosed:
         return
     rank_spec = Zygote(agent).serve()
@@ -59,34 +59,15 @@ def main(args: list[str]) -> None:
         bootstrap.run_forked_rank(rank_spec)
 
 
-def _import_modules(options: ZygoteOptions) -> dict[str, Any] | None:
-    """Import what the ranks share. Returns a message for the agent if they cannot be forked."""
-    os.environ.update(thread_variables(options.threads))
-    nvml_check = os.environ.get(NVML_CHECK)
-    os.environ[NVML_CHECK] = "1"  # a check for GPUs must not open the driver in this process
-    _, source = sources.read_program(options.program, is_module=options.is_module, import_path=[os.getcwd()])
-    modules = ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
-    gc.disable()
-    for name in [*modules, *options.preload]:
-        try:
-            importlib.import_module(name)
-        except BaseException:
-            if name in options.preload:
-                return {"kind": "preload_failed", "module": name, "why": traceback.format_exc()}
-            # The script will raise the same error, with a better traceback.
-        if fork_safety.count_threads() > 1:
-            count = fork_safety.count_threads() - 1
-            return {"kind": "unsafe", "why": f"importing {name} started {count} thread{'s'[: count > 1]}"}
-        if fork_safety.is_device_in_use():
-            return {"kind": "unsafe", "why": f"importing {name} opened the GPU driver"}
-    if nvml_check is None:
-        del os.environ[NVML_CHECK]
-    importlib.import_module("paceline.agent.workers.bootstrap")
-    # Ranks share the pages that nobody writes to. No collection before the freeze: it takes a twelfth of the import
-    # time and frees little.
-    gc.freeze()
-    gc.enable()
-    return None
+def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str, Any] | None:
+    """Tell the agent what this zygote is, and import what does not belong to the user."""
+    for each in IGNORED_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    agent.send({
+        "kind": "hello", "pid": os.getpid(), "python": sys.executable, "threads": options.threads,
+        "preload": options.preload, "environ": fork_safety.variables_read_at_import(os.environ),
+    })  # fmt: skip
+    return import_modules(shared_modules(options, os.getcwd()), threads=options.threads)
 
 
 class Zygote:

@@ -1,0 +1,25 @@
+"""An agent that is started early: it imports everything while the command line is parsed, then waits for its run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+
+from paceline.contract.process import die_with_parent
+
+
+def main(args: list[str]) -> None:
+    """Read the variables of the run from a pipe. If there are none, the command needs no agent."""
+    die_with_parent(int(args[1]), signal.SIGTERM)
+    importlib.import_module("paceline.agent.agent")
+    from paceline.agent.main import main as run_agent
+
+    with open(int(args[0]), "rb") as pipe:
+        variables = pipe.read()
+    if variables:
+        os.environ.clear()
+        os.environ.update(json.loads(variables))
+        sys.exit(run_agent())

@@ -1,0 +1,1 @@
+"""Warm starts: a process that has torch imported stays after a run, and forks the zygotes of the next ones."""

@@ -1,0 +1,95 @@
+"""What a process inherits that a fork of another process cannot change: a warm process serves only runs with the same.
+
+Everything else (variables, folder, standard streams) is sent with the request.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # `paceline run` reads this before it has imported anything
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Imports may depend on any variable: torch and what it imports read some 400, by names of all kinds. So all are
+# compared, except those that shells and terminals set and those that are read later, by the ranks.
+IGNORED = frozenset({
+    "_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "STY", "DISPLAY", "XAUTHORITY",
+    "WAYLAND_DISPLAY", "GPG_TTY", "LS_COLORS", "PS1", "INVOCATION_ID", "JOURNAL_STREAM", "DBUS_SESSION_BUS_ADDRESS",
+    "CUDA_VISIBLE_DEVICES",  # torch reads it when a rank first uses a GPU
+})  # fmt: skip
+IGNORED_PREFIXES = (
+    "PACELINE_", "TERM_", "TMUX", "SSH_", "VSCODE_", "XDG_SESSION_", "HIST", "NCCL_", "GLOO_", "WANDB_", "HF_",
+)  # fmt: skip
+
+# Lines of /proc/self/status.
+_STATUS = (
+    "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+    "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed",
+)  # fmt: skip
+_STANDARD_SIGNALS = (1 << 31) - 1
+_NAMES = {
+    "Umask": "the umask", "Cpus_allowed": "the CPU affinity", "SigIgn": "the ignored signals", "limits": "ulimit",
+    "nice": "the niceness", "cgroup": "the control group",
+}  # fmt: skip
+
+Conditions = dict[str, dict[str, str]]
+
+
+def read_conditions(python: str, environ: Mapping[str, str]) -> Conditions:
+    """Return the conditions of this process, for the interpreter `python` with these variables."""
+    return {"variables": _variables(environ), "process": {"the interpreter": python, **_process()}}
+
+
+def difference(before: Conditions, now: Conditions) -> str | None:
+    """Return what differs, for people; None if nothing does."""
+    for kind, values in before.items():
+        changed = sorted(name for name in {*values, *now[kind]} if values.get(name) != now[kind].get(name))
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            return f"{_NAMES.get(changed[0], changed[0])}{more}"
+    return None
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value for name, value in environ.items() if name not in IGNORED and not name.startswith(IGNORED_PREFIXES)
+    }
+    if "PYTHONPATH" in kept:  # Python resolves its relative entries once, when it starts
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, kept["PYTHONPATH"].split(os.pathsep)))
+    return kept
+
+
+def _process() -> dict[str, str]:
+    found = {"nice": str(os.getpriority(os.PRIO_PROCESS, 0)), "policy": str(os.sched_getscheduler(0))}
+    for line in _read("status").splitlines():
+        name, _, value = line.partition(":")
+        if name in _STATUS:
+            found[name] = value.strip()
+    # The C library ignores two signals of its own in processes that it starts.
+    found["SigIgn"] = f"{int(found.get('SigIgn', '0'), 16) & _STANDARD_SIGNALS:x}"
+    for name in ("limits", "cgroup", "oom_score_adj"):
+        found[name] = _read(name)
+    for name in os.listdir("/proc/self/ns"):
+        found[f"the {name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
+    return found
+
+
+def _read(name: str) -> str:
+    try:
+        with open(f"/proc/self/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def reason_to_start_cold(environ: Mapping[str, str]) -> str | None:
+    """Return why no process may stay here after a run; None if one may."""
+    if sys.platform != "linux":
+        return "it needs Linux"
+    if environ.get("SLURM_JOB_ID"):
+        return "this is a Slurm job"
+    if environ.get("CI", "").lower() not in ("", "0", "false"):
+        return "CI is set"
+    return None

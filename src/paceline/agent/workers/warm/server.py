@@ -1,0 +1,221 @@
+"""The warm process: a copy of a run's zygote that stays, and forks the zygotes of later runs.
+
+It has imported torch and Paceline and nothing of the user's, has one thread, and never uses a GPU. Each zygote that it
+forks belongs to the run that asked for it, and ends with it: if the warm process is killed, running runs go on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from paceline.agent.workers import processes
+from paceline.agent.workers.warm.conditions import Conditions, difference
+from paceline.agent.workers.warm.loaded_files import LoadedFiles
+from paceline.agent.workers.warm.place import Place, is_same_user, socket_name
+from paceline.agent.workers.zygote.imports import import_modules, shared_modules
+from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
+from paceline.agent.workers.zygote.start import ZygoteOptions
+
+RECEIVE_TIMEOUT = 5.0  # seconds for a client to send its request
+
+Later = tuple[MessageSocket, ZygoteOptions]  # the agent's end and the options of a run's zygote
+
+
+def stay_warm(agent: MessageSocket, options: ZygoteOptions, conditions: Conditions, *, started: int) -> Later | None:
+    """Leave a warm process behind. Returns None in the calling zygote, and its run in each zygote of a later run."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):  # closed: later ranks would print nothing
+        return None
+    files = LoadedFiles()
+    if files.newest() > started:  # changed while it was imported: which version this process has is unknown
+        return None
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return None
+    # Forked twice, so that it is no descendant of the run, which ends all of them.
+    if os.fork():
+        os._exit(0)
+    try:
+        os.setsid()
+        os.chdir("/")
+        agent.end.detach()
+        _keep_descriptors({number: os.open(os.devnull, os.O_RDWR) for number in (0, 1, 2)})
+        place = Place.make()
+        listening = place.listen(socket_name(sys.executable))
+        later = None
+        if listening is not None:
+            later = WarmProcess(place, *listening, options=options, conditions=conditions, files=files).serve()
+    except Exception:
+        later = None
+    if later is None:
+        os._exit(0)
+    return later
+
+
+class WarmProcess:
+    """Serves requests until nobody has used it for a while, or a run needs another one."""
+
+    def __init__(
+        self, place: Place, listener: socket.socket, lock: int, *, options: ZygoteOptions, conditions: Conditions,
+        files: LoadedFiles,
+    ) -> None:  # fmt: skip
+        self.place, self.listener, self.lock = place, listener, lock
+        self.idle, self.threads = options.warm, options.threads
+        self.conditions, self.files = conditions, files
+        self.zygotes: set[int] = set()
+        self.modules: list[str] = []  # that scripts need and this process lacks
+        self.served = 0
+        self.deadline = time.monotonic() + self.idle
+        self.reader, self.writer = os.pipe()
+
+    def serve(self) -> Later | None:
+        """Serve until it is time to end. In a forked zygote, this returns its run."""
+        processes.name_process("paceline-warm")
+        for end in (self.reader, self.writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while True:
+            self._reap()
+            left = None if self.zygotes else self.deadline - time.monotonic()
+            is_unsafe = left is not None and self.modules and not self._import_missing()
+            if is_unsafe or (left is not None and left <= 0):
+                self._leave()
+                return None
+            select.select([self.listener.fileno(), self.reader], [], [], left)
+            with suppress(BlockingIOError):
+                os.read(self.reader, 4096)
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                continue
+            client = MessageSocket(connection)
+            try:
+                if is_same_user(connection):
+                    later = self._answer(client, *client.receive(RECEIVE_TIMEOUT))
+                    if later is not None:
+                        return later
+            except (ConnectionClosed, TimeoutError):
+                pass
+            client.close()
+
+    def _answer(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> Later | None:
+        if message["kind"] == "start":
+            return self._start(client, message, descriptors)
+        client.send(self._status())
+        if message["kind"] == "stop":
+            self._leave()
+            os._exit(0)
+        return None
+
+    def _start(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> Later | None:
+        """Fork a zygote for a run, unless it needs another warm process: then end."""
+        changed = difference(self.conditions, message["conditions"]) or self.files.changed()
+        if changed:
+            self._leave()
+            client.send({"kind": "refused", "why": changed})
+            os._exit(0)
+        options = ZygoteOptions.from_args(message["options"])
+        self.idle, options.warm = options.warm, 0
+        pid = os.fork()
+        if pid == 0:
+            self._become_zygote(client, message, descriptors)
+            client.send({"kind": "accepted", "warm": os.getppid()})
+            return client, options
+        self.zygotes.add(pid)
+        self.served += 1
+        for descriptor in descriptors:
+            os.close(descriptor)
+        needed = shared_modules(options, message["cwd"])
+        self.modules += [name for name in needed if name not in sys.modules and name not in self.modules]
+        return None
+
+    def _become_zygote(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Take over everything of the run that a child of its command would have inherited."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        folder = descriptors.pop()
+        os.fchdir(folder)
+        kept = _keep_descriptors(dict(zip(message["descriptors"], descriptors, strict=True)), client.end.detach())
+        client.end = socket.socket(fileno=kept)
+        os.environ.clear()
+        os.environ.update(message["environ"])
+        time.tzset()
+        importlib.invalidate_caches()
+        processes.name_process("paceline-zygote")
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self.zygotes.discard(pid)
+                self.deadline = time.monotonic() + self.idle
+
+    def _import_missing(self) -> bool:
+        """Import what the last script needed, now that nobody waits for it. Returns whether forking is still safe."""
+        started, names = time.time_ns(), self.modules
+        self.modules = []
+        problem = import_modules([name for name in names if name not in sys.modules], threads=self.threads)
+        self.files = LoadedFiles()
+        return problem is None and self.files.newest() <= started
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "kind": "status", "pid": os.getpid(), "python": sys.executable, "memory": _memory(), "served": self.served,
+            "running": len(self.zygotes), "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+            "idle": self.idle, "left": max(0.0, self.deadline - time.monotonic()),
+        }  # fmt: skip
+
+    def _leave(self) -> None:
+        """Accept no more runs. Whoever waits for an answer starts a zygote of its own."""
+        self.place.leave(socket_name(sys.executable))
+        self.listener.close()
+        os.close(self.lock)
+
+
+def _keep_descriptors(wanted: Mapping[int, int], connection: int = -1) -> int:
+    """Give each open file its wanted number, and close all others except the connection. Returns its new number."""
+    free = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, *wanted) + 1
+    moved = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for number, descriptor in wanted.items()}
+    kept = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, free) if connection >= 0 else -1
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number < free:
+            with suppress(OSError):  # that of the listing itself
+                os.close(number)
+    for number, descriptor in moved.items():
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    _renew_input()
+    if connection >= 0:
+        connection = os.dup(kept)  # `select` takes no high number
+        os.close(kept)
+    return connection
+
+
+def _renew_input() -> None:
+    """Make `sys.stdin` as Python does at its start: what it knows of its file, such as its size, is no longer true."""
+    old = sys.stdin
+    new: Any = open(0, encoding=old.encoding, errors=old.errors, newline="\n", closefd=False)  # noqa: SIM115
+    new.buffer.raw.name, new.mode = old.name, "r"
+    sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
+
+
+def _memory() -> int:
+    """Return the bytes of this process; pages that it shares with others count in part."""
+    try:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0

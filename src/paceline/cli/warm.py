@@ -1,0 +1,44 @@
+"""`paceline warm`: the processes that `paceline run --warm` keeps for the next run."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.help import GroupedCommand
+from paceline.cluster.local.warm_start import read_status
+from paceline.cluster.local.warm_start import stop as stop_all
+from paceline.spec.quantities import show_seconds
+
+ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs."
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, help=ABOUT
+)
+
+
+@app.callback()
+def group() -> None:
+    """Show or end the processes that `paceline run --warm` keeps for your next runs."""
+
+
+@app.command(cls=GroupedCommand)
+def status() -> int:
+    """Show each process that has torch imported: its memory, the runs that it has served, and when it ends."""
+    found = read_status()
+    if not found:
+        print("no warm process; `paceline run --warm train.py` leaves one")
+    for each in found:
+        ends = f"ends in {show_seconds(each['left'])}" if not each["running"] else f"{each['running']} running"
+        print(
+            f"process {each['pid']}: torch {each['torch']} of {each['python']}, {each['memory'] / 1e6:.0f} MB, "
+            f"{each['served']} warm start{'s'[: each['served'] != 1]}, {ends}"
+        )
+    return 0
+
+
+@app.command(cls=GroupedCommand)
+def stop() -> int:
+    """End these processes now. Runs that they have started go on."""
+    ended = stop_all()
+    print("\n".join(f"ended process {each['pid']}" for each in ended) or "no warm process")
+    return 0

@@ -1,0 +1,389 @@
+"""Warm starts: `paceline run --warm`, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.agent.workers.warm import client, place
+from paceline.agent.workers.warm.conditions import difference, read_conditions
+from paceline.agent.workers.zygote.prestart import DEFAULT_WARM, guess
+from paceline.spec import tables
+from tests.agent.conftest import is_alive, until
+
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
+light = pytest.mark.usefixtures("without_torch")
+
+# Each rank writes what it is into a file of its own: who forked its zygote, and what it has inherited.
+SCRIPT = """
+import torch
+import json, os, resource, signal, sys, threading
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+def kind(fd):
+    try:
+        return os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).partition(":")[0]
+    except OSError:
+        return ""
+umask = os.umask(0)
+os.umask(umask)
+report = {
+    "warm": parent(os.getppid()), "zygote": os.getppid(), "pid": os.getpid(),
+    "environ": {name: text for name, text in os.environ.items() if not name.startswith("PACELINE_")},
+    "cwd": os.getcwd(), "umask": umask, "path": sys.path, "argv": sys.argv, "flags": str(sys.flags),
+    "streams": [str(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    "limits": [resource.getrlimit(number) for number in range(16)],
+    "nice": os.nice(0), "cpus": sorted(os.sched_getaffinity(0)), "leads": os.getsid(0) == os.getpid(),
+    "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+    "files": {fd: kind(fd) for fd in os.listdir("/proc/self/fd")}, "threads": len(os.listdir("/proc/self/task")),
+    "input": sys.stdin.read(), "main": __name__, "random": __import__("random").random(),
+}
+with open(os.path.join(os.environ["PACELINE_LOGS"], f"report-{os.environ['RANK']}.json"), "w") as file:
+    json.dump(report, file)
+"""
+OF_ONE_RUN = ("warm", "zygote", "pid", "random")  # what differs between any two runs
+OF_ONE_PORT = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "WANDB_DIR")
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(guard: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place of the test's own for sockets. At the end of the test, its warm processes end."""
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+        patch.delenv("CI", raising=False)
+        (tmp_path / "train.py").write_text(SCRIPT)
+        yield folder
+        client.ask_all("stop")
+
+
+def reports(scratch: Path) -> list[dict[str, Any]]:
+    """Return what rank 0 of each run has written, the first run's first."""
+    files = sorted(scratch.glob("*/*/*/attempt-1/report-0.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(file.read_text()) for file in files]
+
+
+def status() -> dict[str, Any]:
+    (found,) = client.ask_all("status")
+    return found
+
+
+@light
+def test_later_runs_are_served_by_one_process_and_see_edits(
+    paceline: Paceline, tmp_path: Path, scratch: Path, runtime_folder: Path
+) -> None:
+    first = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    assert "torch stays imported for your next runs, for 10m" in first.stderr
+    pid = status()["pid"]
+    for ranks in (1, 2):
+        (tmp_path / "helper.py").write_text(f"number = {ranks}\n")
+        (tmp_path / "train.py").write_text(f"{SCRIPT}\nimport helper; print('edited', helper.number)\n")
+        done = paceline("run", "--cpu", "--warm", "--nproc", str(ranks), "train.py", check=True)
+        assert f"edited {ranks}" in done.stdout
+        assert "stays imported" not in done.stderr
+    assert [each["warm"] == pid for each in reports(scratch)] == [False, True, True]
+    assert len({each["random"] for each in reports(scratch)}) == 3
+    assert (status()["pid"], status()["served"], status()["running"]) == (pid, 2, 0)
+    shown = paceline("warm", "status", check=True).stdout
+    assert f"process {pid}: torch" in shown
+    assert "2 warm starts" in shown
+    assert " 0 MB" not in shown
+    assert f"ended process {pid}" in paceline("warm", "stop", check=True).stdout
+    until(lambda: not is_alive(pid), "the end of the warm process")
+    assert "no warm process" in paceline("warm", "status", check=True).stdout
+    assert not list(runtime_folder.rglob("warm-*"))
+
+
+@light
+def test_a_warm_rank_has_inherited_what_a_cold_one_has(tmp_path: Path, scratch: Path) -> None:
+    """From its own command, and nothing of the run before."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    reader, writer = os.pipe()
+
+    def run(*options: str, folder: Path, **variables: str) -> None:
+        script = str(tmp_path / "train.py")
+        with open(script, encoding="utf-8") as text:
+            subprocess.run(
+                [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "1", *options, script, "x"],
+                cwd=folder, env={**os.environ, "PACELINE_SCRATCH": str(scratch), **variables}, stdin=text,
+                capture_output=True, check=True, pass_fds=(reader,),
+            )  # fmt: skip
+
+    run("--warm", folder=tmp_path, HF_FIRST="1")
+    run(folder=elsewhere, TZ="Asia/Tokyo")
+    # These variables are compared, so the process of the first run would not be used again.
+    run("--warm", folder=tmp_path, TZ="Asia/Tokyo", HF_FIRST="1")
+    run("--warm", folder=elsewhere, TZ="Asia/Tokyo")
+    os.close(reader)
+    os.close(writer)
+    _, cold, _, warm = reports(scratch)
+    assert warm["warm"] == status()["pid"] != cold["warm"]
+    assert warm["input"] == SCRIPT
+    assert warm["files"][str(reader)] == "pipe"
+    for each in (cold, warm):
+        for name in OF_ONE_RUN:
+            del each[name]
+        each["environ"] = {name: text for name, text in each["environ"].items() if name not in OF_ONE_PORT}
+    assert warm == cold
+
+
+@light
+@pytest.mark.parametrize("change", ["PYTHONPATH", "module", "shadow", "package"])
+def test_a_change_of_what_it_has_imported_replaces_it(
+    paceline: Paceline, tmp_path: Path, scratch: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    before = status()["pid"]
+    fake = Path(os.environ["PYTHONPATH"])
+    if change == "PYTHONPATH":
+        monkeypatch.setenv("PYTHONPATH", f"{fake}{os.pathsep}{tmp_path}")
+    elif change == "module":
+        text = (fake / "torch" / "__init__.py").read_text()
+        (fake / "torch" / "__init__.py").write_text(f"{text}\n__version__ = 'another'\n")
+    elif change == "shadow":
+        (fake / "sitecustomize.py").touch()
+    else:  # where pip installs packages for the user
+        packages = tmp_path / "user" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        (packages / "site-packages" / "new").mkdir(parents=True)
+    done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    assert "anew; changed: " in done.stderr
+    until(lambda: not is_alive(before), "the end of the old process")
+    assert status()["pid"] != before
+    assert status()["torch"] == ("another" if change == "module" else "")
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
+
+
+@light
+def test_new_files_of_the_user_do_not_replace_it(
+    paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Editors make files in the project's folder all the time."""
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}")
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    (tmp_path / "another.py").touch()
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    assert status()["served"] == 1
+
+
+@light
+def test_it_ends_when_nobody_uses_it(paceline: Paceline, tmp_path: Path, runtime_folder: Path) -> None:
+    (tmp_path / "paceline.toml").write_text('[launch]\nwarm = "2s"\n')
+    done = paceline("run", "--cpu", "--nproc", "1", "train.py", check=True)
+    assert "stays imported for your next runs, for 2 s" in done.stderr
+    until(lambda: not list(runtime_folder.rglob("warm-*")), "the end of the warm process")
+    assert not client.ask_all("status")
+
+
+@light
+@pytest.mark.parametrize("variables", [{"CI": "true"}, {"SLURM_JOB_ID": "7"}])
+def test_jobs_and_ci_start_cold(paceline: Paceline, variables: dict[str, str]) -> None:
+    done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True, **variables)
+    assert done.stderr.count("starting cold, because") == 1
+    assert not client.ask_all("status")
+
+
+@light
+def test_a_killed_process_costs_a_cold_start_and_nothing_else(
+    paceline: Paceline, scratch: Path, runtime_folder: Path
+) -> None:
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    killed = status()["pid"]
+    os.kill(killed, signal.SIGKILL)
+    assert list(runtime_folder.rglob("warm-*"))  # a socket that nobody listens to
+    for _ in range(2):
+        paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
+    assert status()["pid"] != killed
+
+
+SLEEPS = """
+import os, time
+with open(f"started-{os.environ['NUMBER']}-{os.environ['RANK']}.partial", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(file.name, file.name.removesuffix(".partial"))
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+class Started:
+    """A run that waits for a file `go` in the folder of the test."""
+
+    def __init__(self, folder: Path, number: int, ranks: int = 2) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "run", "--cpu", "--warm", "--nproc", str(ranks),
+             "--env", f"NUMBER={number}", "sleeps.py"],
+            cwd=folder, env={**os.environ, "PACELINE_SCRATCH": str(folder / "scratch")}, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        files = [folder / f"started-{number}-{rank}" for rank in range(ranks)]
+        until(lambda: all(file.exists() for file in files), "the start of all ranks")
+        self.ranks = [int(file.read_text()) for file in files]
+
+    def wait(self) -> int:
+        self.process.communicate(timeout=100)
+        return self.process.returncode
+
+
+def leave_warm_process(paceline: Paceline, folder: Path) -> int:
+    """Return the warm process that a first run has left behind."""
+    (folder / "sleeps.py").write_text(SLEEPS)
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    pid: int = status()["pid"]
+    return pid
+
+
+@light
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_their_command(paceline: Paceline, tmp_path: Path, signum: int) -> None:
+    warmed = leave_warm_process(paceline, tmp_path)
+    started = Started(tmp_path, 1)
+    assert status()["running"] == 1
+    started.process.send_signal(signum)
+    assert started.wait() == (130 if signum == signal.SIGINT else -signal.SIGKILL)
+    until(lambda: not any(map(is_alive, started.ranks)), "the end of the ranks")
+    until(lambda: status()["running"] == 0, "the end of the zygote")
+    assert status()["pid"] == warmed
+
+
+@light
+def test_two_runs_at_the_same_time(paceline: Paceline, tmp_path: Path) -> None:
+    warmed = leave_warm_process(paceline, tmp_path)
+    runs = [Started(tmp_path, 1), Started(tmp_path, 2)]
+    assert (status()["pid"], status()["running"]) == (warmed, 2)
+    (tmp_path / "go").touch()
+    assert [run.wait() for run in runs] == [0, 0]
+
+
+@light
+def test_a_run_outlives_the_warm_process(paceline: Paceline, tmp_path: Path) -> None:
+    warmed = leave_warm_process(paceline, tmp_path)
+    started = Started(tmp_path, 1)
+    os.kill(warmed, signal.SIGKILL)
+    until(lambda: not is_alive(warmed), "the end of the warm process")
+    assert all(map(is_alive, started.ranks))
+    (tmp_path / "go").touch()
+    assert started.wait() == 0
+
+
+TRAINS = """
+import hashlib, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)))
+torch.manual_seed(dist.get_rank())
+for _ in range(10):
+    loss = model(torch.randn(16, 32)).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+weights = b"".join(weight.detach().numpy().tobytes() for weight in model.parameters())
+print("threads", torch.get_num_threads(), "weights", hashlib.sha256(weights).hexdigest())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    # The first run leaves a process that was made for another number of threads.
+    other = paceline("run", "--cpu", "--warm", "--nproc", str(3 - ranks), "train.py", check=True)
+    cold = paceline("run", "--cpu", "--nproc", str(ranks), "train.py", check=True)
+    warm = paceline("run", "--cpu", "--warm", "--nproc", str(ranks), "train.py", check=True)
+    assert status()["served"] == 1
+    assert "weights" in cold.stdout
+    assert warm.stdout == cold.stdout != other.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("os.umask(0o77)", "the umask"),
+        ("os.nice(1)", "the niceness"),
+        ("resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", "ulimit"),
+        ("signal.signal(signal.SIGQUIT, signal.SIG_IGN)", "the ignored signals"),
+        ("os.environ.update(SYMPY_DEBUG='1')", "SYMPY_DEBUG"),
+        ("os.environ.update(LR='1', LS_COLORS='x', HF_TOKEN='y')", "LR"),
+        ("os.environ.update(PWD='/', CUDA_VISIBLE_DEVICES='1', WANDB_MODE='offline', SSH_TTY='x')", None),
+    ],
+)
+def test_what_a_fork_cannot_change_must_be_the_same(change: str, named: str | None) -> None:
+    code = (
+        "import json, os, resource, signal, sys\nfrom paceline.agent.workers.warm.conditions import read_conditions\n"
+        f"{change}\nprint(json.dumps(read_conditions(sys.executable, os.environ)))"
+    )
+    if "RLIMIT_CORE" in change and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0):
+        pytest.skip("this shell allows no core files")
+    if "nice" in change and os.nice(0) == 19:
+        pytest.skip("nothing is nicer than this shell")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert difference(read_conditions(sys.executable, os.environ), json.loads(done.stdout)) == named
+
+
+def test_relative_folders_in_pythonpath_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = read_conditions("python", {"PYTHONPATH": "src"})
+    monkeypatch.chdir(tmp_path)
+    assert difference(here, read_conditions("python", {"PYTHONPATH": "src"})) == "PYTHONPATH"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_a_folder_of_another_user_is_not_used(runtime_folder: Path) -> None:
+    taken = runtime_folder / f"paceline-{os.geteuid()}"
+    taken.mkdir(mode=0o777)
+    os.chown(taken, 12345, 12345)
+    made = place.Place.make()
+    assert os.readlink(f"/proc/self/fd/{made.folder}") != str(taken)
+    assert os.fstat(made.folder).st_mode & 0o777 == 0o700
+    made.close()
+
+
+@light
+def test_a_process_of_another_user_is_not_used(paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says whose it is."""
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    found = place.Place.find()
+    assert found is not None
+    (name,) = found.names()
+    user = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: user + 1)
+        assert found.connect(name, 1.0) is None
+    connection = found.connect(name, 1.0)
+    assert connection is not None
+    connection.close()
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("args", "text", "expected"),
+    [
+        (["--warm", "t.py"], "", DEFAULT_WARM), (["t.py"], "", 0),
+        (["t.py"], '[launch]\nwarm = "90s"  # short\n', 90), (["t.py"], "[launch]\nwarm = true\n", DEFAULT_WARM),
+        (["--no-warm", "t.py"], "[launch]\nwarm = true\n", 0), (["t.py"], '[profiles.x.launch]\nwarm = "1h"\n', 0),
+        (["--warm", "t.py"], '[launch]\nwarm = "1h"\n', DEFAULT_WARM), (["t.py"], "[launch]\nwarm = false\n", 0),
+    ],
+)  # fmt: skip
+def test_guesses(args: list[str], text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    (tmp_path / "paceline.toml").write_text(text)
+    options = guess(args, cores=2, environ={})
+    assert options is not None
+    assert options.warm == expected
+    assert DEFAULT_WARM == tables.DEFAULT_WARM
