@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from tests.small_disk import fill, mount_small_disk
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -41,6 +49,9 @@ def test_errors_are_clear(paceline: Paceline, tmp_path: Path) -> None:
     done = paceline("inspect", "data", "-o", "x.png", "train.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "-o x.png.svg" in done.stderr
+    done = paceline("inspect", "data", "-o", "none/x.svg", "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "There is no folder none for the picture." in done.stderr
 
 
 def test_json_and_a_script_without_loaders(paceline: Paceline, tmp_path: Path) -> None:
@@ -58,3 +69,46 @@ def test_json_and_a_script_without_loaders(paceline: Paceline, tmp_path: Path) -
     told = json.loads(done.stdout)
     assert [batch["keys"] for batch in told["ranks"][0]["batches"]] == [[0, 1], [2, 3]] * 2
     assert told["ranks"][0]["facts"]["samples"] == 6
+
+
+ENDLESS = """\
+import itertools, torch, paceline
+from torch.utils.data import IterableDataset
+class Endless(IterableDataset):
+    def __iter__(self): return iter(itertools.count())
+with paceline.session(seed=0) as run:
+    for x in run.steps(run.loader(Endless(), batch_size=4)):
+        pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_it_although_no_step_ends(number: int, tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-m", "paceline", "inspect", "data", "--nproc", "1", "endless.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
+    try:
+        while not any(path.stat().st_size > 500 for path in tmp_path.glob("temporary/*/samples/rank-0.jsonl")):
+            assert process.poll() is None, "it ended by itself"
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(timeout=120) == 130
+    finally:
+        process.kill()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_full_disk_is_no_fault_of_the_script(paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    with mount_small_disk(tmp_path / "small", "3M") as small:
+        done = paceline("inspect", "data", "--nproc", "1", "endless.py", cwd=tmp_path, TMPDIR=str(small))
+        assert done.returncode == 1
+        assert f"error: {small} has no space left to record the samples." in done.stderr
+        assert "The script failed" not in done.stdout
+        fill(small)
+        limited = ("inspect", "data", "--nproc", "1", "--limit", "2")
+        done = paceline(*limited, "-o", str(small / "x.svg"), "endless.py", cwd=tmp_path)
+        assert f"Cannot write the picture {small / 'x.svg'}: No space left on device." in done.stderr
+        assert "8 samples of the steps seen once" in done.stdout
+        assert [path.name for path in small.iterdir()] == ["ballast"], "no half of a picture"

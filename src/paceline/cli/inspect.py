@@ -14,7 +14,8 @@ import typer
 from paceline.cli import console, options
 from paceline.cli.doctor import report
 from paceline.cli.help import GroupedCommand
-from paceline.errors import UsageError
+from paceline.contract.run_folder import write_atomically
+from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.option_table import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
 
@@ -76,6 +77,8 @@ def data(
     program = options.find_program(args, is_module=module, cwd=cwd)
     if output.suffix != ".svg":
         raise UsageError(f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg.")
+    if not as_json and not output.absolute().parent.is_dir():
+        raise UsageError(f"There is no folder {output.parent} for the picture.", hint="Use another -o.")
     request = Request(program, epochs, limit)
     with tempfile.TemporaryDirectory(prefix="paceline-inspect-") as name:
         folder = Path(name)
@@ -92,13 +95,21 @@ def data(
         return int(any(finding.level == "problem" for finding in findings))
     _print_samples(samples, steps)
     code = report(findings)
-    output.write_text(draw_samples(samples, f"{program.name} on {samples.facts.world_size} ranks"), encoding="utf-8")
-    console.say_note(f"picture: {output}")
+    _write_picture(draw_samples(samples, f"{program.name} on {samples.facts.world_size} ranks"), output)
     return code
 
 
 def _status(text: str) -> Status:
     return console.console(stderr=True).status(text)
+
+
+def _write_picture(picture: str, path: Path) -> None:
+    try:
+        write_atomically(path, picture)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EnvironmentProblem(f"Cannot write the picture {path}: {reason}.", hint="Use another -o.") from None
+    console.say_note(f"picture: {path}")
 
 
 def _print_samples(samples: Samples, steps: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from paceline.cluster.local.launch import NewRun
 from paceline.cluster.local.parallel_runs import ParallelRuns
 from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
-from paceline.errors import LaunchError
+from paceline.errors import EnvironmentProblem, LaunchError
 from paceline.inspection.samples import Samples, read_samples
 from paceline.spec import Flag, Job, Program
 from paceline.watch.failures import describe_failure
@@ -18,6 +20,8 @@ from paceline.watch.failures import describe_failure
 MODULE = "paceline.runtime.data.inspection"  # of the other half: it runs in the ranks
 RECORDS = "samples"
 TAIL = 4096  # bytes of the log that may say why the run failed
+LEAST_SPACE = 64 << 10  # bytes; with less, the disk is full
+INTERRUPT_INTERVAL = 1.0  # seconds: two signals at once may arrive as one
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,32 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
     """Run the job, and return what its ranks recorded in `folder`."""
     (folder / RECORDS).mkdir()
     run = NewRun(job)
-    run.prepare(command)
+    try:
+        run.prepare(command)
+    except EnvironmentProblem as error:
+        if str(folder) in error.message:  # the scratch folder of the hint is not used here
+            raise EnvironmentProblem(error.message, hint="Set TMPDIR to a folder with more space.") from None
+        raise
     verdicts: list[str] = []
     runs = ParallelRuns(1)
-    runs.run([0], begin=lambda *_: run.plan, end=lambda _, verdict: verdicts.append(verdict), stop=lambda _: None)
+    again = 0.0
+
+    def end_at_once() -> None:
+        """There is nothing to save, and a rank that only reads its loader reaches no boundary between steps."""
+        nonlocal again
+        if runs.stopping and time.monotonic() >= again:
+            again = time.monotonic() + INTERRUPT_INTERVAL
+            runs.interrupt()
+
+    runs.run(
+        [0], begin=lambda *_: run.plan, end=lambda _, verdict: verdicts.append(verdict), stop=lambda _: None,
+        poll=end_at_once,
+    )  # fmt: skip
     if runs.interrupted:
         raise SystemExit(INTERRUPTED_EXIT)
     failure: list[str] = []
     if verdicts != [DONE]:
+        _require_space(folder)
         run_folder = run.plan.run_path.folder
         log = read_tail(run_folder.slurm_log, TAIL).decode(errors="replace").splitlines()
         failure = [line for line in describe_failure(run_folder) if "paceline logs" not in line] or log[-5:]
@@ -68,3 +90,12 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
             hint="Pass the arguments with which it trains. Loaders in processes that it starts itself are not seen.",
         )
     return samples
+
+
+def _require_space(folder: Path) -> None:
+    """Raise EnvironmentProblem if the disk is full: what follows from that says nothing about the script."""
+    if shutil.disk_usage(folder).free < LEAST_SPACE:
+        raise EnvironmentProblem(
+            f"{folder.parent} has no space left to record the samples.",
+            hint="Read less with --limit, or set TMPDIR to a folder with more space.",
+        )

@@ -79,6 +79,13 @@ class ParallelRuns:
             finally:
                 agents.kill([process for run in self._active.values() for process in run.agents])
 
+    def interrupt(self) -> None:
+        """Let all runs save and stop, as Ctrl-C does. The second time, end them at once."""
+        self.interrupted = self.stopping = True
+        for run in self._active.values():
+            for process in run.agents:
+                process.send_signal(signal.SIGINT)
+
     def _start(self, plan: LocalPlan) -> list[subprocess.Popen[bytes]]:
         folder = plan.run_path.folder
         shared = agents.shared_variables(len(plan.agents))
@@ -103,10 +110,7 @@ class ParallelRuns:
         """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            self.interrupted = self.stopping = True
-            for run in self._active.values():
-                for process in run.agents:
-                    process.send_signal(signal.SIGINT)
+            self.interrupt()
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.stopping = True
