@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +17,7 @@ import pytest
 from paceline.cli import dispatch
 from paceline.errors import UsageError
 from tests.conftest import Completed
+from tests.small_disk import mount_small_disk
 
 SCRIPTS = Path(__file__).parent.parent / "proof"
 
@@ -54,6 +60,36 @@ def test_a_script_that_fails_is_shown_with_its_error(paceline: Callable[..., Com
     assert done.returncode == 1
     assert "The script failed with 1 rank" in done.stderr
     assert "RuntimeError: no such data" in done.stderr
+
+
+def test_a_full_disk_is_named_and_nothing_is_compared(
+    paceline: Callable[..., Completed], tmp_path: Path, scratch: Path
+) -> None:
+    with mount_small_disk(tmp_path / "small", "16m") as disk:
+        done = paceline(
+            "prove", "--ranks", "1,2", "--styles", "fork", "-o", str(disk / "proof"), str(SCRIPTS / "loop.py"),
+            "full disk", "--log", "{folder}/log", timeout=400,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "is full" in done.stderr
+    assert "differ" not in done.stdout + done.stderr
+
+
+def test_an_interrupted_proof_says_so_and_leaves_nothing_running(tmp_path: Path, scratch: Path) -> None:
+    """The guard of the tests looks for processes that are left."""
+    command = ["prove", "--ranks", "2,1", "--steps", "1000000", str(SCRIPTS / "loop.py")]
+    environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "COLUMNS": "200"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline", *command], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not any(scratch.rglob("rank-1.jsonl")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "interrupted: nothing is proved" in printed
+    assert not list(scratch.rglob("weights"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ def command(
 
 def _prove(request: Request, script: Script, load: Any, output: Path | None) -> int:
     from paceline.cluster.runs.folder import resolve_scratch
-    from paceline.proof.local_runner import LocalRunner, choose_folder
+    from paceline.proof.local_runner import LocalRunner, choose_folder, full_disk
     from paceline.proof.proof import Prover
     from paceline.proof.report import write_report
 
@@ -147,9 +148,14 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
         runner = LocalRunner(script, load=load, folder=folder, progress=progress.show, tell=progress.tell)
         try:
             proof = Prover(request, runner, tell=progress.tell).prove()
+            report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
+        except KeyboardInterrupt:
+            progress.tell(f"interrupted: nothing is proved. The runs so far are in {folder}")
+            raise
+        except OSError as error:
+            raise full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error from None
         finally:
             runner.remove_weights()
-    report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
     print_proof(proof)
     console.say_note(f"report: {report}")
     return 0 if proof.holds else 1

@@ -29,6 +29,8 @@ from paceline.spec import Job, Program
 from paceline.spec.typed_flags import Flag
 from paceline.watch.failures import describe_failure
 
+MIN_FREE = 2**16  # bytes; with less, a run can neither go on nor tell why it failed
+
 Progress = Callable[[Case, int], None]  # the case that runs, and its step
 
 
@@ -128,17 +130,22 @@ class LocalRunner:
         return replace(self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after)
 
     def _prepare(self, case: Case, own: Path, probe: Path) -> _ProbedRun:
-        while True:
-            job = self._job(case, own)
-            try:
-                run = _ProbedRun(job, probe)
-                run.prepare(["paceline", "prove", job.program.name, *job.program.args])
-                return run
-            except (EnvironmentProblem, UsageError) as problem:
-                if not self._has_copies:
-                    raise
-                self._has_copies = False
-                self.tell(f"all runs work in {job.cwd}, and find each other's files: {problem.message}")
+        """Create the folder of a run, with a copy of the project, if there can be one."""
+        try:
+            return self._create(case, own, probe)
+        except (EnvironmentProblem, UsageError) as problem:
+            if not self._has_copies:
+                raise
+            self._has_copies = False
+            run = self._create(case, own, probe)
+            self.tell(f"all runs work in {run.job.cwd}, and find each other's files: {problem.message}")
+            return run
+
+    def _create(self, case: Case, own: Path, probe: Path) -> _ProbedRun:
+        job = self._job(case, own)
+        run = _ProbedRun(job, probe)
+        run.prepare(["paceline", "prove", job.program.name, *job.program.args])
+        return run
 
     def _job(self, case: Case, own: Path) -> Job:
         program = self.script.program
@@ -168,10 +175,16 @@ class LocalRunner:
             begin=lambda number, slot: plan,
             end=lambda number, verdict: verdicts.append(verdict),
             stop=lambda count: None,
-            poll=lambda: self.progress(case, _count_steps(records)),
+            poll=lambda: self._watch(case, records),
         )
         self.progress(case, _count_steps(records))
         return verdicts[0] if verdicts else FAILED
+
+    def _watch(self, case: Case, records: Path) -> None:
+        """Show the progress, and end the run if the disk is full: its records would be incomplete."""
+        self.progress(case, _count_steps(records))
+        if shutil.disk_usage(self.folder).free < MIN_FREE:
+            raise full_disk(self.folder)
 
     def _resume(self, case: Case, own: Path, probe: ProbeSpec, folder: RunFolder) -> tuple[str, int, str]:
         """Start a run again that has stopped. Returns what kept it from that, the step, and the verdict."""
@@ -242,7 +255,16 @@ def _count_steps(records: Path) -> int:
         return 0
 
 
+def full_disk(folder: Path) -> RunError:
+    return RunError(
+        f"The disk of {folder} is full.",
+        hint="Remove what you no longer need there, or choose another folder with --output.",
+    )
+
+
 def _failure(case: Case, folder: RunFolder) -> RunError:
+    if shutil.disk_usage(folder.path).free < MIN_FREE:
+        return full_disk(folder.path)
     lines = describe_failure(folder)
     what = "\n  ".join(
         line.replace("paceline logs", f"paceline logs --scratch {folder.path.parents[2]}") for line in lines

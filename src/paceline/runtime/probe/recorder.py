@@ -30,6 +30,7 @@ from paceline.contract.files.probe_spec import (
     record_path,
 )
 from paceline.contract.jsonl import LineWriter
+from paceline.errors import RunError
 from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
 from paceline.runtime.probe.calls import Call, PendingCalls, tensors_of
 from paceline.runtime.probe.final_weights import compare, full_tensors, write
@@ -241,7 +242,10 @@ class Probe:
         return [known.get(id(each), f"parameter {number}") for number, each in enumerate(parameters)]
 
     def _write(self, kind: str, **values: Any) -> None:
-        self._lines.append(json.dumps({"kind": kind, **values}) + "\n")
+        if not self._lines.append(json.dumps({"kind": kind, **values}) + "\n"):
+            raise RunError(  # records with holes would show differences that are none
+                f"The records of the proof cannot be written to {self.spec.folder}.", hint="Check the space there."
+            )
 
 
 def _uses(model: nn.Module) -> set[str]:
