@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -154,6 +156,18 @@ def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch:
     paceline("sweep", "--local", "--resubmit", "missing", "digits", cwd=folder, check=True)
     assert [result["state"] for result in results(sweep).values()] == ["done"] * 3
     assert len(sweep.trial(0).attempts()) == 2
+
+
+def test_commands_to_type_quote_the_name_of_a_sweep(paceline: Paceline, folder: Path) -> None:
+    (folder / "list of.txt").write_text("train.py --x 1\ntrain.py --x 2\n", encoding="utf-8")
+    done = paceline("sweep", "--local", "--style", "spawn", "list of.txt", cwd=folder)
+    assert done.returncode == 1
+    [state] = re.findall("state +(paceline sweep show .*)", done.stdout + done.stderr)
+    shown = paceline(*shlex.split(state)[1:], cwd=folder, check=True).stdout
+    [again] = re.findall("run again: (.*)", shown)
+    assert again == "paceline sweep --local --resubmit failed 'list of'"
+    (folder / "mended").touch()
+    paceline(*shlex.split(again)[1:], cwd=folder, check=True)
 
 
 def test_an_invalid_file_leaves_no_folder(paceline: Paceline, folder: Path, scratch: Path) -> None:

@@ -46,6 +46,12 @@ Options of Paceline go before the script; everything after it is passed to the s
 Run `paceline COMMAND --help` for the options of a command."""
 
 
+# What people type for a command that has another name, and what to type instead.
+OTHER_NAMES = {
+    **dict.fromkeys(("resume", "continue"), "paceline run --resume RUN` or `paceline submit --resume RUN"),
+    **dict.fromkeys(("status", "list"), "paceline ps"),
+    **dict.fromkeys(("stop", "kill"), "paceline cancel RUN"),
+}
 TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--node_rank")
 
 
@@ -166,9 +172,11 @@ def _unknown_option(option: str, name: str, own: Collection[str], hint: str) -> 
 def _unknown_command(name: str) -> UsageError:
     import difflib
 
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    close = difflib.get_close_matches(name, (*COMMANDS, *OTHER_NAMES), n=1)
     if name.endswith(".py"):
         suggestion = f" Did you mean `paceline run {name}`?"
+    elif close and close[0] in OTHER_NAMES:
+        suggestion = f" Did you mean `{OTHER_NAMES[close[0]]}`?"
     else:
         suggestion = f" Did you mean {close[0]!r}?" if close else ""
     return UsageError(

@@ -138,13 +138,14 @@ def _parameter(option: Option, group: str, shown: Sequence[str]) -> inspect.Para
     return _keyword(option.parameter, Annotated[kinds.get(option.kind, str | None), info])
 
 
-def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path) -> Program:
-    """Return the script or module that was typed; a script must exist."""
+def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run") -> Program:
+    """Return the script or module that was typed; a script must exist. `command` is for the hint without one."""
     from paceline.spec.job import Program
 
     if not args:
+        ranks = "--gpus 2" if command == "submit" else "--nproc 2"
         raise UsageError(
-            "There is no script to run.", hint="Name one, as in `paceline run --nproc 2 train.py --lr 0.1`."
+            "There is no script to run.", hint=f"Name one, as in `paceline {command} {ranks} train.py --lr 0.1`."
         )
     name, rest = args[0], tuple(args[1:])
     if is_module:
@@ -153,13 +154,14 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path) -> P
     if path.is_dir():
         raise UsageError(f"{name} is a folder, not a script.", hint=f"Name a file in it, e.g. {name}/train.py.")
     if not path.is_file():
-        raise UsageError(f"There is no script {name!r} in {cwd}.", hint=_suggestion(path))
+        raise UsageError(f"There is no script {name!r} in {cwd}.", hint=_suggestion(path, os.path.dirname(name)))
     if not os.access(path, os.R_OK):
         raise UsageError(f"Cannot read the script {name!r}.", hint=f"Fix its permissions: chmod u+r {name}")
     return Program(os.path.normpath(name), rest)
 
 
-def _suggestion(path: Path) -> str:
+def _suggestion(path: Path, folder: str) -> str:
+    """Return what to do about a missing script; `folder` is the one that was typed with it."""
     import difflib
 
     try:
@@ -168,5 +170,5 @@ def _suggestion(path: Path) -> str:
         return f"There is no folder {path.parent}."
     close = difflib.get_close_matches(path.name, scripts, n=1)
     if close:
-        return f"Did you mean {close[0]!r}?"
+        return f"Did you mean {os.path.join(folder, close[0])!r}?"
     return "Options of Paceline go before the script, the script's own after it. Use -m for a module."

@@ -120,7 +120,7 @@ def command(
     from paceline.proof.local_runner import Script
 
     cwd = current_folder()
-    program = options.find_program(args, is_module=module, cwd=cwd)
+    program = options.find_program(args, is_module=module, cwd=cwd, command="prove")
 
     def load(program: Program, flags: Sequence[Flag] = ()) -> Job:
         return settings.load(program, cwd=cwd, flags=[*settings.flags, *flags], here=True)

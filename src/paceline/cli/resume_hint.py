@@ -5,13 +5,14 @@ from __future__ import annotations
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.run_folder import RunFolder
+from paceline.plan.quote import quote
 
 
 def submit_again(folder: RunFolder) -> str:
     """Return the command that goes on with a run of Slurm in the queue."""
     path = folder.path
     if path.parent.name == "trials":
-        return f"paceline sweep --resubmit failed {path.parent.parent.name}"
+        return f"paceline sweep --resubmit failed {quote(path.parent.parent.name)}"
     return f"paceline submit --resume {path.name}"
 
 

@@ -103,7 +103,8 @@ def _draft(
 
     cwd = Path.cwd()
     if resume is None:
-        return Draft(settings.load(options.find_program(args, is_module=is_module, cwd=cwd), cwd=cwd), after=after)
+        found = options.find_program(args, is_module=is_module, cwd=cwd, command="submit")
+        return Draft(settings.load(found, cwd=cwd), after=after)
     program = options.find_program(args, is_module=is_module, cwd=cwd) if args else None
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)

@@ -13,6 +13,7 @@ from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
+from paceline.plan.quote import quote
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.report.axes import to_label
 from paceline.sweep.report.plots import value_text
@@ -200,5 +201,5 @@ def _failures(sweep: Sweep) -> list[Any]:
         if state == DONE:
             continue
         local = "" if any(trial.job for trial in sweep.trials) else "--local "
-        lines.append(Text(f"run again: paceline sweep {local}--resubmit {state} {sweep.name}", "dim"))
+        lines.append(Text(f"run again: paceline sweep {local}--resubmit {state} {quote(sweep.name)}", "dim"))
     return lines

@@ -19,6 +19,7 @@ from paceline.contract.sweep.folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.plan.local import LocalPlan, plan_local
+from paceline.plan.quote import quote
 from paceline.plan.shape import Machine
 from paceline.spec import Job
 from paceline.sweep.folder import mark_starter
@@ -57,7 +58,7 @@ class LocalSweep(SweepStart):
             self.pool.run(list(numbers), begin=self._begin, end=self._end, stop=self._report_stop)
         self._report_best()
         if self.pool.stopping:
-            self.reporter.note(f"to continue: paceline sweep --local --resubmit missing {name}")
+            self.reporter.note(f"to continue: paceline sweep --local --resubmit missing {quote(name)}")
             return INTERRUPTED_EXIT if self.pool.interrupted else STOPPED_EXIT
         return int(any(result["state"] == FAILED for result in self.results.values()))
 

@@ -13,7 +13,7 @@ from paceline.cluster.slurm.draft import Draft
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import Point
 from paceline.errors import ClusterError, JobRejected
-from paceline.plan.quote import command_line
+from paceline.plan.quote import command_line, quote
 from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.sweep.array_tasks import Chunk, cut, group
@@ -73,7 +73,7 @@ class SlurmSweep(SweepStart):
         if refusal is not None:
             raise ClusterError(
                 f"{count_trials(len(numbers) - submission.submitted)} could not be submitted: {refusal.message}",
-                hint=f"Submit them later: paceline sweep --resubmit missing {self.search.name}",
+                hint=f"Submit them later: paceline sweep --resubmit missing {quote(self.search.name)}",
             )
         return 0
 
@@ -83,7 +83,7 @@ class SlurmSweep(SweepStart):
         parallel = f", {self.parallel} at a time" if self.parallel else ""
         trials = count_trials(submission.submitted)
         self.report_start(f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}")
-        self.reporter.line(f"  cancel  paceline sweep cancel {name}")
+        self.reporter.line(f"  cancel  paceline sweep cancel {quote(name)}")
 
 
 def plan_chunks(numbers: Sequence[int], *, pack: int, max_array: int, max_tasks: int | None) -> list[Chunk]:

@@ -19,6 +19,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.plan.quote import quote
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Job
@@ -94,7 +95,9 @@ class SweepStart(ABC):
         if resubmit is not None:
             numbers = self.writer.select(resubmit)
             if not numbers:
-                raise UsageError(f"No trial of {name!r} is {resubmit}.", hint=f"List them: paceline sweep show {name}")
+                raise UsageError(
+                    f"No trial of {name!r} is {resubmit}.", hint=f"List them: paceline sweep show {quote(name)}"
+                )
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
         if not new:
@@ -165,7 +168,7 @@ class SweepStart(ABC):
     def report_start(self, line: str) -> None:
         self.reporter.line(line)
         self.reporter.line(f"  folder  {self.writer.folder.path}")
-        self.reporter.line(f"  state   paceline sweep show {self.search.name}")
+        self.reporter.line(f"  state   paceline sweep show {quote(self.search.name)}")
 
 
 def count_trials(number: int) -> str:

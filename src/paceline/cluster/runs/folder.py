@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -96,9 +97,16 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         raise UsageError(f"You have no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
         f"There is no run {name!r} in {scratch}.",
-        hint="Give a run's id, the start or end of it, its name or the start of that, its job id, or its folder. Of"
-        " another user's run, give the whole id or the folder. `paceline ps` lists runs.",
+        hint=f"{_suggestion(name, names)}Give a run's id, the start or end of it, its name or the start of that, its"
+        " job id, or its folder. Of another user's run, give the whole id or the folder. `paceline ps` lists runs.",
     )
+
+
+def _suggestion(wanted: str, names: Mapping[Path, Sequence[str]]) -> str:
+    """Return the id or the name of an own run that is much like the wanted one, as a question; empty if none is."""
+    known = {word: path for path, others in names.items() for word in (path.name, *others[:1]) if word}
+    close = (word for word in difflib.get_close_matches(wanted, known, n=3) if is_own_folder(known[word]))
+    return next((f"Did you mean {word!r}? " for word in close), "")
 
 
 def find_own_run(name: str, scratch: Path) -> RunFolder:
