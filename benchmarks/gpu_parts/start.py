@@ -50,9 +50,8 @@ def measure(repeats: int) -> list[Result]:
         ways = {
             "Paceline": [*ours, str(script)],
             "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)],
+            "warm": [*ours, "--warm", str(script)],
         }
-        if knows_warm_starts():
-            ways["warm"] = [*ours, "--warm", str(script)]
         found: dict[str, list[float]] = {name: [] for name in ways}
         try:
             for turn in range(repeats + 1):
@@ -61,15 +60,9 @@ def measure(repeats: int) -> list[Result]:
                     if turn:  # the first one reads everything from disk, or starts the warm process
                         found[name].append(seconds)
         finally:
-            if "warm" in ways:
-                subprocess.run([python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60)
+            subprocess.run([python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60)
     peer = {"torchrun": found["torchrun"]}
-    results = [Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer)]
-    if "warm" in found:
-        results.append(Result("the same, warm start", "s", found["warm"], peer, {"torchrun": 3.0}))
-    return results
-
-
-def knows_warm_starts() -> bool:
-    text = subprocess.run([sys.executable, "-m", "paceline", "run", "--help"], capture_output=True, text=True).stdout
-    return "--warm" in text
+    return [
+        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer),
+        Result("the same, warm start", "s", found["warm"], peer, {"torchrun": 3.0}),
+    ]
