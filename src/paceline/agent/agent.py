@@ -141,6 +141,7 @@ class Agent:
         self.events.write("failed", reason=problem.message)
         is_head = self.placement is None or self.placement.is_head
         if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
+            self.has_lost_node = True  # its node may have died too, and come back
             return RESTART_EXIT  # without a verdict, so this counts like a head agent that was killed
         if is_head and isinstance(problem, AgentsMissing):
             self.has_lost_node = True
@@ -290,6 +291,7 @@ class Agent:
     def _make_way(self) -> int:
         """End this head agent, so that whoever started the agents starts all of them again."""
         self.say("starting the agents again")
+        self.has_lost_node = True  # the killed agent's node may have died too, and come back
         self.verdicts.expect_new_agents()
         return RESTART_EXIT
 

@@ -261,6 +261,26 @@ def test_srun_does_not_wait_for_a_lost_node_for_ever(bench: Bench) -> None:
     assert bench.requeues() == ["requeue 7"]
 
 
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_job_whose_srun_waits_for_the_node_of_a_killed_agent_goes_back_into_the_queue(
+    bench: Bench, requeue: bool
+) -> None:
+    """Its step keeps the cores of the nodes, so that another one would wait for them."""
+    agents = "echo 1 >agent; : >node-lost; exec /bin/sleep 600"
+    code, out = bench.carry_out(agents, setup="paceline_poll=0.05", options="" if requeue else "--no-requeue")
+    assert "srun waited for a node that does not answer" in out
+    assert (code, bench.requeues()) == ((75, ["requeue 7"]) if requeue else (1, []))
+    assert len(bench.calls_of("srun")) == 1
+
+
+def test_agents_that_start_again_have_their_minute_anew(bench: Bench) -> None:
+    agents = (
+        f"[ -e second ] && {{ [ ! -e node-lost ] && {DONE}; exit; }}; : >second; echo 1 >agent; : >node-lost; exit 76"
+    )
+    assert bench.carry_out(agents)[0] == 0
+    assert len(bench.calls_of("srun")) == 2
+
+
 def test_nothing_of_the_batch_script_outlives_its_shell(bench: Bench) -> None:
     """Slurm may not find a subshell of a shell that was killed."""
     process = bench.start("exec /bin/sleep 600", setup="paceline_poll=0.05")

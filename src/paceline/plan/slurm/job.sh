@@ -176,7 +176,7 @@ paceline_await() {
 }
 
 # Wait for srun or mpirun. It may wait for a node that died and came back, for as long as the job may run; so it has a
-# minute once the head agent has ended because of a lost node. `read` waits without a process.
+# minute once the head agent has ended because another agent is gone. `read` waits without a process.
 paceline_await_agents() {
     local paceline_watcher
     (
@@ -187,6 +187,7 @@ paceline_await_agents() {
             read -r -t "${paceline_poll:-5}" -u "$paceline_never" || :
         done
         for _ in {1..12}; do read -r -t "${paceline_poll:-5}" -u "$paceline_never" || :; done
+        : >"$paceline_run/job-starts/$paceline_job_start/srun-killed"
         kill -KILL "$1"
     ) 2>/dev/null &
     paceline_watcher=$!
@@ -248,12 +249,13 @@ paceline_launch() {
         fi
         paceline_await_agents $!
         paceline_mpirun_pid=''
+        if paceline_srun_hung; then break; fi
         paceline_agent_was_killed "$number" || break
         [ "$(paceline_list_checkpoints)" = "$saved" ] || number=1 # the run got further, so count from the start again
         echo "paceline: job $paceline_job: an agent was killed; starting the agents again"
         paceline_pause $((number < 16 ? 2 * number - 2 : 30))
         [ -z "$paceline_terminated" ] || break
-        rm -f "$paceline_run/job-starts/$paceline_job_start"/{head,join-error-*} || :
+        rm -f "$paceline_run/job-starts/$paceline_job_start"/{head,node-lost,join-error-*} || :
         [ -z "${PACELINE_RENDEZVOUS-}" ] || paceline_open_rendezvous "$((starts * 101))"
     done
 }
@@ -273,6 +275,17 @@ paceline_agent_was_killed() { # NUMBER of starts
     local folder="$paceline_run/job-starts/$paceline_job_start"
     paceline_has_no_verdict || return 1
     [ -e "$folder/agent" ] || [ -e "$folder/head" ] || { [ "$paceline_exit" = 137 ] && [ "$1" -le 3 ]; }
+}
+
+# Whether srun was killed, because it waited for a node after the head agent had gone to let all agents start again. Its
+# step keeps the cores until Slurm notices what became of that node, so the job goes back into the queue.
+paceline_srun_hung() {
+    local folder="$paceline_run/job-starts/$paceline_job_start"
+    [ -e "$folder/srun-killed" ] || return 1
+    paceline_has_no_verdict || return 1
+    echo "paceline: job $paceline_job: srun waited for a node that does not answer"
+    [ -z "$paceline_requeue" ] || : >"$folder/requeue" || :
+    if [ -n "$paceline_requeue" ]; then echo stopped; else echo failed; fi >"$folder/verdict" || :
 }
 
 # Whether the agents have left no verdict, although nobody ended the job.
