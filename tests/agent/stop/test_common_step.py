@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import torch
 import torch.distributed as dist
@@ -69,3 +70,42 @@ def step_alone() -> tuple[list[int], bool]:
 
 def test_a_rank_without_a_group_takes_signals_at_any_time(ranks: Ranks) -> None:
     assert ranks(step_alone, 1) == [([15], False)]
+
+
+def train_with_a_timer(interval: float) -> tuple[int | None, bool]:
+    """The handler only starts a timer, as that of Hugging Face's Trainer does. Return in which step it ran out."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    heartbeats = Heartbeats(1)
+    heartbeats.reset(1)
+    CommonStep(str(heartbeats.path), 0).install()
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    steps, timers = [], []
+
+    def start_timer(*_: object) -> None:
+        timers.append(threading.Timer((rank + 1) * interval, lambda: steps.append(step)))
+        timers[0].start()
+
+    signal.signal(signal.SIGTERM, start_timer)
+    heartbeats.signal_at_common_step(signal.SIGTERM)
+    for step in range(STEPS):
+        weight.grad = torch.ones(1)
+        if step < 5:  # the signal comes in one of these
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+    is_waiting = timers[0].is_alive()
+    timers[0].cancel()
+    dist.barrier()
+    heartbeats.remove()
+    return (steps[0] if steps else None), is_waiting
+
+
+def test_timers_of_handlers_run_out_in_the_same_step(ranks: Ranks) -> None:
+    (first, _), (second, _) = ranks(train_with_a_timer, 2, 0.3)
+    assert first == second is not None
+    assert first < 5
+
+
+def test_long_timers_are_not_waited_for(ranks: Ranks) -> None:
+    assert ranks(train_with_a_timer, 2, 1000.0) == [(None, True)] * 2

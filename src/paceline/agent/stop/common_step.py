@@ -3,6 +3,9 @@
 Handlers of frameworks communicate, or end the training at the next step. Ranks that got the signal in different steps
 would wait for each other for ever. So each rank signals itself: once every rank knows of the request, rank 0 names the
 next step. No rank can finish that step before rank 0 has begun it, so none misses it.
+
+A handler may only start a timer: the Trainer of Hugging Face acts three seconds later. Timers run out in different
+steps on different ranks, so each rank waits for its own before it goes on.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ import mmap
 import os
 import signal
 import sys
+import threading
+from collections.abc import Collection
 from typing import Any
 
 from paceline.contract.heartbeat_file import AT_STEPS, HEADER, SIGNALLED, STEP_SIGNAL, TAKES_SIGNALS, at_steps_offset
 
 KNOWN, STEP = "paceline/stop/known", "paceline/stop/step"  # keys of the process group's store
+LONGEST_TIMER = 10.0  # seconds; one that takes longer does not decide when the rank saves
 
 
 class CommonStep:
@@ -48,7 +54,9 @@ class CommonStep:
         if number and self._is_common(distributed):
             self._has_signalled = True
             AT_STEPS.pack_into(self._map, self._offset, SIGNALLED)
+            threads = threading.enumerate()
             signal.raise_signal(number)
+            wait_for_timers(known=threads)
 
     def _is_common(self, distributed: Any) -> bool:
         """Return whether this is the step that rank 0 has named, or it is too late to agree."""
@@ -70,3 +78,10 @@ class CommonStep:
     @staticmethod
     def _all_know(store: Any, distributed: Any) -> bool:
         return bool(store.add(KNOWN, 0) >= distributed.get_world_size())
+
+
+def wait_for_timers(known: Collection[threading.Thread]) -> None:
+    """Wait for timers that were started since these were all threads."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread not in known and thread.interval <= LONGEST_TIMER:
+            thread.join(2 * LONGEST_TIMER)  # what it calls may in turn wait for this thread
