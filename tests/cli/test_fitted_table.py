@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,16 +70,59 @@ def test_ps_never_cuts_ids_and_reasons(
     for number in range(3):
         assert any(line.startswith(f"20261115-225151-d7f{number} ") for line in lines)
     head = lines[0].split()
-    assert ("STEP" in head, "ATTEMPT" in head) == {80: (False, False), 100: (True, False)}.get(width or 0, (True, True))
+    assert ("STEP" in head, "ATTEMPT" in head) == (True, width not in (80, 100))
     assert (head[:3], head[-1]) == (["RUN", "STATUS", "JOB"], "WHY")
-    reason = "".join(line[lines[0].index("WHERE") :].strip() for line in lines[1:4] if "run" not in line)
+    reason = "".join(line[lines[0].index("WHERE") :].strip() for line in lines[1:6] if "run" not in line)
     assert joined(reason).startswith(joined(REASON))  # wrapped, but whole
     assert (NAME in text) == (width is None)  # only names are shortened
-    left_out = {80: "RANKS, ATTEMPT, STEP, AGE", 100: "RANKS, ATTEMPT, AGE"}.get(width or 0)
+    left_out = {80: "RANKS, ATTEMPT, AGE", 100: "RANKS, ATTEMPT"}.get(width or 0)
     if left_out is None:
         assert "not in this width" not in text
     else:
         assert lines[-1] == f"not in this width: {left_out} (all: paceline ps | less -S)"
+
+
+def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw
+) -> None:
+    found = []
+    for number, status in enumerate(("running", "failed")):
+        details = {"nodes": 1, "nproc": 2, "program": "pkg.sub.train", "created": time.time() - 3599, "host": "vm"}
+        run = RunFolder(tmp_path / f"20261115-225151-d7f{number}")
+        found.append(Record(run, details, status, None, None, attempts=1, step=1234))
+    failure = {"rank": 0, "host": "vm", "type": "RuntimeError", "message": "the loss is not a number since step 12"}
+    found[1].folder.attempt(1).path.mkdir(parents=True)
+    found[1].folder.attempt(1).failure.write_text(json.dumps(failure))
+    monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
+    monkeypatch.setattr(ps, "find_runs", lambda _: [])
+    monkeypatch.setattr(ps, "read_records", lambda _: found)
+    lines = draw(80, lambda: ps.command(count=20, live=False)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["RUN", "STATUS", "STEP", "AGE", "PROGRAM", "WHERE", "/", "WHY"]
+    assert all("1234  " in line and "  pkg.sub.train  " in line for line in lines if line.startswith("2026"))
+    assert "rank 0 on vm:" in lines[2]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_ps_says_how_many_runs_are_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, capsys: pytest.CaptureFixture[str], live: bool
+) -> None:
+    records = [record for record in make_records(tmp_path) if not live or not record.is_over]
+    monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
+    monkeypatch.setattr(ps, "find_runs", lambda _: [record.folder for record in records])
+    monkeypatch.setattr(ps, "read_records", lambda folders: records[: len(folders)])
+    text = draw(80, lambda: ps.command(count=1, live=live))
+    assert "d7f0" in text
+    assert "d7f1" not in text
+    older = "1 older run: paceline ps --live -n 2" if live else "2 older runs: paceline ps -n 3"
+    assert capsys.readouterr().err == f"paceline: {older}\n"
+    draw(80, lambda: ps.command(count=len(records), live=live))
+    assert capsys.readouterr().err == ""
+
+
+def test_ps_paints_a_stopped_run_unlike_a_failed_one() -> None:
+    assert console.THEME[ps.COLOURS["stopped"]] == "yellow"
+    assert console.THEME[ps.COLOURS["failed"]] == "red"
 
 
 @pytest.mark.parametrize("width", [80, 100, 160, None])
@@ -111,5 +155,7 @@ def test_show_cuts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw
     run.run_json.write_text(json.dumps({"command": command, "nodes": 2, "nproc": 8}))
     monkeypatch.setattr(show.runs, "named", lambda _: run)
     text = draw(width, lambda: show.command("last", diff=False, stat=False))
-    assert " ".join(command) in text  # in one line, which the terminal wraps: it can be copied
+    assert max(map(len, text.replace(str(run.path), "").splitlines())) <= (width or console.PIPE_WIDTH)
+    assert " ".join(command) in text.replace(f" \\\n{'':<11}", " ")  # it can be copied
+    assert (" ".join(command) in text) == (width is None)
     assert str(run.path) in text

@@ -216,20 +216,19 @@ def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(login.bin))
         patch.delenv("SLURM_JOB_ID", raising=False)
-        cli_run._require_consent(folder)  # a local run
+        assert cli_run._has_consent(folder)  # a local run
         folder.job.write_text("11\n")
         with pytest.raises(UsageError, match=r"submitted to Slurm \(job 11\)") as refused:
-            cli_run._require_consent(folder)
+            cli_run._has_consent(folder)
         assert "paceline submit --resume run-1" in refused.value.hint
         answers = iter([True, False])
         for name in ("stdin", "stderr"):
             patch.setattr(getattr(sys, name), "isatty", lambda: True)
         patch.setattr("typer.confirm", lambda *_, **__: next(answers))
-        cli_run._require_consent(folder)
-        with pytest.raises(UsageError):
-            cli_run._require_consent(folder)
+        assert cli_run._has_consent(folder)
+        assert not cli_run._has_consent(folder)
         patch.setenv("SLURM_JOB_ID", "5")  # inside an allocation
-        cli_run._require_consent(folder)
+        assert cli_run._has_consent(folder)
 
 
 def test_after_a_run_that_is_over(login: Login) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 from paceline import __main__, cli
 from paceline.cli import console, logs, show, submit
+from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
+from paceline.plan.quote import command_line
 from paceline.watch import logs as watch_logs
 from paceline.watch.records import read_record
 
@@ -121,7 +124,22 @@ def test_wait_names_a_killed_batch_shell(
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said
-    assert f"to go on: paceline submit --resume {folder.path.name}" in said
+    assert f"to go on: paceline submit --resume {folder.path.name} (no checkpoint: the script starts again)" in said
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_command_that_wraps_can_be_copied(width: int) -> None:
+    words = ["train", "a b", "it's here and there", "two\nlines  it's", "x" * 50, "--lr=0.1", '"quoted" twice', "end"]
+    text = wrap_command(command_line(words), width)
+    assert "\n" in text
+    assert all(len(line) <= width for line in text.splitlines() if " " in line.strip("\\ ") and "'" not in line)
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, text=True, check=True)
+    assert printed.stdout.split("\0")[:-1] == words
+
+
+def test_long_lines_wrap_at_spaces() -> None:
+    text = f"rank 0 on n1: a long reason\n{'/path' * 9} is full"
+    assert wrap_text(text, 20).splitlines() == ["rank 0 on n1: a long", "reason", "/path" * 9, "is full"]
 
 
 def test_show_has_the_name_and_indents_what_has_several_lines(

@@ -50,8 +50,9 @@ def process() -> Iterator[int]:
 def test_a_live_process_keeps_others_out(run: RunFolder) -> None:
     with process() as pid:
         claim_for(run, "pid-1-a", pid)
-        with pytest.raises(UsageError, match=f"still running as process {pid}"):
+        with pytest.raises(UsageError, match=f"still running as process {pid}") as refused:
             claims.claim_run(run)
+        assert refused.value.hint == f"Wait for it, or stop it with `paceline cancel {run.path.name}`."
         assert read_record(run).status == "running"
     assert read_record(run).status == "lost"
     claims.claim_run(run)

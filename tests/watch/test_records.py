@@ -258,3 +258,12 @@ def test_the_last_step_skips_a_truncated_line(tmp_path: Path) -> None:
     assert last_step(metrics) is None
     metrics.write_text('{"step": 41}\n{"step": 42, "loss": 1.0}\n{"step": 4')
     assert last_step(metrics) == 42
+
+
+def test_a_run_that_had_nothing_left_to_do_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, job=None, verdict="done")
+    assert (read_record(folder).status, read_record(folder).detail) == ("done", "here")
+    folder.events.mkdir()
+    events = [{"time": 1.0, "event": "started"}, {"time": 2.0, "event": "nothing_left", "step": 4}]
+    (folder.events / "rank-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert (read_record(folder).status, read_record(folder).detail) == ("done", "nothing was left to do")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
-THEME = {"good": "green", "bad": "red", "dim": "grey50", "name": "bold", "path": "cyan"}
+THEME = {"good": "green", "bad": "red", "warn": "yellow", "dim": "grey50", "name": "bold", "path": "cyan"}
 
 # Colours and the erasing of a line, which progress bars need; then all that acts on a terminal otherwise.
 _ESCAPE = re.compile(

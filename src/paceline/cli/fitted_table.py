@@ -21,6 +21,7 @@ class Column:
     title: str
     rank: int = KEPT  # the largest drops out first
     wraps_at: int | None = None  # the narrowest width to which its texts wrap; None if they don't
+    wraps_well_at: int = COMFORTABLE  # the width below which optional columns drop out for it
     optional: bool = False  # whether it drops out before texts of other columns become narrow
     crops: bool = False  # whether long texts end in "…" instead
     justify: Any = "left"
@@ -39,7 +40,7 @@ class Column:
 
     @property
     def comfortable(self) -> int:
-        return self.narrowest if self.crops or self.wraps_at is None else min(self.widest, COMFORTABLE)
+        return self.narrowest if self.wraps_at is None else min(self.widest, self.wraps_well_at)
 
 
 def fit(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
@@ -75,11 +76,15 @@ def make_table(shown: Sequence[Column], width: int) -> Table:
 
 
 def _sizes(shown: Sequence[Column], width: int) -> list[int]:
-    """Return the width of each column. Room that is left goes to texts that wrap, then to those that are cut."""
+    """Return the width of each column. Room goes to short texts that are cut, to those that wrap, then to long ones."""
     sizes = [column.narrowest for column in shown]
     left = max(0, width - _total(sizes))
-    for index in sorted(range(len(shown)), key=lambda index: shown[index].crops):
-        more = min(left, shown[index].widest - sizes[index])
+    wanted = [(index, column.comfortable) for index, column in enumerate(shown) if column.crops]
+    wanted += sorted(
+        ((index, column.widest) for index, column in enumerate(shown)), key=lambda each: shown[each[0]].crops
+    )
+    for index, size in wanted:
+        more = min(left, max(0, size - sizes[index]))
         sizes[index] += more
         left -= more
     return sizes

@@ -12,7 +12,15 @@ from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.spec.quantities import show_seconds
 from paceline.watch.records import OVER, Record, find_runs, read_records
 
-COLOURS = {"done": "good", "failed": "bad", "lost": "bad", "running": "name", "queued": "dim", "cancelled": "dim"}
+COLOURS = {
+    "done": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "running": "name",
+    "queued": "dim",
+    "cancelled": "dim",
+    "stopped": "warn",
+}
 
 
 def command(
@@ -22,13 +30,15 @@ def command(
 ) -> int:
     """List the runs in this scratch folder, newest first, both here and on Slurm.
 
-    In a narrow terminal, columns that matter less are left out, and the last line names them; in a pipe, nothing is.
+    In a narrow terminal, columns that matter less are left out, and the last line names them. A pipe gets all columns.
     """
     scratch = runs.scratch_here()
+    found = find_runs(scratch)
     if live:  # a live run may be older than many finished ones
-        records = [record for record in read_records(find_runs(scratch)) if not record.is_over][:count]
+        known = [record for record in read_records(found) if not record.is_over]
+        records, older = known[:count], len(known[count:])
     else:
-        records = read_records(find_runs(scratch, limit=count))
+        records, older = read_records(found[:count]), len(found[count:])
     if not records:
         console.say_note(f"no runs in {scratch}")
         return 0
@@ -38,6 +48,9 @@ def command(
     if dropped:
         names = ", ".join(column.title for column in dropped)
         out.print(f"not in this width: {names} (all: paceline ps | less -S)", style="dim")
+    if older:
+        flags = "--live -n" if live else "-n"
+        console.say_note(f"{older} older run{'s' * (older > 1)}: paceline ps {flags} {len(records) + older}")
     unknown = [record for record in records if record.no_answer is not None]
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")
@@ -47,9 +60,9 @@ def command(
 def _columns(records: list[Record]) -> list[Column]:
     columns = [
         Column("RUN"), Column("STATUS"), Column("JOB", rank=1), Column("RANKS", rank=6, optional=True),
-        Column("ATTEMPT", rank=7, optional=True), Column("STEP", rank=4, optional=True),
-        Column("AGE", rank=5, optional=True), Column("PROGRAM", rank=3, wraps_at=12, crops=True),
-        Column("WHERE / WHY", rank=2, wraps_at=18),
+        Column("ATTEMPT", rank=7, optional=True), Column("STEP", rank=4),
+        Column("AGE", rank=5, optional=True), Column("PROGRAM", rank=3, wraps_at=12, wraps_well_at=16, crops=True),
+        Column("WHERE / WHY", rank=2, wraps_at=16, wraps_well_at=18),
     ]  # fmt: skip
     for record in records:
         details = record.details

@@ -75,8 +75,9 @@ def command(
         copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
         print(run.plan.show(code=copies, stop=describe_stop(run.job)))
         return 0
-    if resume is not None and not here:
-        _require_consent(run.plan.run_path.folder)
+    if resume is not None and not here and not _has_consent(run.plan.run_path.folder):
+        console.say_note("nothing was started")
+        return 1
     for note in run.prepare(["paceline", *sys.argv[1:]]):
         console.say_note(note)
     return _launch(run.plan, warm=run.job.launch.warm)
@@ -105,18 +106,17 @@ def _find_run(
     return find_resumed_run(resume, program, load=load, cwd=cwd)
 
 
-def _require_consent(folder: RunFolder) -> None:
-    """On a login node, do not train a run of Slurm unless the user really wants to."""
+def _has_consent(folder: RunFolder) -> bool:
+    """Ask on a login node whether to train a run of Slurm there; raise an error if nobody can answer."""
     from paceline.cluster.slurm import commands as slurm
 
     job = slurm.read_job_id(folder)
     if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
-        return
+        return True
     what = f"Run {folder.path.name} was submitted to Slurm (job {job}), and this is not a job"
     if sys.stdin.isatty() and sys.stderr.isatty():
         console.say_note(f"{what}; to go on in the queue: {submit_again(folder)}")
-        if typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True):
-            return
+        return typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True)
     raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
 

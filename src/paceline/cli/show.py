@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.cli.resume_hint import describe_start, resume_command
+from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
@@ -22,13 +23,15 @@ from paceline.plan.quote import command_line
 from paceline.spec.quantities import show_seconds
 from paceline.watch.config import flatten, read_config
 from paceline.watch.failures import failure_text, read_failure
-from paceline.watch.goodput import SHARES, Goodput, compute_goodput, find_end, had_nothing_left, read_events
+from paceline.watch.goodput import SHARES, Goodput, compute_goodput, find_end, read_events
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import Record, read_record
 from paceline.watch.start_phases import describe_start_phases
 from paceline.watch.throughput import describe_throughput
 
 WIDTH = 60
+INDENT = 11  # columns before the values
+COMMANDS = ("command", "script", "before")  # lines that people copy to a shell
 MAX_NODES = 8  # nodes whose usage is shown
 COLOURS = {
     "queued": "grey50", "starting": "yellow", "running": "blue", "training": "green", "saving": "cyan", "lost": "red",
@@ -63,8 +66,8 @@ def command(
     if len(nodes) == MAX_NODES < int(record.details.get("nodes") or 1):
         lines.append(("", f"and more: {record.folder.system}"))
     for name, text in lines:
-        out.print(f"[dim]{name:<10}[/] ", end="")
-        out.print(console.printable(text).replace("\n", f"\n{'':<11}"), markup=False, soft_wrap=True)
+        out.print(f"[dim]{name:<{INDENT - 1}}[/] ", end="")
+        out.print(_wrap(name, console.printable(text), out.width), markup=False, soft_wrap=True)
     events = read_events(record.folder.events)
     shares = compute_goodput(events, find_end(record.folder, events) if record.is_over else time.time())
     if shares.total > 0:
@@ -72,6 +75,13 @@ def command(
         parts = [f"{name} {shares.share(name):.0%}" for name in SHARES if shares.seconds[name] > 0]
         out.print(f"{' · '.join(parts)} of {show_seconds(shares.total)}", markup=False)
     return 0
+
+
+def _wrap(name: str, text: str, width: int) -> str:
+    """Return a value, indented, that a terminal does not break within words. In a pipe its lines stay whole."""
+    if width != console.PIPE_WIDTH:
+        text = (wrap_command if name in COMMANDS else wrap_text)(text, width - INDENT)
+    return text.replace("\n", f"\n{'':<{INDENT}}")
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
@@ -84,7 +94,6 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
         ("hint", record.hint),
         ("why", _why(record)),
-        ("note", "nothing was left to do" if had_nothing_left(read_events(record.folder.events)) else ""),
         ("job", _jobs(record)),
         ("ranks", _ranks(record)),
         ("stop", _stop(record)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options, runs
-from paceline.cli.resume_hint import submit_again
+from paceline.cli.resume_hint import describe_start, submit_again
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
@@ -164,5 +164,5 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     if record.status not in (STOPPED, DONE_UNSAVED):
         runs.say_failure(folder)
     console.say_note(f"output of the job: {folder.slurm_log}")
-    console.say_note(f"to go on: {submit_again(folder)}")
+    console.say_note(f"to go on: {submit_again(folder)} ({describe_start(folder)})")
     return STOPPED_EXIT if record.status == STOPPED else 1

@@ -32,6 +32,7 @@ from paceline.errors import ClusterError
 from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure, failed_saves
+from paceline.watch.goodput import had_nothing_left, read_events
 from paceline.watch.silence import SILENCE_HINT, describe_silence, seconds_silent
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
@@ -133,7 +134,7 @@ class Record:
 
     @property
     def detail(self) -> str:
-        """Why the run is waiting, where it runs, why it failed, or why it did not go back into the queue."""
+        """Why the run waits, where it runs, why it failed or had nothing to do, or why Slurm did not requeue it."""
         saves = failed_saves(self.folder)
         parts = [self._reason(), f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else ""]
         return "; ".join(part for part in parts if part)
@@ -154,6 +155,8 @@ class Record:
             return f"Slurm forgot job {self.job} (a controller that crashes may); {self._how_to_resume}"
         if self.is_over and self.status not in (DONE, STOPPED, "cancelled") and (problem := self._problem()):
             return problem
+        if self.status == DONE and had_nothing_left(read_events(self.folder.events)):
+            return "nothing was left to do"
         if self.state is None:
             return str(self.details.get("host", "")) if self.job is None else ""
         if self.state.reason.startswith("Dependency"):

@@ -148,7 +148,7 @@ def _require_over(run: RunFolder, holder: Holder | None) -> None:
         pid = holder.pids()[0]
         raise UsageError(
             f"Run {run.path.name} is still running as process {pid}.",
-            hint=f"Wait for it, or stop it with `kill {pid}`.",
+            hint=f"Wait for it, or stop it with `paceline cancel {run.path.name}`.",
         )
     if where == ELSEWHERE:
         raise UsageError(
