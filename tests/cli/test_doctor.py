@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,13 @@ def test_a_run_is_told_from_a_script(tmp_path: Path) -> None:
     assert not names_a_run(["train.py"])
     assert not names_a_run([str(script)])
     assert not names_a_run(["train", "--lr", "0.1"])
+
+
+def test_scratch_says_where_the_run_is(paceline: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        folder = tmp_path / name / "project" / "default" / f"20260101-000000-{name}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+    for options, expected in (([], "here"), (["--scratch", str(tmp_path / "there")], "there")):
+        done = paceline("doctor", *options, "last", PACELINE_SCRATCH=str(tmp_path / "here"))
+        assert f"20260101-000000-{expected} is" in done.stdout, done.stderr

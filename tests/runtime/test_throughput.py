@@ -51,6 +51,15 @@ def test_the_rates_of_all_ranks_are_written(ranks: Ranks, tmp_path: Path) -> Non
             assert "mfu" not in line, "nobody knows the peak of this device"
 
 
+def test_time_for_which_a_rank_waited_is_counted_in_all_as_well() -> None:
+    """What the doctor reads must grow, whatever is taken for the metrics in between."""
+    counter = ThroughputCounter()
+    counter.waited += 2.0
+    counter.take()
+    counter.waited += 1.0
+    assert (counter.waited, counter.waited_in_all) == (1.0, 3.0)
+
+
 def test_the_rates_are_those_of_all_ranks_if_only_one_logs(ranks: Ranks, tmp_path: Path) -> None:
     ranks(count, 2, str(tmp_path), False, True)
     lines = [line for line in lines_of(tmp_path) if "x" in line]

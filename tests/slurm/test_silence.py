@@ -46,7 +46,7 @@ def test_a_node_that_dies_and_comes_back_at_once(
     assert cluster.state(ours.job) == "RUNNING", "Slurm has noticed too, so there is nothing to test"
     remedy = f"scontrol requeue {ours.job}"
     assert f"use `{remedy}`" in read_record(ours.folder).detail
-    found = diagnose_run(str(ours.folder.path))
+    found = diagnose_run(ours.folder)
     assert f"`{remedy}`" in found[1].hint, found
 
     cluster.run(remedy.split())

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, options, runs
+from paceline.cli import console, options
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
+from paceline.cluster.runs.folder import find_run, resolve_scratch
 from paceline.errors import PacelineError
 from paceline.spec import Program
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
@@ -20,6 +21,7 @@ from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
 if TYPE_CHECKING:
     from paceline.cluster.probes.allocation_probe import Answers
     from paceline.cluster.probes.live_probe import NodeAnswer
+    from paceline.contract.run_folder import RunFolder
     from paceline.watch.records import Record
 
 MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
@@ -53,8 +55,10 @@ def command(
     """
     if args and not is_job and not module and names_a_run(args):
         as_json |= "--json" in args[1:]  # options end at the first argument, which may be a script
-        fitness = "--fitness" in args[1:] or settings.load(Program("")).launch.fitness
-        return report(diagnose_run(args[0], fitness=fitness), as_json=as_json)
+        job = settings.load(Program(""), here=True)
+        fitness = "--fitness" in args[1:] or job.launch.fitness
+        folder = find_run(args[0], resolve_scratch(job, os.environ))
+        return report(diagnose_run(folder, fitness=fitness), as_json=as_json)
     if is_job or args:
         from paceline.cluster.slurm.draft import Draft
 
@@ -62,7 +66,6 @@ def command(
         job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
         return report(Draft(job).findings(), as_json=as_json)
     from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
-    from paceline.cluster.runs.folder import resolve_scratch
     from paceline.cluster.secrets.secrets import inspect_secrets
 
     job = settings.load(Program(""))
@@ -77,13 +80,13 @@ def names_a_run(args: Sequence[str]) -> bool:
     return not more and not args[0].endswith(".py") and not Path(args[0]).is_file()
 
 
-def diagnose_run(name: str, *, fitness: bool = False) -> list[Finding]:
+def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     from paceline.watch.diagnosis.diagnosis import diagnose
     from paceline.watch.diagnosis.evidence import read_evidence
     from paceline.watch.diagnosis.pace import find_slow_ranks
     from paceline.watch.records import read_record
 
-    record = read_record(runs.named(name))
+    record = read_record(folder)
     run = Finding("run", GOOD, f"{record.run_id} is {record.status}")
     stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
     found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))

@@ -18,11 +18,7 @@ UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 def describe_throughput(metrics: Path) -> str:
     """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if unknown."""
-    try:
-        lines = read_tail(metrics, TAIL).splitlines()[-LINES:]
-    except OSError:
-        return ""
-    records = [record for line in lines if (record := _parse(line))]
+    records = _read_end(metrics)
     medians = {name: _median(records, name) for name in (*RATES, "seconds", "data_wait", "mfu", "peak_memory")}
     parts = [f"{_short(value)} {unit}" for name, unit in RATES.items() if (value := medians[name]) is not None]
     if (seconds := medians["seconds"]) is not None:
@@ -34,6 +30,22 @@ def describe_throughput(metrics: Path) -> str:
     if (memory := medians["peak_memory"]) is not None:
         parts.append(f"{memory:.3g} GB at most")
     return " · ".join(parts)
+
+
+def read_data_wait(metrics: Path, *, since: float, min_seconds: float) -> float | None:
+    """Return the share of time for which ranks waited for data; None if less than `min_seconds` are known."""
+    records = [each for each in _read_end(metrics) if _is_number(each.get("time")) and each["time"] >= since]
+    if not records or records[-1]["time"] - records[0]["time"] < min_seconds:
+        return None
+    return _median(records, "data_wait")
+
+
+def _read_end(metrics: Path) -> list[dict[str, Any]]:
+    try:
+        lines = read_tail(metrics, TAIL).splitlines()[-LINES:]
+    except OSError:
+        return []
+    return [record for line in lines if (record := _parse(line))]
 
 
 def show_step(seconds: float) -> str:
@@ -49,9 +61,12 @@ def _parse(line: bytes) -> dict[str, Any]:
         return {}
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _median(records: list[dict[str, Any]], name: str) -> float | None:
-    values = [record.get(name) for record in records]
-    numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    numbers = [float(record[name]) for record in records if _is_number(record.get(name))]
     return statistics.median(numbers) if numbers else None
 
 

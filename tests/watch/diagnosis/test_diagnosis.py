@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from paceline.cluster.checks import quota
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
-from paceline.contract.heartbeat_file import READY
+from paceline.contract.heartbeat_file import FINISHED, READY, RUNNING
 from paceline.watch.diagnosis import ends
 from tests.watch.diagnosis.recorded_run import RecordedRun
 
@@ -142,6 +143,11 @@ def host_memory(run: RecordedRun) -> None:
     )
 
 
+def refused_memory(run: RecordedRun) -> None:
+    text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000000 bytes. Error code 12"
+    run.fails(type="RuntimeError", message=f"[enforce fail at alloc_cpu.cpp:119] err == 0. {text}", where="mem.py:10")
+
+
 def own_error(run: RecordedRun) -> None:
     run.fails(type="ValueError", message="no such class", where="train.py:9 in main")
 
@@ -182,6 +188,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     "a full quota": (failed_save, "disk", PROBLEM, "quota", "the checkpoint of step 40"),
     "GPU memory": (gpu_memory, "GPU memory", PROBLEM, "ran out of memory", "cuda:1"),
     "host memory": (host_memory, "memory", PROBLEM, "the kernel killed", "of 1.0 GB"),
+    "refused memory": (refused_memory, "memory", PROBLEM, "of 40 TB in the node's", "at mem.py:10"),
     "the script's own error": (own_error, "error", PROBLEM, "ValueError: no such class", "train.py:9"),
     "a missing collective": (flight_recorder, "NCCL", PROBLEM, "Rank 2 on node2", "train.py:33"),
 }  # fmt: skip
@@ -229,6 +236,29 @@ def test_a_healthy_run_says_what_was_checked(tmp_path: Path) -> None:
     assert "node2 (eth0 10.0.0.2)" in found["nodes"].text
 
 
+@pytest.mark.parametrize("state", [RUNNING, FINISHED])
+def test_metrics_say_whether_a_short_run_waits_for_data(state: int, tmp_path: Path) -> None:
+    """Its nodes have sampled nothing of use. The rank that waits longest is no straggler."""
+    run = RecordedRun(tmp_path / "run")
+    run.samples(ranks={"state": state, "waited": 0.0}, rank1={"own": 0.5})
+    for share, expected in ((0.94, ["data"]), (0.02, ["straggler"] if state == RUNNING else [])):
+        lines = [{"step": step, "time": run.began + 2 + step, "data_wait": share} for step in range(9)]
+        earlier = [{"step": step, "time": run.began - 9, "data_wait": 1 - share} for step in range(9)]
+        run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*earlier, *lines]))
+        assert [each.about for each in run.problems()] == expected
+        data = next(each for each in run.findings() if each.about == "data")
+        assert f"{share:.0%} of the time" in f"{data.text} {data.evidence}"
+
+
+def test_a_slow_rank_of_one_node_is_not_compared_with_other_nodes(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples(rank2={"own": 0.5})
+    run.nodes[1]["host"] = "node1"
+    (found,) = run.problems()
+    assert found.about == "straggler"
+    assert "--exclude" not in found.hint
+
+
 def test_ranks_that_start_together_are_not_stuck(tmp_path: Path) -> None:
     """All of them compile or load: nobody waits for anybody."""
     run = RecordedRun(tmp_path / "run")
@@ -245,6 +275,28 @@ def test_a_script_without_a_session_that_prints_is_not_stuck(tmp_path: Path) -> 
     assert [each.about for each in run.problems()] == ["hang"]
     (run.folder.attempts()[-1].path / "rank-1.log").write_text("step 350\n")
     assert run.problems() == []
+
+
+def test_a_hang_of_a_plain_script_with_a_timeout(tmp_path: Path) -> None:
+    """It may have trained for long: nobody knows its steps. And it has the timeout already."""
+    run = RecordedRun(tmp_path / "run", hang_timeout=15.0)
+    asleep(run)
+    log = run.folder.attempt(1).log(0)
+    log.write_text("step 4\n")
+    os.utime(log, (run.began, run.began))
+    (found,) = run.problems()
+    assert found.about == "hang"
+    assert re.match("no rank has printed anything for 60. s, and none reports steps", found.evidence[0])
+    assert "--hang-timeout" not in found.hint
+
+
+@pytest.mark.parametrize(("size", "text"), [(20 << 20, ""), (300 << 20, "300 MB"), (3 << 30, "3.0 GB")])
+def test_the_peak_of_memory(size: int, text: str, tmp_path: Path) -> None:
+    """An agent alone is no peak: the samples of a short run have missed its ranks."""
+    run = RecordedRun(tmp_path / "run")
+    run.samples(node1={"own_memory": size}, node2={"own_memory": 1 << 20})
+    found = [each.text for each in run.findings() if each.about == "memory"]
+    assert found == ([f"peak {text} on a node"] if text else [])
 
 
 def test_words_of_the_script_are_no_evidence(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class ThroughputCounter:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.waited = 0.0  # seconds
+        self._waited_before = 0.0  # seconds, until the last `take`
         self.steps = self.samples = 0
         self._more_samples = self._tokens = self._flops = 0.0  # from the script
         self._on_gpu = device is not None and device.type == "cuda"
@@ -106,6 +107,11 @@ class ThroughputCounter:
         self._tokens += tokens
         self._flops += flops
 
+    @property
+    def waited_in_all(self) -> float:
+        """The seconds that the loop has waited for data since its first step."""
+        return self._waited_before + self.waited
+
     def take(self) -> Work:
         """Return what was processed since the last call, and start anew."""
         if self._began is not None:
@@ -114,6 +120,7 @@ class ThroughputCounter:
         samples = self._more_samples or self.samples
         taken = Work(self._spans, self.waited, self.steps, samples, self._tokens, self._flops)
         self._spans = []
+        self._waited_before += self.waited
         self.waited = self._more_samples = self._tokens = self._flops = 0.0
         self.steps = self.samples = 0
         return taken

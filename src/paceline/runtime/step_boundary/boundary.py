@@ -275,7 +275,7 @@ class Boundary:
         own = 0.0
         if self.stragglers.on:
             own = values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
-        self.heartbeat.write_times(self.metrics.throughput.waited, own)
+        self.heartbeat.write_times(self.metrics.throughput.waited_in_all, own)
         values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
         values[SAVE] = float(self.checkpoint_schedule.due_by_time())
         values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema

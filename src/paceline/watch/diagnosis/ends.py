@@ -12,21 +12,24 @@ from paceline.watch.failures import describe_failure, failure_text
 
 DOCS = "docs/troubleshooting.md"
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|ran out of memory at step|CUDA error: out of memory")
-_HOST_MEMORY = re.compile(
-    r"out-of-memory killer|oom[-_ ]kill|Out Of Memory|DefaultCPUAllocator: can't allocate memory", re.I
+_HOST_MEMORY = re.compile(r"out-of-memory killer|oom[-_ ]kill|Out Of Memory", re.I)
+_REFUSED = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory(?:: you tried to allocate (?P<bytes>\d+) bytes)?|^[\w.]*MemoryError: ",
+    re.MULTILINE,
 )
 _OWN = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|errno 28\b|errno 122\b|database or disk is full", re.I)
 _PATH = re.compile(r"(?:device|exceeded): '?([^'\n]+?)'?$", re.MULTILINE)
 NO_SPACE = 64 << 20  # bytes
+MIN_PEAK = 64 << 20  # bytes; an agent alone, without its ranks, uses less
 WAYS_OUT = (
     "1. Fewer samples per rank at the same global batch: run.loader(..., accumulate=2), or more ranks. "
     '2. Less memory per sample: session(precision="bf16"), or torch.utils.checkpoint. '
     '3. Sharded parameters and optimizer state: run.wrap(model, mode="fsdp").'
 )
 HOST_WAYS_OUT = (
-    "1. Ask for more: --mem-per-gpu or --mem-per-node. 2. Fewer or leaner data-loader workers: num_workers, and arrays "
-    "instead of lists of Python objects. 3. Less in memory: memory-mapped files, or run.loader over a stream."
+    "Fewer or leaner data-loader workers: num_workers, and arrays instead of lists of Python objects.",
+    "Less in memory: memory-mapped files, or run.loader over a stream.",
 )
 
 
@@ -42,6 +45,8 @@ def check_memory(evidence: Evidence) -> list[Finding]:
         return [
             Finding("GPU memory", PROBLEM, "A GPU ran out of memory.", WAYS_OUT, tuple(facts), f"{DOCS}#out-of-memory")
         ]
+    if refused := _REFUSED.search(text):
+        return [_refused(evidence, refused["bytes"])]
     facts = [f"{who}: {failure_text(failure)}"] if _HOST_MEMORY.search(text) else []
     if evidence.record.status == "out of memory":
         facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
@@ -52,10 +57,32 @@ def check_memory(evidence: Evidence) -> list[Finding]:
     ]  # fmt: skip
     if facts:
         facts += _limits(evidence)
-        return [Finding("memory", PROBLEM, "The job ran out of memory, and the kernel killed a process.", HOST_WAYS_OUT,
-                        tuple(facts), f"{DOCS}#out-of-memory")]  # fmt: skip
+        return [Finding("memory", PROBLEM, "The job ran out of memory, and the kernel killed a process.",
+                        _ways_out(evidence), tuple(facts), f"{DOCS}#out-of-memory")]  # fmt: skip
     peak = max((use.peak("own_memory") or 0.0 for use in evidence.usage), default=0.0)
-    return [Finding("memory", GOOD, f"peak {peak / 2**30:.1f} GB on a node")] if peak else []
+    if peak < MIN_PEAK:  # the samples of a short run have missed its ranks
+        return []
+    size = f"{peak / 2**30:.1f} GB" if peak >= 2**30 else f"{peak / 2**20:.0f} MB"
+    return [Finding("memory", GOOD, f"peak {size} on a node")]
+
+
+def _refused(evidence: Evidence, asked: str | None) -> Finding:
+    """Describe an allocation that failed at once, as one of a wrong size does."""
+    failure = evidence.failure
+    number = int(asked) if asked else 0
+    size = f" of {number / 1e12:.3g} TB" if number >= 1e12 else f" of {number / 1e9:.3g} GB" if number else ""
+    facts = [f"rank {failure.get('rank')} on {failure.get('host')}: {failure_text(failure)}"]
+    facts += [f"at {failure['where']}"] if failure.get("where") else []
+    return Finding(
+        "memory", PROBLEM, f"The system refused an allocation{size} in the node's memory. No process was killed.",
+        f"Check the sizes at that line. If they are right: {_ways_out(evidence)}",
+        tuple(facts + _limits(evidence)), f"{DOCS}#out-of-memory",
+    )  # fmt: skip
+
+
+def _ways_out(evidence: Evidence) -> str:
+    more = ("Ask for more: --mem-per-gpu or --mem-per-node.",) if evidence.record.job is not None else ()
+    return " ".join(f"{number}. {each}" for number, each in enumerate((*more, *HOST_WAYS_OUT), start=1))
 
 
 def _own_lines(evidence: Evidence) -> list[str]:

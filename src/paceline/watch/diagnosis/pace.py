@@ -9,6 +9,7 @@ from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.watch.diagnosis.evidence import Evidence, RankSample
 from paceline.watch.diagnosis.resources import saturated
+from paceline.watch.throughput import read_data_wait
 
 DOCS = "docs/troubleshooting.md"
 MIN_SECONDS = 4.0  # of samples, before shares of time mean anything
@@ -18,6 +19,7 @@ PAIR_FACTOR = 2.0  # of two ranks, neither is "the others"
 MIN_SHARE = 0.1  # of a step that a slow rank must cost the others
 STUCK_AFTER = 30.0  # seconds without a step, at least
 STUCK_STEPS = 20  # steps' worth of time without one
+FASTER_DATA = "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident)."
 ASLEEP_AFTER = 10.0  # seconds before the first step after which stacks say who is missing
 
 
@@ -25,7 +27,7 @@ def check_data(evidence: Evidence) -> list[Finding]:
     """Name the ranks that spend much of their time waiting for the next batch."""
     shares = {rank: share for rank, samples in evidence.ranks.items() if (share := _wait_share(samples)) is not None}
     if not shares:
-        return []
+        return _describe_data_wait(_mean_wait(evidence))
     typical = median(shares.values())
     waiting = {rank: share for rank, share in shares.items() if share >= WAITS}
     if not waiting:
@@ -53,10 +55,26 @@ def check_data(evidence: Evidence) -> list[Finding]:
     return [
         Finding(
             "data", WARNING, f"The data loader is slow{where}: ranks wait for it, not for the model.",
-            "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident).",
-            evidence=tuple(dict.fromkeys(facts)), docs=f"{DOCS}#waiting-for-data",
+            FASTER_DATA, evidence=tuple(dict.fromkeys(facts)), docs=f"{DOCS}#waiting-for-data",
         )
     ]  # fmt: skip
+
+
+def _describe_data_wait(share: float | None) -> list[Finding]:
+    """Judge what rank 0 has written for all ranks: the samples of a run that is young or short say nothing yet."""
+    if share is None:
+        return []
+    fact = f"ranks wait for it {share:.0%} of the time"
+    if share < WAITS:
+        return [Finding("data", GOOD, fact)]
+    text = "The data loader is slow: ranks wait for it, not for the model."
+    return [Finding("data", WARNING, text, FASTER_DATA, (fact,), f"{DOCS}#waiting-for-data")]
+
+
+def _mean_wait(evidence: Evidence) -> float | None:
+    """Return the share of its time that the newest start of the run waits for data, by its metrics."""
+    began = min((float(use.details.get("time", 0)) for use in evidence.usage), default=0.0)
+    return read_data_wait(evidence.folder.metrics, since=began, min_seconds=MIN_SECONDS)
 
 
 def _wait_share(samples: list[RankSample]) -> float | None:
@@ -85,11 +103,15 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
         facts += _node_reasons(evidence, host)
         if rank in evidence.stacks:
             facts.append(f"it was at {evidence.stacks[rank].where}")
+        compare = (
+            f"Compare the node with the others: paceline doctor --fitness RUN. If it is always this one: "
+            f"--exclude {host}."
+        )
+        own = "All ranks are on one node: compare what this rank does with what the others do, such as longer samples."
         found.append(
             Finding(
                 "straggler", WARNING, f"Rank {rank} on {host} is slow, and all others wait for it.",
-                f"Compare the node with the others: paceline doctor --fitness RUN. If it is always this one: "
-                f"--exclude {host}.",
+                compare if len({agent.host for agent in evidence.agents.values()}) > 1 else own,
                 evidence=tuple(facts), docs=f"{DOCS}#a-slow-node",
             )
         )  # fmt: skip
@@ -131,6 +153,7 @@ def _is_explained(evidence: Evidence, rank: int) -> bool:
     if any(use.host == host and (use.mean("throttled") or 0.0) >= THROTTLED for use in evidence.usage):
         return True
     share = _wait_share(evidence.ranks.get(rank, []))
+    share = _mean_wait(evidence) if share is None else share
     return share is not None and share >= WAITS
 
 
@@ -178,7 +201,8 @@ def _asleep(evidence: Evidence, newest: dict[int, RankSample]) -> list[Finding]:
         # A script without a session counts no steps. As long as it prints, it does not hang.
         return [Finding("progress", GOOD, f"no steps are known, but the ranks printed something {silent:.0f} s ago")]
     if waiting and len(waiting) < len(evidence.stacks):
-        return [_hang(evidence, f"{min(ages):.0f} s after the start, no rank has begun a step", [])]
+        printed = f"no rank has printed anything for {silent:.0f} s" if silent is not None else "no rank has printed"
+        return [_hang(evidence, f"{printed}, and none reports steps, as scripts with a session do", [])]
     return [Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started")]
 
 
@@ -205,9 +229,10 @@ def _hang(evidence: Evidence, fact: str, suspects: Sequence[int | None]) -> Find
     text = f"{who if ranks else 'The ranks are stuck'}."
     if evidence.attempt is not None and evidence.stacks:
         facts.append(f"all stacks: {evidence.attempt.path}/stacks-*.txt")
+    has_timeout = evidence.launch_spec is not None and evidence.launch_spec.hang_timeout > 0
     return Finding(
         "hang", PROBLEM, text,
-        "Look at that line: every rank must call the same collectives, in the same order. --hang-timeout 10m ends and "
-        "restarts a run that hangs.",
+        "Look at that line: every rank must call the same collectives, in the same order."
+        + ("" if has_timeout else " --hang-timeout 10m ends and restarts a run that hangs."),
         evidence=tuple(facts), docs=f"{DOCS}#it-hangs",
     )  # fmt: skip
