@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from paceline.cli import dispatch, doctor, env, options, run, run_command, shell, submit, sweep
+from paceline.cli import dispatch, doctor, env, options, overview, run, run_command, shell, submit, sweep
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.tables import Tables
@@ -266,3 +266,18 @@ def test_help_shows_how_to_type_a_command(paceline: Paceline, command: str, usag
     text = paceline(*command.split(), "--help", check=True).stdout
     assert text.startswith(f"Usage: paceline {command} {usage}\n")
     assert not re.search(r" <(int|str|path|float)>", text), "an option has no metavar"
+
+
+@pytest.mark.parametrize(
+    "words", ["run", "submit", "sweep", "show", "logs", "prove", "inspect data", "doctor", "shell", "env build"]
+)
+def test_help_in_a_pipe_fits_80_columns(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = words.split()
+    with monkeypatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        run_command(name, [*rest, "--help"])
+    lines = [*capsys.readouterr().out.splitlines(), *overview().splitlines()]
+    assert "  Examples:" in lines
+    assert [line for line in lines if len(line) > 80] == []

@@ -36,13 +36,14 @@ COMMANDS = {
     "sandbox": ("paceline.cli.sandbox", "run a real multi-node Slurm on this machine, to try things out"),
 }
 
-ABOUT = "Take a PyTorch script from your laptop to every GPU of a Slurm cluster, and keep it running until it is done."
+ABOUT = "Take a PyTorch script from your laptop to every GPU of a Slurm cluster,\nand keep it running until it is done."
 EXAMPLES = """\
-  paceline run train.py                        one rank per GPU, or two on the CPU
+  paceline run train.py                     one rank per GPU, or two on the CPU
   paceline run --nproc 4 --cpu train.py --lr 0.1
   paceline submit --nodes 2 --gpus 8 train.py --lr 0.1
 
-Options of Paceline go before the script; everything after it is passed to the script unchanged.
+Options of Paceline go before the script; everything after it is passed to the
+script unchanged.
 Run `paceline COMMAND --help` for the options of a command."""
 
 

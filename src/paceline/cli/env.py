@@ -64,7 +64,7 @@ def build(
     \b
       paceline env build                       from [environment], requirements.txt, pyproject.toml, ...
       paceline env build requirements.lock     from this file
-      paceline env build 'pyproject.toml[gpu]' its dependencies, and those of an extra
+      paceline env build 'pyproject.toml[gpu]'  its dependencies, and those of an extra
       paceline env build --local               here: for nodes without internet
       paceline env build --dry-run             print the exact script
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from typing import Any
 
 from typer.core import TyperCommand
@@ -12,6 +13,8 @@ from paceline.spec.option_table import TABLE
 
 GENERAL = "Options"
 WIDTH = 110
+NARROWEST = 22  # columns in which an explanation of an example wraps beside it
+_EXAMPLE = re.compile(r"(\s*\S.*?\s{2,})(\S.*)")
 _TYPE = re.compile(r"([a-z]+) <(int|str|path)>$")
 _SWITCH = re.compile(r"--(\S+) / --no-\1$")
 
@@ -43,6 +46,25 @@ class GroupedCommand(TyperCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        whole = self.epilog
+        self.epilog = whole and "\n".join(_wrap_example(line, formatter.width - 2) for line in whole.splitlines())
+        super().format_epilog(ctx, formatter)
+        self.epilog = whole
+
+
+def _wrap_example(line: str, width: int) -> str:
+    """Wrap what an example says in its own column, or below the command if there is no room."""
+    match = _EXAMPLE.fullmatch(line)
+    if len(line) <= width or match is None:
+        return line
+    command, text = match.groups()
+    beside = width - len(command) >= NARROWEST
+    column = len(command) if beside else 8
+    lines = textwrap.wrap(text, width - column)
+    first = f"{command}{lines.pop(0)}" if beside else command.rstrip()
+    return "\n".join([first, *(f"{'':<{column}}{each}" for each in lines)])
 
 
 def _is_argument(param: Any) -> bool:

@@ -67,7 +67,7 @@ def command(
       paceline submit --dry-run --gpus 8 train.py        print the exact script
       paceline submit --after last --gpus 8 evaluate.py  start when the newest run is done
       paceline submit --resume last --time 8h            go on with a run, with a longer limit
-      paceline submit --resume last train.py --epochs 20 go on with other arguments and today's code
+      paceline submit --resume last train.py --epochs 20  go on with other arguments and today's code
     """
     if resume is not None and script_only is not None:
         raise UsageError(

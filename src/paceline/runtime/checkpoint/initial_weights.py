@@ -157,7 +157,7 @@ def _load(
         raise CheckpointError(
             f"Cannot start from {place}. {error.message}",
             hint="Start from weights of the same model, or take those that fit: --no-strict.",
-        ) from error
+        ) from None  # its hint is for run.resume
 
 
 def _tied(module: torch.nn.Module, keys: Collection[str]) -> dict[str, str]:
