@@ -120,7 +120,7 @@ def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch:
     assert failed.returncode == 1
     assert "failed after" in failed.stderr
     folder = only_run(scratch)
-    again = f"to go on: paceline run --resume {folder.path.name} (no checkpoint: the script starts again)"
+    again = f"to go on: paceline run --resume {folder.path.name} (from the script's own checkpoint, if any)"
     assert again in failed.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "failed"
     (project / "ready").touch()
@@ -342,7 +342,7 @@ def test_ctrl_c_reaches_the_ranks_of_all_nodes(project: Path, scratch: Path) -> 
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 130, stderr
-    assert "(no checkpoint: the script starts again)" in stderr
+    assert "(from the script's own checkpoint, if any)" in stderr
     assert "Traceback" not in stderr
     # The guard of all tests now waits for every process that this one started.
 

@@ -23,5 +23,12 @@ def resume_command(folder: RunFolder, *, job: str | None) -> str:
 
 def describe_start(folder: RunFolder) -> str:
     """Return where a resume of the run begins."""
-    found = find_checkpoints(folder.path)
-    return f"from step {checkpoint_step(found[0].name)}" if found else "no checkpoint: the script starts again"
+    if found := find_checkpoints(folder.path):
+        return f"from step {checkpoint_step(found[0].name)}"
+    from paceline.watch.goodput import read_events
+
+    events = read_events(folder.events)
+    saves_itself = any(event["event"] == "ranks" and not event.get("uses_runtime", True) for event in events)
+    if saves_itself and not any(event["event"] == "training" for event in events):
+        return "from the script's own checkpoint, if any"
+    return "no checkpoint: the script starts again"
