@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import failures, restart_policy
-from paceline.agent.failures import Failure, first_failure
+from paceline.agent.failures import Failure, RankExit, conclude, first_failure
+from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import Launch, is_alive, until
@@ -120,6 +121,20 @@ def test_a_lost_connection_is_never_the_cause() -> None:
     late = Failure(restart_policy.KILLED, "b", 1, -9, time=2.0)
     assert first_failure([early, late]) is late
     assert first_failure([early]) is early
+
+
+def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
+    lost = Failure(restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection closed by peer", time=2.0)
+    crash = Failure(restart_policy.KILLED, "b", 1, -9, time=3.0)
+    waited = RankExit(0, 1, 2.0, READY, 0, lost)
+    _, failure = conclude([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
+    assert failure is not None
+    assert failure.error.startswith("RuntimeError: Rank 1 has ended normally, without the collective")
+    assert failure.is_consequence
+    _, failure = conclude([lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False)
+    assert failure == crash
+    _, failure = conclude([lost], [waited, RankExit(1, -15, 3.0, READY, 0)], stop_requested=False)
+    assert failure == lost
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(launch: Launch) -> None:

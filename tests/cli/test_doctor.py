@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.cli.doctor import names_a_run, report
+from paceline.cluster.checks import machine
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.errors import ClusterError
 
 FINDINGS = [
     Finding("run", GOOD, "1a2b is running"),
@@ -63,3 +66,18 @@ def test_scratch_says_where_the_run_is(paceline: Callable[..., Any], tmp_path: P
     for options, expected in (([], "here"), (["--scratch", str(tmp_path / "there")], "there")):
         done = paceline("doctor", *options, "last", PACELINE_SCRATCH=str(tmp_path / "here"))
         assert f"20260101-000000-{expected} is" in done.stdout, done.stderr
+
+
+def test_slurm_without_a_cluster_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop may only have Slurm's commands. A controller that does not respond is one."""
+    monkeypatch.setattr(machine.slurm, "available", lambda: True)
+    monkeypatch.setattr(machine.slurm, "version", lambda: (23, 11))
+    for message, level in ((machine.slurm.NOT_CONFIGURED, WARNING), ("sinfo failed: timed out.", PROBLEM)):
+        monkeypatch.setattr(machine, "query_partitions", partial(fail, message))
+        (found,) = machine.inspect_slurm()
+        assert found.level == level
+        assert message in found.text
+
+
+def fail(message: str) -> None:
+    raise ClusterError(message)

@@ -257,10 +257,21 @@ def conclude(
         known = [failure for failure in known if not failure.is_consequence]
     failure = first_failure(known)
     if failure is not None:
-        return FAILED, failure
+        return FAILED, _explain_lost_connection(failure, exits)
     if not stop_requested and any(rank_exit.code and not rank_exit.says_saved for rank_exit in stops):
         return FAILED, None
     return STOPPED if stops else DONE, None
+
+
+def _explain_lost_connection(failure: Failure, exits: Sequence[RankExit]) -> Failure:
+    """If no rank has crashed, a lost connection means that a rank has ended while another one still waited for it."""
+    ended = [each.rank for each in exits if each.code == 0 and each.rank != failure.rank and not each.is_stop]
+    if not failure.is_consequence or not ended:
+        return failure
+    ranks = ", ".join(map(str, ended[:8]))
+    who = f"Rank {ranks} has" if len(ended) == 1 else f"Ranks {ranks} have"
+    note = f"{who} ended normally, without the collective in which rank {failure.rank} waits. No rank has crashed."
+    return replace(failure, message=f"{note}\n{failure.message}")
 
 
 class Termination:

@@ -17,6 +17,7 @@ import pytest
 from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.hang_detection import ClusterHeartbeats, RankHeartbeat, Watchdog, make_report, process_state
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.contract.files.stacks import Frame, Stack
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 
 # each rank's (state, step, age) with a timeout of 10 s -> the stuck ranks, or None
@@ -60,6 +61,21 @@ def test_ranks_that_stop_at_the_same_moment_are_not_listed() -> None:
         "no progress for 12 s; all 2 ranks are stuck at step 3, none longer than the others: compare their stacks"
     )
     assert "rank 0 on a is stuck at step 3" in str(Watchdog(10).check(alike[:1]))
+
+
+@pytest.mark.parametrize("state", [READY, RUNNING])
+def test_a_rank_outside_of_any_collective_is_named(state: int) -> None:
+    """The one that waits for it may have been silent for longer."""
+    heartbeats = [RankHeartbeat(0, state, 3, 14.0, "a"), RankHeartbeat(1, state, 3, 12.0, "b")]
+    waits = Stack((Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"),))
+    sleeps = Stack((Frame("/p/hang.py", 7, "main"),))
+    hang = Watchdog(10).check(heartbeats)
+    assert hang is not None
+    named = hang.compare_stacks(heartbeats, {0: waits, 1: sleeps})
+    assert named.first.rank == 1
+    assert "rank 1 on b has not arrived where the others wait (hang.py:7 in main)" in str(named)
+    for stacks in ({}, {0: waits}, {0: waits, 1: waits}, {0: sleeps, 1: sleeps}):
+        assert hang.compare_stacks(heartbeats, stacks) == hang
 
 
 def test_the_head_agent_sees_all_nodes() -> None:

@@ -6,9 +6,10 @@ Agents send ages, not times, because the clocks of nodes differ.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.contract.files.stacks import Stack
 from paceline.contract.heartbeat_file import READY, RUNNING
 
 REPORT_INTERVAL = 1.0  # seconds between the reports that a member sends to the head agent
@@ -37,11 +38,32 @@ class Hang:
     seconds: float  # without progress
     step: int
     running: int = 0  # how many ranks train, stuck or waiting
+    absent: tuple[RankHeartbeat, ...] = ()  # if stacks tell: those that are not where the others wait
+    where: str = ""  # the line at which the first of them is
+
+    @property
+    def first(self) -> RankHeartbeat:
+        """The rank to name."""
+        return self.absent[0] if self.absent else self.stuck[0]
+
+    def compare_stacks(self, heartbeats: Iterable[RankHeartbeat], stacks: Mapping[int, Stack]) -> Hang:
+        """Return the hang with the ranks that are outside of any collective, if others wait in one."""
+        known = [heartbeat for heartbeat in heartbeats if heartbeat.rank in stacks]
+        absent = [heartbeat for heartbeat in known if not stacks[heartbeat.rank].waits_in]
+        if not absent or len(absent) == len(known):
+            return self
+        absent.sort(key=lambda heartbeat: heartbeat.rank)
+        return replace(self, absent=tuple(absent), where=stacks[absent[0].rank].where)
 
     def __str__(self) -> str:
+        names = ", ".join(f"rank {each.rank} on {each.host}" for each in self.absent[:8])
+        absent = f"{names} {'have' if len(self.absent) > 1 else 'has'} not arrived where the others wait ({self.where})"
         if self.stuck[0].state == READY:
             count = f"{len(self.stuck)} ranks" if len(self.stuck) > 1 else "the rank"
-            return f"{count} printed nothing, and used almost no CPU time, files and network for {self.seconds:.0f} s"
+            text = f"{count} printed nothing, and used almost no CPU time, files and network for {self.seconds:.0f} s"
+            return f"{text}; {absent}" if self.absent else text
+        if self.absent:
+            return f"no progress for {self.seconds:.0f} s at step {self.step}; {absent}"
         if len(self.stuck) == self.running > 1 and not any(each.process in _HELD for each in self.stuck):
             who = f"all {self.running} ranks are stuck at step {self.step}, none longer than the others"
             return f"no progress for {self.seconds:.0f} s; {who}: compare their stacks"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.agent.rendezvous.rendezvous import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
+from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.heartbeat_file import READY
 
 STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
@@ -61,12 +63,14 @@ class HangMonitor:
         if not self._launch.placement.is_head:
             self._rendezvous.send(hang_detection.make_report(own), to=0)
             return None
-        hang = self._watchdog.check(self._cluster.all(own))
+        known = self._cluster.all(own)
+        hang = self._watchdog.check(known)
         if hang is None:
             return None
         detected = time.time()  # before the stacks are dumped: a rank that crashes meanwhile is not the cause
         self.dump_all_stacks(local_ranks)
-        first, limit = hang.stuck[0], f"--hang-timeout {self._watchdog.timeout:g}s"
+        hang = hang.compare_stacks(known, self._read_stacks(each.rank for each in known))
+        first, limit = hang.first, f"--hang-timeout {self._watchdog.timeout:g}s"
         return Failure(
             restart_policy.HANG, first.host, first.rank, message=f"{hang} ({limit})", step=hang.step, time=detected,
             log=str(self._launch.attempt.stacks(first.rank)),
@@ -87,6 +91,15 @@ class HangMonitor:
         deadline = time.monotonic() + STACKS_TIMEOUT
         while time.monotonic() < deadline and not all(_has_text(path) for path in paths):
             time.sleep(0.05)
+
+    def _read_stacks(self, ranks: Iterable[int]) -> dict[int, Stack]:
+        """Return the stacks that were dumped; those of other nodes may still be on their way."""
+        found: dict[int, Stack] = {}
+        for rank in ranks:
+            with suppress(OSError):
+                stack = read_stack(self._launch.attempt.stacks(rank).read_text(encoding="utf-8", errors="replace"))
+                found |= {rank: stack} if stack is not None else {}
+        return found
 
     def _check_activity(self, local_ranks: Collection[int], now: float) -> None:
         """Find out since when ranks without step boundaries have been idle."""

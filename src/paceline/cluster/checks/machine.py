@@ -100,6 +100,8 @@ def inspect_slurm() -> list[Finding]:
     try:
         partitions = query_partitions()
     except ClusterError as error:
+        if error.message == slurm.NOT_CONFIGURED:  # its packages are here, as on a laptop that only has the commands
+            return [Finding("slurm", WARNING, error.message, error.hint)]
         return [Finding("slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint)]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
     return found + [Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions]

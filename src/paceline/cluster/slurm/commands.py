@@ -24,6 +24,7 @@ JOBS_PER_CALL = 2000  # Linux limits one argument to 128 KiB
 SEPARATOR = "\x1f"  # never part of a name, a reason or a node list
 
 Completed = subprocess.CompletedProcess[str]
+NOT_CONFIGURED = "Slurm is installed here, but not configured."
 _CHECK_CONTROLLER = "Check the controller with `scontrol ping`."
 
 
@@ -65,7 +66,7 @@ def call(
         raise NoAnswer(f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER) from None
     if done.returncode and "configuration source" in done.stderr:
         raise ClusterError(
-            "Slurm is installed here, but not configured.",
+            NOT_CONFIGURED,
             hint="Set SLURM_CONF, run this on a login node of your cluster, or start a local Slurm with"
             " `paceline sandbox up`.",
         )

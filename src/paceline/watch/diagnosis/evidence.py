@@ -12,11 +12,11 @@ from paceline.cluster.probes.live_probe import NodeAnswer
 from paceline.cluster.runs.claims import find_holder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object, read_objects
 from paceline.contract.files.foreign_records import read_tail as read_end
+from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.errors import UsageError
-from paceline.watch.diagnosis.stacks import Stack, read_stack
 from paceline.watch.failures import FAILURE_FIELDS
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.records import Record
