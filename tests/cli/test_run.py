@@ -114,6 +114,23 @@ def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
 
 
 @light
+def test_a_mistake_of_the_command_line_is_explained(paceline: Paceline, project: Path, scratch: Path) -> None:
+    package = project / "pkg" / "sub"
+    package.mkdir(parents=True)
+    text = "import pkg\nimport argparse\nargparse.ArgumentParser().parse_args()\n"
+    (package / "train.py").write_text(text)
+    inside = paceline("run", "--cpu", "--nproc", "1", "pkg/sub/train.py", cwd=project)
+    assert f"pkg is in {project}: use `paceline run -m pkg.sub.train`, which finds it" in inside.stderr
+    assert "to go on: paceline run --resume" in inside.stderr
+    typed = ("run", "--cpu", "--nproc", "1", "-m", "pkg.sub.train", "--max-restarts=2", "--nproc", "2", "--lr", "1")
+    late = paceline(*typed, cwd=project)
+    assert late.returncode == 1
+    assert "the script got --max-restarts, --nproc: options of Paceline go before the script" in late.stderr
+    [again] = re.findall("to go on with other arguments: paceline (.*) ARGUMENTS", late.stderr)
+    paceline(*again.split(), cwd=project, check=True)
+
+
+@light
 def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").write_text("import sys, os; sys.exit(int(not os.path.exists('ready')))\n")
     failed = paceline("run", "--nproc", "1", "train.py", "arg", cwd=project)
@@ -187,6 +204,10 @@ WRONG = {
     "a venv and a conda": (["submit", "--venv", "a", "--conda", "b", "train.py"], 2, "--venv and --conda contradict"),
     "a container": (["run", "--environment", "container", "--config", "image.toml", "train.py"], 2, "paceline submit"),
     "a missing secret file": (["run", "--secret-file", "s.env", "train.py"], 2, "--secret-file names s.env, which"),
+    "two names of an option": (
+        ["run", "--start-from", "a.pt", "--init-from=b.pt", "train.py"], 2,
+        "--start-from and --init-from are two names of one option",
+    ),
     "a bad time": (["submit", "--time", "5x", "train.py"], 2, 'Invalid --time "5x": use a duration such as 90m'),
     "a short form": (["submit", "-N", "none", "train.py"], 2, 'Invalid --nodes "none": use a whole number.'),
 }  # fmt: skip

@@ -115,6 +115,20 @@ def evaluate_too_few(folder: str, weighted: bool) -> tuple[Any, str]:
     return (lines_of(Path(folder))[-1]["val"] if run.rank == 0 else None), said.getvalue()
 
 
+def log_inside_an_evaluation(folder: str) -> tuple[Any, str]:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), quiet(folder=folder, progress=False) as run:
+        for (x,) in run.evaluate(TensorDataset(torch.tensor([7.0])), batch_size=4):
+            run.log(val=run.mean(x.mean()))
+    return (lines_of(Path(folder))[-1]["val"] if run.rank == 0 else None), said.getvalue()
+
+
+def test_a_mean_over_no_samples_is_explained_inside_the_loop(ranks: Ranks, tmp_path: Path) -> None:
+    (value, said), _ = ranks(log_inside_an_evaluation, 2, str(tmp_path))
+    assert value == "nan"
+    assert said.count("val is nan at step 0: in the evaluation, 1 of 2 ranks had a batch without samples") == 1
+
+
 def test_a_mean_over_no_samples_is_explained_once(ranks: Ranks, tmp_path: Path) -> None:
     (value, said), others = ranks(evaluate_too_few, 2, str(tmp_path / "plain"), False)
     assert value == "nan"

@@ -94,6 +94,7 @@ TYPOS = [
     (["--constraint", "fast"], ["Invalid feature specification", "--constraint"]),
     (["--sbatch-arg=--frobnicate"], ["unrecognized option '--frobnicate'", "--sbatch-arg"]),
     (["--sbatch-arg=--ntasks=4"], ["has --ntasks=4", "--nproc"]),
+    (["--after", "987654"], ["Invalid --after 987654: Slurm knows no job 987654", "--dependency afterok:987654"]),
     (["--mem-per-node", "900G"], ["900G per node (--mem-per-node)", "up to 4000M"]),
 ]
 
@@ -102,9 +103,12 @@ def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slu
     home = project(tmp_path / "project")
     project(home, "def f(:\n", name="broken.py")
     project(home, "import no_such_package_xyz\n", name="lacking.py")
+    (home / "pkg" / "sub").mkdir(parents=True)
+    project(home, "import pkg\n", name="pkg/sub/within.py")
     scripts = [
         (["broken.py"], ["broken.py does not compile: line 1"]),
         (["lacking.py"], ["imports no_such_package_xyz, which"]),
+        (["pkg/sub/within.py"], ["imports pkg, which", "Use -m pkg.sub.within"]),
     ]
     for args, expected in [*TYPOS, *scripts]:
         script = [] if args[-1].endswith(".py") else ["train.py"]

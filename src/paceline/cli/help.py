@@ -9,6 +9,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from paceline.errors import UsageError
 from paceline.spec.option_table import TABLE
 
 GENERAL = "Options"
@@ -30,6 +31,13 @@ class GroupedCommand(TyperCommand):
         settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
         super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)
+        rest = super().parse_args(ctx, args)
+        _, script, order = self.make_parser(ctx).parse_args(list(typed))
+        _reject_two_names(typed[: len(typed) - len(script)], order)
+        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [self.options_metavar or "", *(_usage(each) for each in self.get_params(ctx) if _is_argument(each))]
@@ -65,6 +73,15 @@ def _wrap_example(line: str, width: int) -> str:
     lines = textwrap.wrap(text, width - column)
     first = f"{command}{lines.pop(0)}" if beside else command.rstrip()
     return "\n".join([first, *(f"{'':<{column}}{each}" for each in lines)])
+
+
+def _reject_two_names(typed: list[str], order: list[Any]) -> None:
+    """Raise if an option is given under two of its names: only the last value would count."""
+    words = {word.partition("=")[0] for word in typed}
+    for param in order:
+        names = [name for name in param.opts if name in words]
+        if order.count(param) > 1 and len(names) > 1 and not getattr(param, "multiple", False):
+            raise UsageError(f"{' and '.join(names)} are two names of one option.", hint="Use only one of them.")
 
 
 def _is_argument(param: Any) -> bool:

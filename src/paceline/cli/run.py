@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cli.resume_hint import describe_start, submit_again
+from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
@@ -80,7 +81,7 @@ def command(
         return 1
     for note in run.prepare(["paceline", *sys.argv[1:]]):
         console.say_note(note)
-    return _launch(run.plan, warm=run.job.launch.warm)
+    return _launch(run.plan, run.job)
 
 
 def _find_run(
@@ -120,7 +121,7 @@ def _has_consent(folder: RunFolder) -> bool:
     raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
 
-def _launch(plan: LocalPlan, *, warm: int) -> int:
+def _launch(plan: LocalPlan, job: Job) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.cluster.local.agents import run_agents
     from paceline.cluster.local.warm_start import find_zygote
@@ -130,7 +131,7 @@ def _launch(plan: LocalPlan, *, warm: int) -> int:
 
     started = time.monotonic()
     folder = plan.run_path.folder
-    prestarted, notes = find_zygote(plan, warm=warm)
+    prestarted, notes = find_zygote(plan, warm=job.launch.warm)
     for note in notes:
         console.say_note(note)
     code = run_agents(plan, prestarted=prestarted)
@@ -142,5 +143,20 @@ def _launch(plan: LocalPlan, *, warm: int) -> int:
         code, verdict = 1, DONE_UNSAVED
     console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict != DONE:
-        console.say_note(f"to go on: paceline run --resume {plan.run_path.run_id} ({describe_start(folder)})")
+        _say_next(folder, job, failed=verdict == FAILED)
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
+
+
+def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
+    """Print how to go on, and what to type instead if the command line itself was the mistake."""
+    from paceline.cli.start_mistake import explain_mistake, is_usage_error, resume_otherwise
+    from paceline.watch.failures import read_failure
+
+    run_id, attempts = folder.path.name, folder.attempts()
+    failure = read_failure(attempts[-1]) if failed and attempts else {}
+    if mistake := explain_mistake(failure, job):
+        console.say_note(mistake)
+    if is_usage_error(failure) and not find_checkpoints(folder.path):
+        console.say_note(f"to go on with other arguments: {resume_otherwise(run_id, job)}")
+    else:
+        console.say_note(f"to go on: paceline run --resume {run_id} ({describe_start(folder)})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from paceline.errors import SpecError
@@ -34,6 +34,18 @@ class Program:
     name: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+
+    def module_with(self, package: str, cwd: Path) -> str | None:
+        """Return the module that finds a package of the current folder, which the script in a folder below does not.
+
+        A script finds what is beside it, and a module what is in the current folder. None if it would not help.
+        """
+        path = PurePath(self.name)
+        parts = path.with_suffix("").parts
+        if self.is_module or len(parts) < 2 or path.suffix != ".py" or not all(part.isidentifier() for part in parts):
+            return None
+        found = (cwd / package).is_dir() or (cwd / f"{package}.py").is_file()
+        return ".".join(parts) if found else None
 
 
 @dataclass(frozen=True)

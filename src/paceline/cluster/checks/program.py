@@ -82,7 +82,9 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
                 *found,
                 Finding("imports", WARNING, text, "The script changes sys.path; check that it finds them there."),
             ]
-        return [*found, Finding("imports", PROBLEM, text, _INSTALL)]
+        modules = [job.program.module_with(each, job.cwd) for each in missing]
+        hint = _INSTALL if None in modules else f"Use -m {modules[0]}, so that it finds what is in {job.cwd}."
+        return [*found, Finding("imports", PROBLEM, text, hint)]
     return [*found, Finding("imports", GOOD, "all found")]
 
 

@@ -149,6 +149,12 @@ def _accounting(jobs: Sequence[str]) -> dict[str, JobState]:
     return found
 
 
+def knows(job: str) -> bool:
+    """Return whether the controller knows a job, anybody's, that is in the queue or has ended a moment ago."""
+    done = call(["squeue", "--all", "--noheader", "--states=all", f"--jobs={job}", "--format=%i"], check=False)
+    return bool(done.stdout.strip()) if done.returncode == 0 else "Invalid job id" not in done.stderr
+
+
 def _reason(text: str) -> str:
     return "" if text in ("None", "none", "(null)") else text
 

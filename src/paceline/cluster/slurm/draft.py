@@ -159,6 +159,12 @@ class Draft:
                 f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has ended: {outcome}.",
                 hint=f"First {again}, or leave --after out.",
             )
+        elif folder is None and not _may_exist(name):
+            raise UsageError(
+                f"Invalid --after {name}: Slurm knows no job {name}, and no run has that id.",
+                hint="Name a run, or a job in the queue (`squeue` lists them). If it is done, leave --after out. To"
+                f" wait for a job that you may not see, use --dependency afterok:{name}.",
+            )
         if folder is not None:
             self._note_new_files(folder)
         return None if outcome == DONE else found
@@ -168,6 +174,14 @@ class Draft:
             earlier = read_launch_spec(folder)
             if earlier.work:
                 self.notes.append(f"{folder.path.name} writes new files to {earlier.cwd}; read them from there")
+
+
+def _may_exist(job: str) -> bool:
+    """Return whether Slurm knows a job, or does not answer."""
+    try:
+        return bool(slurm.states([job])) or slurm.knows(job)
+    except ClusterError:
+        return True
 
 
 def _outcome(folder: RunFolder | None, job: str | None) -> str | None:
