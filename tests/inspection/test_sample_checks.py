@@ -193,3 +193,16 @@ def test_the_picture_shows_every_sample_once(tmp_path: Path) -> None:
     assert any(each.text == "a < b" for each in picture.iter(f"{name}text"))
     heights = {float(each.get("height", 0)) for each in picture.iter(f"{name}rect") if each.get("fill")}
     assert heights == {23.0}, "each sample comes once, which is half of the strip"
+
+
+def test_the_picture_shows_samples_that_several_ranks_get(tmp_path: Path) -> None:
+    samples = recorded(tmp_path, [[[[0, 1], [2, 3]], [[3, 2], [1, 0]]]] * 2, **{**PLAIN, "samples": 4})
+    picture = ElementTree.fromstring(draw_samples(samples, "all"))
+    name = "{http://www.w3.org/2000/svg}"
+    dots = [each for each in picture.iter(f"{name}circle") if each.get("fill-opacity")]
+    assert len(dots) == 2 * 4
+    assert all(each.get("class") == "several" for each in dots)
+    texts = [each.text or "" for each in picture.iter(f"{name}text")]
+    assert "several ranks" in texts
+    assert any("4 samples, read 8 times in all, in 2 steps" in each for each in texts), texts
+    assert "max-width:100%" in picture.get("style", ""), "a narrow window cuts nothing off"

@@ -187,6 +187,13 @@ def test_a_plain_script_is_compared_by_the_losses_of_all_ranks(prove: Prove) -> 
     assert len(proof.cases[0].printed_losses("loss")) == STEPS
 
 
+def test_a_printed_loss_of_rank_0_alone_is_named(prove: Prove) -> None:
+    proof = prove("ddp.py", "--batch-size", "16", batch_arg="--batch-size", metric="loss")
+    assert not proof.holds
+    assert [cause.name for cause in proof.causes] == ["the printed loss"]
+    assert "The weights agree" in proof.causes[0].evidence
+
+
 def test_a_plain_script_writes_a_file_of_its_losses(prove: Prove) -> None:
     options = {"batch_arg": "--batch-size", "metrics": "{folder}/numbers.jsonl"}
     proof = prove("ddp.py", "--batch-size=16", "--out", "{folder}", metric="train_loss", **options)  # type: ignore[arg-type]

@@ -147,7 +147,7 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
     with ProofProgress(request) as progress:
         runner = LocalRunner(script, load=load, folder=folder, progress=progress.show, tell=progress.tell)
         try:
-            proof = Prover(request, runner, tell=progress.tell).prove()
+            proof = Prover(request, runner, tell=progress.tell, skip=progress.skip).prove()
             report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
         except KeyboardInterrupt:
             progress.tell(f"interrupted: nothing is proved. The runs so far are in {folder}")

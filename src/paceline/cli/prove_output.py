@@ -51,6 +51,10 @@ class ProofProgress:
         if self._bar is not None:
             self._bar.update(self._task, completed=min(step, case.steps))
 
+    def skip(self, count: int) -> None:
+        """Expect fewer runs."""
+        self._total -= count
+
     def tell(self, text: str) -> None:
         console.say_note(text)
 

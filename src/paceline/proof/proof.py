@@ -62,8 +62,11 @@ class Proof:
 class Prover:
     """Carries a request out."""
 
-    def __init__(self, request: Request, runner: Runner, *, tell: Callable[[str], None] = lambda text: None) -> None:
-        self.request, self.runner, self.tell = request, runner, tell
+    def __init__(
+        self, request: Request, runner: Runner, *, tell: Callable[[str], None] = lambda text: None,
+        skip: Callable[[int], None] = lambda count: None,
+    ) -> None:  # fmt: skip
+        self.request, self.runner, self.tell, self.skip = request, runner, tell, skip
         self.proof = Proof()
         self._known: dict[Case, CaseRecords] = {}
 
@@ -73,6 +76,8 @@ class Prover:
         reference = self._run(first, [])
         self._learn(reference)
         proof.cases.append(reference)
+        if not reference.uses_runtime:
+            self.skip(sum(case.interrupted for case in self.request.cases))
         for case in map(self._changed, self.request.cases[1:]):
             if case.interrupted and not reference.uses_runtime:
                 proof.skipped[case.name] = "the script does not use paceline.session, which saves and resumes"
