@@ -317,7 +317,7 @@ def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path:
         ("os.umask(0o77)", "the umask"),
         ("os.nice(1)", "the niceness"),
         ("resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", "ulimit"),
-        ("signal.signal(signal.SIGQUIT, signal.SIG_IGN)", "the ignored signals"),
+        ("signal.signal(signal.SIGUSR2, signal.SIG_IGN)", "the ignored signals"),
         ("os.environ.update(SYMPY_DEBUG='1')", "SYMPY_DEBUG"),
         ("os.environ.update(LR='1', LS_COLORS='x', HF_TOKEN='y')", "LR"),
         ("os.environ.update(PWD='/', CUDA_VISIBLE_DEVICES='1', WANDB_MODE='offline', SSH_TTY='x')", None),

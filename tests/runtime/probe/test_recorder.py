@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.contract import env
 from paceline.contract.files.probe_spec import ProbeSpec, record_path
 from paceline.proof.records import RankRecords
-from paceline.runtime.probe.fingerprints import gradient_sample, row_digests, weights_digest
+from paceline.runtime.probe.fingerprints import gradient_summary, row_digests, weights_digest
 from tests.forked_ranks import Ranks
 
 SAMPLES = 40
@@ -72,8 +72,10 @@ def test_it_records_the_samples_of_each_step_and_changes_nothing(ranks: Ranks, t
         assert ranks(train, 1, str(tmp_path), workers, False) == [(taken, weights)]
     records = RankRecords.read(record_path(tmp_path, 0))
     assert [records.steps[step]["samples"] for step in range(1, 8)] == taken
-    assert all(record["rows"] == len(record["contents"]) == 8 for record in records.steps.values())
-    assert all(len(record["losses"]) == 2 and record["norm"] > 0.1 for record in records.steps.values())
+    for record in records.steps.values():
+        assert record["rows"] == len(record["contents"]) == 8, record
+        assert len(record["losses"]) == 2
+        assert record["norm"] == pytest.approx(0.1, rel=1e-3), "as the optimizer gets them: clipped"
     assert records.steps[7]["uses"] == ["batchnorm", "dropout"]
     assert (records.start["dtype"], records.start["runtime"], records.end["step"]) == ("float32", False, 7)
 
@@ -81,12 +83,15 @@ def test_it_records_the_samples_of_each_step_and_changes_nothing(ranks: Ranks, t
 def test_digests_tell_samples_apart_and_ignore_padding() -> None:
     x, y = torch.randn(5, 3), torch.arange(5)
     whole = row_digests([x, y], 5)
-    assert len(set(whole)) == 5
+    assert len({tuple(columns) for columns in whole}) == 5
     assert row_digests([x[2:], y[2:]], 3) == whole[2:], "whatever else is in the batch"
     assert row_digests([x.bfloat16()], 5) != row_digests([x], 5)
     assert row_digests([x.unsqueeze(0).repeat(7, 1, 1)], 5)[0] != whole[0], "time may come first"
     short, long = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[5, 6, 0, 0, 0, 0]])
-    assert row_digests([short], 1) == row_digests([long], 1)
-    assert row_digests([torch.tensor([[5, 7, 0]])], 1) != row_digests([short], 1)
+    [[column]], [[longer]] = row_digests([short], 1), row_digests([long], 1)
+    assert (column[:2] != longer[:2], column[2]) == (True, longer[2])
+    assert row_digests([torch.tensor([[5, 7, 0]])], 1)[0][0][2] != column[2]
     assert weights_digest([x]) != weights_digest([x + 1e-7])
-    assert len(gradient_sample([torch.ones(1000), torch.ones(24)])) in range(200, 400)
+    ones = [torch.ones(1000), torch.ones(24)]
+    assert gradient_summary(ones) == gradient_summary([each.clone() for each in ones])
+    assert gradient_summary(ones) != gradient_summary([ones[0], torch.cat([torch.zeros(1), ones[1][1:]])])

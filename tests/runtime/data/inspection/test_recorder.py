@@ -183,10 +183,10 @@ class Endless(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("kind", "expected", "whole"),
     [
-        ("forgets set_epoch", "order: same order in every epoch", True),
-        ("looks first", "order: same order in every epoch", True),
-        ("is made anew", "order: same order in every epoch", True),
-        ("batch sampler", "order: same order in every epoch", True),
+        ("forgets set_epoch", "order: same order in", True),
+        ("looks first", "order: same order in", True),
+        ("is made anew", "order: same order in", True),
+        ("batch sampler", "order: same order in", True),
         ("leaves early", "epoch 0: 8 samples of the steps seen once", False),
         ("no sampler", "epoch 0: Every rank reads all 12 samples", True),
         ("stream", "epoch 0: Every rank reads all 17 samples", True),
