@@ -27,8 +27,9 @@ MAY_IMPORT = {
     "sandbox": {"spec", "plan", "cluster", "watch"},
     "sweep": {"spec", "plan", "cluster", "watch"},
     "inspection": {"spec", "plan", "cluster", "watch"},
+    "ui": {"spec", "plan", "cluster", "watch", "sweep"},
     "proof": {"spec", "plan", "cluster", "watch", "sweep"},
-    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep", "inspection", "proof"},
+    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep", "inspection", "proof", "ui"},
     "agent": set(),
     "runtime": set(),
     "wandb": {"runtime"},  # the public module of that name

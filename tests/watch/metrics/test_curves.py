@@ -1,0 +1,38 @@
+"""Curves stay small, keep their extremes, and forget steps that a restart repeats."""
+
+from __future__ import annotations
+
+from paceline.watch.metrics.curves import LIMIT, Curves
+
+
+def lines(steps: range, value: float = 1.0) -> list[dict[str, object]]:
+    return [{"step": step, "epoch": 0, "time": float(step), "loss": value / (step + 1)} for step in steps]
+
+
+def test_a_long_curve_keeps_its_spikes() -> None:
+    curves = Curves()
+    curves.add(lines(range(50_000)))
+    curves.add([{"step": 50_000, "time": 50_000.0, "loss": 9.0}])
+    curves.add(lines(range(50_001, 100_000)))
+    curve = curves.curve("loss")
+    assert len(curve.steps) <= 4 * LIMIT
+    assert curve.steps == sorted(curve.steps)
+    assert max(curve.values) == 9.0
+    assert curve.steps[0] == 0
+    assert min(curve.values) == curves.curve("loss").values[-1] == 1 / 100_000
+
+
+def test_a_restart_replaces_the_steps_that_it_repeats() -> None:
+    curves = Curves()
+    curves.add(lines(range(10)))
+    curves.add(lines(range(5, 8), value=2.0))
+    curve = curves.curve("loss")
+    assert curve.steps == list(range(8))
+    assert curve.values[4:6] == [1 / 5, 2 / 6]
+
+
+def test_only_finite_numbers_have_curves() -> None:
+    curves = Curves()
+    curves.add([{"step": 1, "time": 1.0, "note": "x", "nan": "nan", "flag": True, "loss": 2}, {"loss": 3}])
+    assert curves.names == ["loss"]
+    assert curves.curve("loss").values == [2.0]
