@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.trial import open_trial
-from paceline.cli.cancel import _cancel_job
+from paceline.cluster.actions import cancel_run
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -24,7 +24,6 @@ from paceline.spec import Program, load_job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list
 from paceline.watch.ended_secrets import find_ended_secrets
-from paceline.watch.records import read_record
 from tests.plan.slurm.test_job_sh import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
 
 HUSH = "hush-5d41402abc4b"
@@ -229,6 +228,5 @@ def test_clean_finds_the_secrets_of_runs_that_are_over(tmp_path: Path) -> None:
 def test_cancelling_a_queued_run_removes_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run(tmp_path, "queued", job="1")
     monkeypatch.setattr("paceline.cluster.slurm.commands.cancel_jobs", lambda jobs: None)
-    folder = RunFolder(path.parent)
-    _cancel_job(folder, read_record(folder, lambda _: {}), save=False)
+    cancel_run(RunFolder(path.parent), running=False)
     assert path.read_text() == REDUCED

@@ -190,6 +190,11 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
 def request_stop(folder: RunFolder, job: str) -> None:
     """Mark the run as cancelled, so that the batch script does not requeue it, then make its ranks save and stop."""
     write_atomically(folder.cancelled, f"{time.time():.0f} {SAVES_FIRST}\n")
+    request_requeue(job)
+
+
+def request_requeue(job: str) -> None:
+    """Send the signal that Slurm sends before the time limit: ranks save and stop, and the script requeues the job."""
     call(["scancel", "--batch", "--signal=USR1", job])
 
 

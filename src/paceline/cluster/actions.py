@@ -1,0 +1,85 @@
+"""What you can do to a run of yours: cancel it, let it save and stop, put it back into the queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from paceline.cluster.runs.claims import ELSEWHERE, find_holder
+from paceline.cluster.runs.environment_file import forget_secrets
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.ownership import require_own_folder
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.errors import UsageError
+
+
+def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
+    """Cancel a run for good: it is not requeued. A local run always saves first, a job only if it is running.
+
+    Raises UsageError if the run is another user's, or runs on a host that this one cannot signal.
+    """
+    require_own_folder(folder.path, "Run")
+    job = slurm.read_job_id(folder)
+    if job is None:
+        _stop_here(folder)
+    elif save and running:
+        slurm.request_stop(folder, job)
+    else:
+        slurm.cancel(folder, job)
+        forget_secrets(folder.environment)  # a job that was still queued does not do so itself
+
+
+def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
+    """Put a run of Slurm back into the queue, and return its job.
+
+    A running job saves a checkpoint and requeues itself, as before its time limit. A run that is over is submitted
+    again, with the code and the settings that it had. Raises UsageError for all others.
+    """
+    require_own_folder(folder.path, "Run")
+    run, job = folder.path.name, slurm.read_job_id(folder)
+    if job is None:
+        raise UsageError(f"Run {run} is not a Slurm job.", hint=f"Continue it with `paceline run --resume {run}`.")
+    if over:
+        return _submit_again(folder)
+    if not running:
+        raise UsageError(f"Run {run} is in the queue already, as job {job}.")
+    if not _requeues_itself(folder):
+        raise UsageError(
+            f"Run {run} does not requeue itself (requeue = false in [resume]).",
+            hint=f"Let it save and stop, then use `paceline submit --resume {run}`.",
+        )
+    slurm.request_requeue(job)
+    return job
+
+
+def _stop_here(folder: RunFolder) -> None:
+    """Signal the command that started a local run; it asks its agents to stop."""
+    holder = find_holder(folder)
+    if holder is not None and holder.job is None and holder.whereabouts() == ELSEWHERE:
+        raise UsageError(
+            f"Run {folder.path.name} was started on {holder.host}, which this host cannot signal.",
+            hint="Run this command there.",
+        )
+    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    if holder is not None and (pids := holder.pids()):
+        os.kill(pids[0], signal.SIGTERM)
+
+
+def _submit_again(folder: RunFolder) -> str:
+    from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
+
+    draft = find_resumed_draft(str(folder.path), None, typed=Typed(), cwd=Path.cwd())
+    draft.check()
+    submitted = draft.submit(["paceline", "submit", "--resume", folder.path.name])
+    return str(submitted.job_id)
+
+
+def _requeues_itself(folder: RunFolder) -> bool:
+    try:
+        resume = read_object(folder.run_json)["spec"]["resume"]
+        return bool(resume.get("requeue", True))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return True
