@@ -380,7 +380,8 @@ def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.Monke
     trace = json.loads((tmp_path / "profile-rank-0.json").read_text())
     assert trace["traceEvents"]
     events = [json.loads(line) for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()]
-    assert [each["event"] for each in events] == ["training", "first_step"]
+    assert [each["event"] for each in events] == ["training", "total_steps", "first_step"]
+    assert events.pop(1)["steps"] == 3
     phases = ["device", "rendezvous", "process_group", "setup", "first_batch", "first_step"]
     assert list(events[1]["seconds"]) == phases
     assert events[1]["step"] == 1

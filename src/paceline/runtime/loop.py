@@ -15,6 +15,7 @@ from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Completed, Stopped
+from paceline.runtime.step_boundary.total_steps import TotalSteps
 from paceline.runtime.training.gradients import Gradients
 
 # Set by `paceline inspect data`: takes the loader of the first loop, and ends the process.
@@ -43,7 +44,9 @@ class Loop:
         self._gradients = gradients
         self._rank = rank
         self._max_steps = sys.maxsize if max_steps is None else max_steps
+        self.total_steps = TotalSteps(boundary.events, max_steps)
         self.in_epochs = False
+        self._epoch_count = 0  # that `epochs` was called with
         self._epoch_is_whole = True
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._loops = 0  # loops of `steps` that this epoch has begun
@@ -121,6 +124,7 @@ class Loop:
 
     def epochs(self, count: int) -> Iterator[int]:
         self.in_epochs, self._loops, self.entered = True, 0, True
+        self._epoch_count = count
         try:
             while self.epoch < count and self.step < self._max_steps:
                 self._epoch_is_whole = True
@@ -144,7 +148,7 @@ class Loop:
             self._epoch_is_whole = False
             self._pass_empty(loader)
             return
-        number, self._loops = self._loops, self._loops + 1
+        source, number, self._loops = loader, self._loops, self._loops + 1
         self.weighted = hasattr(loader, "micro_batches")
         if self.weighted and inspector is not None:
             inspector(loader)
@@ -166,9 +170,20 @@ class Loop:
         if self._rank == 0 and (is_past or (done and total is not None and done >= total)):
             note(f"epoch {self.epoch} was saved after the last step of this loop: only what follows it runs again")
         limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max(0, max_steps - done))
+        is_counted = self.in_epochs or max_steps is not None or isinstance(source, range)
+        self._count(number, total if is_counted else None, done=total if is_past else done)
         yield from self._run(loader, epoch, done=done, total=total, limit=self.step if is_past else limit)
         if self.step >= self._max_steps and max_steps is None and loader is self.plain:
             self.plain.exhaust()
+
+    def _count(self, number: int, total: int | None, *, done: int | None) -> None:
+        """Tell how many steps the run will have. Without `run.epochs`, nobody knows how often a loader is passed."""
+        left = None if total is None or done is None else max(0, total - done)
+        if not self.in_epochs:
+            self.total_steps.begin_single_loop(step=self.step, left=left)
+            return
+        more_epochs = max(0, self._epoch_count - 1 - self.epoch)
+        self.total_steps.begin_loop(number=number, step=self.step, left=left, length=total, more_epochs=more_epochs)
 
     def _pass_empty(self, loader: Any) -> None:
         """Run the boundary of a loop that `max_steps` leaves no steps for, and end a script that repeats it."""

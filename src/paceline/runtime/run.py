@@ -461,6 +461,7 @@ class Run:
             self._note_lack_of_saves()
             self._draw_own_numbers()
             boundary.events.write("training", step=loop.step)
+            loop.total_steps.write(None)  # only `max_steps` tells
             self._metrics.throughput.begin_loop()
         if counts and not boundary.stopping:
             self._metrics.throughput.steps += 1

@@ -28,8 +28,8 @@ from paceline.contract.run_folder import RunFolder
 
 SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
 EVENT_FIELDS: Fields = {
-    "time": NUMBER, "event": str, "step": int, "blocked": NUMBER, "job_start": str, "attempt": int, "processes": int,
-    "names": list,
+    "time": NUMBER, "event": str, "step": int, "steps": int, "blocked": NUMBER, "job_start": str, "attempt": int,
+    "processes": int, "names": list,
 }  # fmt: skip
 DESCRIPTIONS = frozenset({"node", "unreachable", "network", "lost"})  # of a node, not of what the run does
 QUEUED = frozenset({"queued", "submitted"})

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from paceline.cluster.runs.folder import TRIALS
 from paceline.cluster.slurm.states import WAITING
-from paceline.contract.files.foreign_records import parse_object, read_tail
 from paceline.watch.goodput import compute_goodput, find_end, read_events
+from paceline.watch.metrics.latest import Latest, as_number, read_latest
 from paceline.watch.records import Record
-
-TAIL = 16384  # bytes at the end of a metrics file
-RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
-LOSSES = ("loss", "train_loss", "train/loss")  # the first that a run logs; else any name with "loss" in it
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,8 @@ class Overview:
     created: float | None
     updated: float | None  # when it last logged
     step: int | None
-    total_steps: int | None
-    seconds_left: float | None
+    total_steps: int | None  # of the whole run, if its loops know
+    seconds_left: float | None  # at the recent pace, while it trains
     loss: float | None
     loss_name: str
     rate: float | None
@@ -57,11 +52,12 @@ class Overview:
 
 
 def make_overview(record: Record) -> Overview:
-    """Return the row of a run. Reads the end of its metrics and its events, whatever their length."""
+    """Return the row of a run. Reads the end of its metrics, and its events."""
     details, folder = record.details, record.folder
-    last = _last_line(folder.metrics)
-    loss_name = _loss_name(last)
-    rate, unit = _rate(last)
+    latest = read_latest(folder.metrics, with_pace=not record.is_over)
+    events = read_events(folder.events)
+    step = record.step if latest.step is None else latest.step
+    total = read_total_steps(events)
     is_trial = folder.path.parent.name == TRIALS
     return Overview(
         run_id=record.run_id,
@@ -78,16 +74,16 @@ def make_overview(record: Record) -> Overview:
         nodes=int(details.get("nodes") or 1),
         nproc=int(details.get("nproc") or 1),
         attempts=record.attempts,
-        created=details.get("created"),
-        updated=_number(last.get("time")),
-        step=record.step,
-        total_steps=None,
-        seconds_left=None,
-        loss=_number(last.get(loss_name)),
-        loss_name=loss_name,
-        rate=rate,
-        rate_unit=unit,
-        goodput=_goodput(record),
+        created=as_number(details.get("created")),
+        updated=latest.time,
+        step=step,
+        total_steps=total,
+        seconds_left=_seconds_left(record, latest, total),
+        loss=latest.loss,
+        loss_name=latest.loss_name,
+        rate=latest.rate,
+        rate_unit=latest.rate_unit,
+        goodput=_goodput(record, events),
         starts=_starts(record),
         detail=record.detail,
         hint=record.hint,
@@ -98,36 +94,25 @@ def make_overviews(records: Iterable[Record]) -> list[Overview]:
     return [make_overview(record) for record in records]
 
 
-def _last_line(metrics: Path) -> dict[str, Any]:
-    """Return the newest value of each number in the end of a metrics file."""
-    found: dict[str, Any] = {}
-    with suppress(OSError):
-        for line in read_tail(metrics, TAIL).splitlines():
-            with suppress(ValueError):
-                found |= parse_object(line)
-    return found
+def read_total_steps(events: Iterable[dict[str, Any]]) -> int | None:
+    """Return how many steps the newest attempt will have in all, as far as its loops tell."""
+    total = None
+    for event in events:
+        if event["event"] in ("training", "total_steps"):
+            total = event.get("steps")  # a new attempt may not know what the last one knew
+    return total if isinstance(total, int) else None
 
 
-def _loss_name(last: Mapping[str, Any]) -> str:
-    known = [name for name in LOSSES if name in last]
-    known += [name for name in last if "loss" in name.lower()]
-    return known[0] if known else ""
+def _seconds_left(record: Record, latest: Latest, total: int | None) -> float | None:
+    """Return when a run that trains will be done, at its recent pace."""
+    pace, step = latest.seconds_per_step, latest.step
+    if record.is_over or record.status != "running" or total is None or step is None or pace is None:
+        return None
+    since = 0.0 if latest.time is None else time.time() - latest.time
+    return max(0.0, (total - step) * pace - max(0.0, since))
 
 
-def _rate(last: Mapping[str, Any]) -> tuple[float | None, str]:
-    for name, unit in RATES.items():
-        if (rate := _number(last.get(name))) is not None:
-            return rate, unit
-    seconds = _number(last.get("seconds"))
-    return (1 / seconds, "steps/s") if seconds else (None, "")
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _goodput(record: Record) -> float | None:
-    events = read_events(record.folder.events)
+def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
     shares = compute_goodput(events, find_end(record.folder, events) if record.is_over else time.time())
     return shares.share("training") if shares.total > 0 else None
 

@@ -1,0 +1,88 @@
+"""The row of a run: its progress, the time that is left, its newest numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contract.run_folder import RunFolder
+from paceline.watch.metrics.latest import read_latest
+from paceline.watch.overview import make_overview, read_total_steps
+from paceline.watch.records import Record
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make_record(folder: RunFolder, status: str) -> Record:
+    return Record(folder, {}, status, None, None, attempts=1, step=None)
+
+
+def metrics(count: int, *, pace: float = 2.0) -> list[dict[str, Any]]:
+    """The lines of a run that logs every tenth step, the last one now."""
+    now = time.time()
+    return [{"step": 10 * n, "time": now - (count - n) * 10 * pace, "loss": 1 / n} for n in range(1, count + 1)]
+
+
+def test_the_time_left_follows_from_the_recent_pace(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_lines(folder.metrics, metrics(20))
+    write_lines(
+        folder.rank_events,
+        [{"time": 1.0, "event": "training", "step": 0}, {"time": 1.0, "event": "total_steps", "steps": 1200}],
+    )
+    row = make_overview(make_record(folder, "running"))
+    assert (row.step, row.total_steps, row.loss) == (200, 1200, 0.05)
+    assert row.seconds_left == pytest.approx(2000, abs=60)
+    over = make_overview(make_record(folder, "done"))
+    assert (over.total_steps, over.seconds_left) == (1200, None)
+    json.dumps([row.to_json(), over.to_json()], allow_nan=False)
+
+
+def test_a_run_without_a_known_end_has_no_time_left(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_lines(folder.metrics, metrics(20))
+    row = make_overview(make_record(folder, "running"))
+    assert (row.step, row.total_steps, row.seconds_left) == (200, None, None)
+
+
+def test_the_newest_attempt_tells_the_total() -> None:
+    first = [{"event": "training"}, {"event": "total_steps", "steps": 10}]
+    assert read_total_steps(first) == 10
+    assert read_total_steps([*first, {"event": "training"}]) is None
+    assert read_total_steps([*first, {"event": "total_steps"}]) is None
+    assert read_total_steps([*first, {"event": "training"}, {"event": "total_steps", "steps": 7}]) == 7
+
+
+def test_a_night_in_the_queue_is_not_part_of_the_pace(tmp_path: Path) -> None:
+    before, after = metrics(10), metrics(10)
+    for line in before:
+        line["time"] -= 40_000
+    for line in after:
+        line["step"] += 100
+    write_lines(tmp_path / "metrics.jsonl", before + after)
+    assert read_latest(tmp_path / "metrics.jsonl").seconds_per_step == pytest.approx(2.0)
+
+
+def test_steps_that_are_repeated_after_a_restart_are_not_part_of_the_pace(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", metrics(10) + metrics(6))
+    latest = read_latest(tmp_path / "metrics.jsonl")
+    assert (latest.step, latest.seconds_per_step) == (60, pytest.approx(2.0))
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        'cut off", "loss": 3}\n{"step": true, "time": NaN, "loss": Infinity}\n'
+        '{"step": 3, "time": "x", "loss": "nan", "seconds": 0.5}\n[]\n{"step": 4'
+    )
+    latest = read_latest(path)
+    assert (latest.step, latest.time, latest.loss, latest.loss_name) == (3, None, None, "loss")
+    assert (latest.rate, latest.rate_unit, latest.seconds_per_step) == (2.0, "steps/s", 0.5)
+    assert read_latest(tmp_path / "missing").step is None
