@@ -19,7 +19,7 @@ from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import command_line
-from paceline.watch import logs as watch_logs
+from paceline.watch.logs import monitor as watch_logs
 from paceline.watch.records import read_record
 
 

@@ -14,7 +14,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
-from paceline.watch.logs import RunMonitor, find_log, follow
+from paceline.watch.logs.monitor import RunMonitor, find_log, follow
 from paceline.watch.records import find_runs, last_step, read_record, read_records
 
 

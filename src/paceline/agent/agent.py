@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # most runs stage nothing
     from paceline.agent.staging.node_staging import NodeStaging
 
 MAX_FILES = 100  # names of written files that the events keep
-FILES_PER_RANK = 6  # that an agent opens: a log, both ends of two pipes, one to spare
+FILES_PER_RANK = 7  # that an agent opens: a log, its times, both ends of two pipes, one to spare
 SPARE_FILES = 32
 
 

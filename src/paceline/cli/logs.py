@@ -11,8 +11,8 @@ from paceline.cli import console, runs
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
-from paceline.watch.logs import RunMonitor, find_log
-from paceline.watch.logs import follow as stream
+from paceline.watch.logs.monitor import RunMonitor, find_log
+from paceline.watch.logs.monitor import follow as stream
 from paceline.watch.records import newest_verdict, read_record
 
 

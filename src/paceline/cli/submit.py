@@ -141,8 +141,8 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
     from paceline.watch.goodput import had_nothing_left, read_events
-    from paceline.watch.logs import RunMonitor, wait_until_over
-    from paceline.watch.logs import follow as stream
+    from paceline.watch.logs.monitor import RunMonitor, wait_until_over
+    from paceline.watch.logs.monitor import follow as stream
     from paceline.watch.records import killed_shell
 
     with runs.goes_on(folder):

@@ -117,6 +117,7 @@ class AttemptFolder:
     failure = Entry("failure.json")  # the first failure
 
     def log(self, rank: int) -> Path:
+        """A rank's output. Beside each log lies `rank-N.times`: when its output came (`log_times`)."""
         return self.path / f"rank-{rank}.log"
 
     def node_log(self, node: int) -> Path:

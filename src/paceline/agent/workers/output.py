@@ -16,10 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.contract.files.log_times import format_mark, times_path
+
 CHUNK = 1 << 16
 TAIL = 8192  # bytes of a rank's output that are kept for a failure report
 PER_RANK_LOGS = 128  # with more ranks than this there is one log per node
 MAX_LINE = 1 << 16  # a longer "line" is passed on in pieces
+MARKS_PER_SECOND = 1.0  # times that are written beside a log, on average
+MARKS_AT_ONCE = 20.0
 
 
 class Sink:
@@ -54,6 +58,35 @@ class Sink:
         if self.descriptor is not None and self.descriptor > 2:
             os.close(self.descriptor)
         self.descriptor = None
+
+
+class TimedLog:
+    """A log, and beside it a file that says when its output came (`log_times`)."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._log = Sink.file(path, warn)
+        self._times = Sink.file(times_path(path), warn)
+        self._size = 0 if self._log.descriptor is None else os.fstat(self._log.descriptor).st_size
+        self._marks_left = MARKS_AT_ONCE
+        self._last = time.time()
+
+    def write(self, data: bytes) -> None:
+        self._mark()
+        self._log.write(data)
+        self._size += len(data)
+
+    def _mark(self) -> None:
+        """Write the time of what comes next: exactly while there is little output, and once per second otherwise."""
+        now = max(self._last, time.time())
+        self._marks_left = min(MARKS_AT_ONCE, self._marks_left + (now - self._last) * MARKS_PER_SECOND)
+        self._last = now
+        if self._marks_left >= 1 and self._log.descriptor is not None:
+            self._marks_left -= 1
+            self._times.write(format_mark(self._size, now))
+
+    def close(self) -> None:
+        self._log.close()
+        self._times.close()
 
 
 class LinePrefixer:
@@ -101,8 +134,8 @@ class OutputCapture:
         self._log_path = log_path
         self._tee = tee
         self._warn = _once_per_reason(warn)
-        self._shared = Sink.file(shared_log, self._warn) if shared_log else None
-        self._logs: dict[int, Sink] = {}
+        self._shared = TimedLog(shared_log, self._warn) if shared_log else None
+        self._logs: dict[int, TimedLog] = {}
         self._tails: dict[int, bytearray] = {}
         self._counts: dict[int, int] = {}  # bytes of output so far, by rank
         self._selector = selectors.DefaultSelector()
@@ -119,7 +152,7 @@ class OutputCapture:
         """Open pipes for a rank's stdout and stderr. The caller passes the returned ends on, then closes them."""
         shown = (self._tee == "all" or (self._tee == "0" and rank == 0)) if shown is None else shown
         if self._shared is None:
-            self._logs[rank] = Sink.file(self._log_path(rank), self._warn)
+            self._logs[rank] = TimedLog(self._log_path(rank), self._warn)
         self._tails[rank], self._counts[rank] = bytearray(), 0
         ends = []
         for number in (1, 2):
@@ -172,8 +205,8 @@ class OutputCapture:
         self._selector.close()
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
-        for sink in [*self._logs.values(), *([self._shared] if self._shared else [])]:
-            sink.close()
+        for log in [*self._logs.values(), *([self._shared] if self._shared else [])]:
+            log.close()
 
     def _run(self) -> None:
         while len(self._selector.get_map()) > 1 and not self._closing.is_set():

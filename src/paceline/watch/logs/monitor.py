@@ -1,4 +1,4 @@
-"""Follow a run's output across restarts and requeues until the run is over."""
+"""Know when a run is over, and follow its output until then."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""Read the lines of one log, forwards or from its end, whatever its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.contract.files.shared_places import open_without_waiting
+
+CHUNK = 1 << 17  # bytes
+MAX_LINE = 1 << 16  # a longer line comes in pieces
+
+Piece = tuple[int, bytes]  # the offset at which a line ends, and its bytes
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Which lines to read: all of them, or those that may hold a text."""
+
+    needle: bytes = b""
+    keeps_states: bool = False  # of a progress bar that redraws its line; otherwise only the last one is read
+
+    def may_match(self, block: bytes) -> bool:
+        return not self.needle or self.needle in block or b"\x1b" in block  # a colour may cut the text in two
+
+    def state(self, line: bytes) -> bytes:
+        """Return what a terminal shows of a line in the end."""
+        return line if self.keeps_states else line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class LineSplitter:
+    """Cuts a log that is read from an offset on into lines. Keeps the begun line, of which the end is to come."""
+
+    def __init__(self, offset: int, lookup: Lookup) -> None:
+        self.begun = b""
+        self.offset = offset  # of the end of what was read
+        self.lookup = lookup
+
+    @property
+    def position(self) -> int:
+        """From where to read again for the begun line; of a long one, the last part of it."""
+        return self.offset - len(self.begun)
+
+    def feed(self, data: bytes) -> Iterator[Piece]:
+        block, end, rest = (self.begun + data).rpartition(b"\n")
+        start = self.position
+        self.offset += len(data)
+        self.begun = self._shorten(rest)
+        if end and self.lookup.may_match(block):
+            for line in block.split(b"\n"):
+                start += len(line) + 1
+                yield start - 1, self.lookup.state(line)
+        if len(self.begun) > MAX_LINE:
+            yield self.offset - 1, self.begun
+            self.begun = b""
+
+    def finish(self) -> Iterator[Piece]:
+        """Yield the begun line: no more will come."""
+        if self.begun:
+            yield self.offset - 1, self.lookup.state(self.begun)
+            self.begun = b""
+
+    def _shorten(self, rest: bytes) -> bytes:
+        """Return a begun line without the states of a progress bar that it no longer shows."""
+        if self.lookup.keeps_states or len(rest) <= MAX_LINE:
+            return rest
+        redrawn = rest.rstrip(b"\r").rfind(b"\r")
+        return rest if redrawn < 0 else rest[redrawn:]
+
+
+class LogFile:
+    """One log of an attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def size(self) -> int:
+        try:
+            return self.path.lstat().st_size
+        except OSError:
+            return 0
+
+    def chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes from an offset on. A file that is missing, or not a regular one, is empty."""
+        try:
+            descriptor = open_without_waiting(self.path)
+        except OSError:
+            return
+        with open(descriptor, "rb", buffering=0) as file:
+            file.seek(start)
+            left = CHUNK if end is None else end - start
+            while left > 0 and (data := file.read(min(CHUNK, left))):
+                yield data
+                left -= len(data) if end is not None else 0
+
+    def lines(self, splitter: LineSplitter, end: int) -> Iterator[Piece]:
+        """Yield the lines up to an offset, from where the splitter is. It keeps the last one if that has no end yet."""
+        for data in self.chunks(splitter.offset, end):
+            yield from splitter.feed(data)
+
+    def lines_backwards(self, end: int, lookup: Lookup) -> Iterator[Piece]:
+        """Yield the lines before an offset, the last one first."""
+        rest, rest_end = b"", end  # the end of a line, of which the beginning is to come
+        is_whole = False  # whether that line has an end of its own; otherwise there is none if it is empty
+        while end > 0:
+            start = max(0, end - CHUNK)
+            data = b"".join(self.chunks(start, end))
+            if len(data) < end - start:
+                return  # the file has become shorter
+            first, newline, others = (data + rest).partition(b"\n")
+            if newline:
+                if lookup.may_match(others):
+                    found = _reversed_lines(others, start + len(first) + 1, rest_end, lookup)
+                    yield from found if is_whole else (piece for piece in found if piece != (rest_end, b""))
+                rest_end, is_whole = start + len(first), True
+            rest, end = first, start
+            if not lookup.keeps_states and b"\r" in rest.rstrip(b"\r"):
+                rest = b"\r" + lookup.state(rest)  # what comes before it was drawn over
+            elif len(rest) > MAX_LINE:
+                yield rest_end, rest
+                rest, rest_end, is_whole = b"", start, False
+        if rest or is_whole:
+            yield rest_end, lookup.state(rest)
+
+    def line_start(self, offset: int) -> int:
+        """Return where the line with a byte begins; a long one, a part of it."""
+        start = max(0, offset - MAX_LINE)
+        before = b"".join(self.chunks(start, offset))
+        return start + before.rfind(b"\n") + 1 if b"\n" in before else start
+
+
+def _reversed_lines(block: bytes, start: int, end: int, lookup: Lookup) -> Iterator[Piece]:
+    """Yield the lines of a block, the last one first. The offsets are those of the block's first byte and its end."""
+    lines = block.split(b"\n")
+    ends = []
+    for line in lines[:-1]:
+        start += len(line)
+        ends.append(start)
+        start += 1
+    ends.append(end)
+    for line, line_end in zip(reversed(lines), reversed(ends), strict=True):
+        yield line_end, lookup.state(line)

@@ -1,0 +1,184 @@
+"""All output of a run: the lines of all its ranks by time, attempt after attempt.
+
+Logs may have gigabytes. They are read from their end, or from an offset that binary search finds; nothing but the lines
+that are returned stays in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
+from pathlib import Path
+
+from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.watch.logs.log_file import LineSplitter, LogFile
+from paceline.watch.logs.rank_log import Filter, LogLine, OrderedLine, RankLog
+from paceline.watch.records import read_json
+
+READ_LIMIT = 8 << 20  # bytes that one `read_new` reads of all logs together
+_LOG = re.compile(r"(rank|node)-(\d{1,9})\.log")
+_by_time = itemgetter(0)
+
+__all__ = ["LogLine", "RunLog"]
+
+
+class RunLog:
+    """The output of a run, and how far `read_new` has read it.
+
+    Of a progress bar that redraws its line, lines hold the last state; with `keeps_states`, all of them.
+    """
+
+    def __init__(self, folder: RunFolder, *, keeps_states: bool = False) -> None:
+        self.folder = folder
+        self._keeps_states = keeps_states
+        self._logs: dict[Path, RankLog] = {}
+        self._splitters: dict[Path, LineSplitter] = {}  # how far each log was read
+        self._current = 0  # the attempt that `read_new` reads; 0 at first
+        self._previous = 0  # the one before it: output of another node may come late
+
+    def tail(
+        self,
+        count: int,
+        *,
+        rank: int | None = None,
+        attempt: int | None = None,
+        grep: str = "",
+        since: float | None = None,
+        complete: bool = False,
+    ) -> list[LogLine]:
+        """Return the last lines, oldest first. `read_new` goes on after them.
+
+        The last line of a log may have no end yet; `complete` leaves it to `read_new`.
+        """
+        chosen = Filter(rank, grep, since, self._keeps_states)
+        found: list[LogLine] = []
+        attempts = self._attempts(attempt)
+        for each in reversed(attempts):
+            logs = self._logs_of(each, rank)
+            ends = [self._end(log, complete=complete) for log in logs]
+            if each is attempts[-1]:
+                self._go_on_after(each, logs)
+            streams = [log.backwards(end, chosen) for log, end in zip(logs, ends, strict=True)]
+            for _, line in merge(*reversed(streams), key=_by_time, reverse=True):
+                if len(found) >= count:
+                    return found[::-1]
+                found.append(line)
+        return found[::-1]
+
+    def lines(
+        self,
+        *,
+        rank: int | None = None,
+        attempt: int | None = None,
+        grep: str = "",
+        since: float | None = None,
+        complete: bool = False,
+    ) -> Iterator[LogLine]:
+        """Yield all lines, oldest first. `read_new` goes on after them. See `tail` for the parameters."""
+        chosen = Filter(rank, grep, since, self._keeps_states)
+        attempts = self._attempts(attempt)
+        for each in attempts:
+            logs = self._logs_of(each, rank)
+            self._move_to(each.number)
+            for log in logs:
+                self._splitters[log.file.path] = LineSplitter(log.start_since(since), chosen.lookup)
+            streams = [self._forwards(log, chosen, complete and each is attempts[-1]) for log in logs]
+            for _, line in merge(*streams, key=_by_time):
+                yield line
+
+    def read_new(self, *, rank: int | None = None, grep: str = "", finish: bool = False) -> list[LogLine]:
+        """Return what was written since the last call, or since the beginning; a part of it if there is much.
+
+        An attempt's lines come before those of the next one. A line without an end waits for it, unless the run is
+        over: `finish` returns it.
+        """
+        chosen = Filter(rank, grep, None, self._keeps_states)
+        attempts = {each.number: each for each in self._attempts(None)}
+        if not self._current and attempts:
+            self._current = min(attempts)
+        found: list[LogLine] = []
+        while self._current in attempts:
+            for number in (self._previous, self._current):
+                if number in attempts:
+                    found += self._read_attempt(attempts[number], chosen, finish=False)
+            later = [number for number in attempts if number > self._current]
+            if found or not later:
+                break
+            found += self._read_attempt(attempts[self._current], chosen, finish=True)
+            self._move_to(min(later))
+        if finish and not found and self._current in attempts:
+            found += self._read_attempt(attempts[self._current], chosen, finish=True)
+        return found
+
+    def unfinished(self, *, rank: int | None = None) -> list[LogLine]:
+        """Return the last lines of logs that have no end yet, such as progress bars, as far as `read_new` has read."""
+        chosen = Filter(rank, "", None, keeps_states=False)
+        found: list[OrderedLine] = []
+        for path, splitter in self._splitters.items():
+            log = self._logs[path]
+            if splitter.begun and log.attempt.number == self._current:
+                piece = (splitter.offset - 1, chosen.lookup.state(splitter.begun))
+                found += log.make_lines([piece], chosen)
+        return [line for _, line in sorted(found, key=_by_time)]
+
+    def _read_attempt(self, attempt: AttemptFolder, chosen: Filter, *, finish: bool) -> list[LogLine]:
+        logs = self._logs_of(attempt, chosen.rank)
+        found: list[OrderedLine] = []
+        for log in logs:
+            path, size = log.file.path, log.file.size()
+            splitter = self._splitters.get(path)
+            if splitter is None or size < splitter.offset:  # a file that has become shorter is another one
+                splitter = self._splitters[path] = LineSplitter(0, chosen.lookup)
+            splitter.lookup = chosen.lookup
+            if size > splitter.offset:
+                limit = max(READ_LIMIT // len(logs), 1 << 16)
+                found += log.forwards(splitter, min(size, splitter.offset + limit), chosen)
+            if finish:
+                found += log.make_lines(splitter.finish(), chosen)
+        return [line for _, line in sorted(found, key=_by_time)]
+
+    def _forwards(self, log: RankLog, chosen: Filter, complete: bool) -> Iterator[OrderedLine]:
+        splitter = self._splitters[log.file.path]
+        yield from log.forwards(splitter, log.file.size(), chosen)
+        if not complete:
+            yield from log.make_lines(splitter.finish(), chosen)
+
+    def _end(self, log: RankLog, *, complete: bool) -> int:
+        size = log.file.size()
+        return log.file.line_start(size) if complete else size
+
+    def _go_on_after(self, attempt: AttemptFolder, logs: list[RankLog]) -> None:
+        """Let `read_new` go on where the last line of each log begins that has no end yet."""
+        self._move_to(attempt.number)
+        for log in logs:
+            start = log.file.line_start(log.file.size())
+            self._splitters[log.file.path] = LineSplitter(start, Filter(keeps_states=self._keeps_states).lookup)
+
+    def _move_to(self, number: int) -> None:
+        self._previous, self._current = self._current, number
+
+    def _attempts(self, number: int | None) -> list[AttemptFolder]:
+        found = [each for each in self.folder.attempts() if not each.path.is_symlink()]
+        return [each for each in found if number is None or each.number == number]
+
+    def _logs_of(self, attempt: AttemptFolder, rank: int | None) -> list[RankLog]:
+        """Return the logs of an attempt in which a rank's lines may be, or all."""
+        try:
+            names = [entry.name for entry in os.scandir(attempt.path)]
+        except OSError:
+            return []
+        found = sorted((match[1], int(match[2])) for name in names if (match := _LOG.fullmatch(name)))
+        if rank is not None:
+            own = [("rank", rank)] if ("rank", rank) in found else []
+            node = ("node", rank // max(1, int(read_json(self.folder.run_json).get("nproc") or 1)))
+            found = own or ([node] if node in found else [each for each in found if each[0] == "node"])
+        return [self._log(attempt, kind, number) for kind, number in found]
+
+    def _log(self, attempt: AttemptFolder, kind: str, number: int) -> RankLog:
+        path = attempt.log(number) if kind == "rank" else attempt.node_log(number)
+        if path not in self._logs:
+            self._logs[path] = RankLog(LogFile(path), attempt, number if kind == "rank" else None)
+        return self._logs[path]
