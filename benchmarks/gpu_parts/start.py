@@ -1,4 +1,4 @@
-"""From the command to the first all-reduce of one rank over NCCL: `paceline run` beside torchrun."""
+"""From the command to the first all-reduce of one rank over NCCL, in a small project: Paceline beside torchrun."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ dist.destroy_process_group()
 """
 
 
-def once(command: list[str], mark: Path, scratch: Path) -> float:
+def once(command: list[str], mark: Path, project: Path) -> float:
     """Return the seconds from the command to the first all-reduce."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.time()
     done = subprocess.run(
-        [*command, str(mark)], capture_output=True, text=True, timeout=120,
-        env={**variables, "PACELINE_SCRATCH": str(scratch)},
+        [*command, str(mark)], capture_output=True, text=True, timeout=120, cwd=project,
+        env={**variables, "PACELINE_SCRATCH": str(mark.with_name("runs"))},
     )  # fmt: skip
     if not mark.exists():
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
@@ -43,7 +43,8 @@ def once(command: list[str], mark: Path, scratch: Path) -> float:
 def measure(repeats: int) -> list[Result]:
     python = sys.executable
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = Path(temporary) / "project"
+        folder.mkdir()
         script = folder / "probe.py"
         script.write_text(SCRIPT)
         ours = [python, "-m", "paceline", "run", "--nproc", "1"]
@@ -56,7 +57,7 @@ def measure(repeats: int) -> list[Result]:
         try:
             for turn in range(repeats + 1):
                 for name, command in ways.items():
-                    seconds = once(command, folder / f"{name}-{turn}", folder / "runs")
+                    seconds = once(command, folder.parent / f"{name}-{turn}", folder)
                     if turn:  # the first one reads everything from disk, or starts the warm process
                         found[name].append(seconds)
         finally:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PROOF = "Proof"
 DEFAULT_STEPS = 30
+KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
 
 
 def _option(*names: str, metavar: str | None = None, help: str, panel: str = PROOF) -> Any:
@@ -118,16 +119,23 @@ def command(
     """
     from paceline.cluster.local.machine import current_folder
     from paceline.proof.local_runner import Script
+    from paceline.spec.typed_flags import Flag
 
     cwd = current_folder()
     program = options.find_program(args, is_module=module, cwd=cwd, command="prove")
 
+    base = list(settings.flags)
+
     def load(program: Program, flags: Sequence[Flag] = ()) -> Job:
-        return settings.load(program, cwd=cwd, flags=[*settings.flags, *flags], here=True)
+        return settings.load(program, cwd=cwd, flags=[*base, *flags], here=True)
 
     from paceline.proof.proof import Request
 
-    cases = _cases(load(program), ranks, styles, steps=steps, interrupt=interrupt)
+    job = load(program)
+    gpus = _count_gpus(job)
+    if gpus and KERNELS not in job.sources:
+        base.append(Flag("--deterministic", KERNELS, True))
+    cases = _cases(gpus, ranks, styles, steps=steps, interrupt=interrupt)
     scaled = _scaled(cases, scale_lr, steps=steps)
     request = Request(cases, metric, metrics is not None, tolerance, _changes(without), scaled)
     script = Script(program, batch_arg, global_batch, metrics)
@@ -161,11 +169,15 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
     return 0 if proof.holds else 1
 
 
-def _cases(job: Job, ranks: str | None, styles: str, *, steps: int, interrupt: bool) -> Any:
+def _count_gpus(job: Job) -> int:
     from paceline.cluster.local.machine import detect_machine
+
+    return 0 if job.runtime.cpu else detect_machine(os.environ).gpus
+
+
+def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: bool) -> Any:
     from paceline.proof.cases import plan_cases
 
-    gpus = 0 if job.runtime.cpu else detect_machine(os.environ).gpus
     counts = _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
     names = [each.strip() for each in styles.split(",") if each.strip()]
     return tuple(plan_cases(counts, names, steps=steps, interrupt=interrupt))

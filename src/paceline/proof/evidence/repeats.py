@@ -11,6 +11,7 @@ from paceline.proof.records import CaseRecords
 EARLIER = "files of an earlier run"
 SEED = "no fixed seed"
 UNSTABLE = "equal runs that differ"
+ON_GPUS = "On GPUs, a script without the runtime also needs torch.use_deterministic_algorithms(True)."
 
 
 def find_earlier_cause(records: CaseRecords, earlier: Sequence[CaseRecords]) -> Cause | None:
@@ -49,11 +50,11 @@ def find_repeat_cause(one: CaseRecords, again: CaseRecords, source: LossSource) 
         return Cause(
             SEED,
             f"{what}, and torch has another seed.",
-            "Seed everything: paceline.session(seed=0), or --seed 0; on GPUs also --deterministic.",
+            f"Seed everything: paceline.session(seed=0), or --seed 0. {ON_GPUS}",
         )
     return Cause(
         UNSTABLE,
         f"{what}, though torch has the same seed. What differs is not known.",
         "Look for other sources of randomness (NumPy, Python, the order of a set or of files), for files that the "
-        "script reads and writes, and for the time. On GPUs, add --deterministic.",
+        f"script reads and writes, and for the time. {ON_GPUS}",
     )

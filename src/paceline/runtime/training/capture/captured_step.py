@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.training.capture.host_values import no_waits
@@ -110,6 +112,8 @@ class CapturedStep:
 
     def _obstacle(self) -> str | None:
         gradients = self._gradients
+        if env.PROBE in os.environ:
+            return "`paceline prove` records what happens in each of them"
         if self._device.type != "cuda":
             return f"the device is {self._device.type}, and CUDA graphs need a GPU"
         if gradients.scaler is not None:
