@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.goodput import SHARES, compute_goodput, find_end, read_events
@@ -155,3 +158,126 @@ def test_a_cancelled_run_has_trained_until_its_last_sign_of_life(tmp_path: Path)
     assert find_end(folder, trained[:1]) == 9000, "it never started"
     ended = [*trained, at(50, "stopped"), at(60, "files", names=[])]
     assert find_end(folder, ended) is None
+
+
+def test_a_start_is_divided_by_what_agents_and_rank_0_have_measured() -> None:
+    phases = {"device": 0.5, "rendezvous": 0.5, "process_group": 1.0, "restore": 4.0, "setup": 3.0}
+    result = compute_goodput(
+        [
+            at(0, "queued"),
+            at(10, "node", job_start="7-0", index=0, nodelist="n[1-2]"),
+            at(9, "node", job_start="7-0", index=1),  # its clock is behind
+            at(12, "started", job_start="7-0", index=0),
+            at(13, "staging"),
+            at(18, "staged", seconds=5.0),
+            at(20, "ranks", attempt=1, ranks=[0, 1], uses_runtime=True),
+            at(22, "ranks", attempt=1, ranks=[2, 3], uses_runtime=True),
+            at(35, "training", step=10, seconds=phases),
+            at(48, "first_step", step=11, seconds={**phases, "first_batch": 2.0, "first_step": 11.0}),
+            at(108, "saving", step=40, blocked=2.0, waited=32.0),
+            at(168, "done", step=70, waited=62.0),
+        ]
+    )
+    assert result.parts["starting"] == pytest.approx(
+        {
+            "agents": 5, "staging": 5, "import": 6, "rendezvous": 2, "restore": 4, "setup": 3, "first_batch": 2,
+            "compile": 9,  # 11 s, where others take 2 s
+        }
+    )  # fmt: skip
+    assert result.seconds["queued"] == 10
+    assert result.seconds["starting"] == pytest.approx(sum(result.parts["starting"].values()))
+    assert result.seconds["saving"] == 2
+    # From 2 s before the end of the first step on; rank 0 waited for half of the time.
+    assert result.parts["training"] == pytest.approx({"compute": 60, "data": 60})
+    assert (result.attempts, result.failures, result.seconds_between_failures) == (1, 0, None)
+    assert [(start.name, start.nodes, start.began, start.ended) for start in result.job_starts] == [
+        ("7-0", "n[1-2]", 10, 168)
+    ]
+    assert {span.attempt for span in result.timeline if span.kind != "queued"} == {1}
+
+
+def test_failures_are_counted_also_without_an_event_at_the_end() -> None:
+    result = compute_goodput(
+        [
+            at(0, "node", job_start="7-0", index=0),
+            at(1, "ranks", attempt=1, ranks=[0]),
+            at(2, "training", step=0),
+            at(10, "failed", attempt=1),
+            at(10, "failed", reason="lost the head agent"),  # another agent
+            at(11, "ranks", attempt=2, ranks=[0]),
+            at(12, "training", step=0),  # the node dies
+            at(50, "node", job_start="7-1", index=0),
+            at(51, "ranks", attempt=3, ranks=[0]),
+            at(52, "training", step=0),
+            at(62, "done"),
+        ]
+    )
+    assert (result.attempts, result.failures) == (3, 2)
+    assert result.seconds_between_failures == (10 + 1 + 12) / 2
+    assert result.seconds["queued"] == 38
+
+
+def test_time_in_which_nobody_had_resumed_the_run_does_not_count() -> None:
+    events = [
+        at(0, "queued"), at(5, "ranks"), at(6, "training", step=0), at(16, "stopped"),
+        at(9000, "queued"), at(9004, "ranks"), at(9005, "training", step=0), at(9010, "done"),
+    ]  # fmt: skip
+    result = compute_goodput(events)
+    assert result.total == 16 + 10
+    local = [
+        at(0, "node", job_start="pid-1-a"),
+        at(5, "stopped"),
+        at(900, "node", job_start="pid-2-b"),
+        at(903, "done"),
+    ]
+    assert compute_goodput(local).total == 8
+
+
+def test_a_time_line_stays_small() -> None:
+    saves = [at(2 + step, "saving", step=step, blocked=0.1) for step in range(1, 5000)]
+    result = compute_goodput([at(0, "ranks"), at(1, "training", step=0), *saves, at(6000, "done")])
+    assert len(result.timeline) < 10
+    assert result.seconds["saving"] == pytest.approx(499.9)
+    assert sum(span.seconds for span in result.timeline) == pytest.approx(result.total)
+
+
+EVENTS = st.sampled_from(
+    ["queued", "node", "started", "staging", "staged", "ranks", "training", "first_step", "saving", "progress", "saved",
+     "failed", "stopped", "done", "restarted", "files"]
+)  # fmt: skip
+SECONDS = st.floats(0, 1000)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "step": st.integers(0, 50), "blocked": SECONDS, "waited": SECONDS, "attempt": st.integers(0, 4),
+        "index": st.integers(0, 1), "job_start": st.sampled_from(["7-0", "7-1", "pid-1-a", "pid-2-b"]),
+        "ranks": st.sampled_from([[0, 1], [2, 3]]), "uses_runtime": st.booleans(),
+        "seconds": st.dictionaries(st.sampled_from(["device", "setup", "first_batch", "first_step"]), SECONDS),
+    },
+)  # fmt: skip
+
+
+@given(
+    moments=st.lists(st.tuples(SECONDS, EVENTS, FIELDS), min_size=1, max_size=30), now=st.none() | st.floats(0, 2000)
+)
+@settings(max_examples=300, deadline=None)
+def test_parts_always_sum_to_the_wall_time(moments: list[tuple[float, str, dict[str, Any]]], now: float | None) -> None:
+    moments.sort(key=lambda moment: moment[0])
+    events = [at(time, name, **fields) for time, name, fields in moments]
+    result = compute_goodput(events, now)
+    spans = result.timeline
+    assert all(span.began < span.ended for span in spans)
+    assert all(left.ended <= right.began for left, right in pairwise(spans))
+    assert result.total == pytest.approx(sum(span.seconds for span in spans))
+    assert min([*result.seconds.values(), *(each for parts in result.parts.values() for each in parts.values())]) >= 0
+    for name, parts in result.parts.items():
+        assert sum(parts.values()) == pytest.approx(result.seconds[name], abs=1e-6)
+    # Without spans are only the times before the run began, after it was done, and until somebody resumed it.
+    resumed = [
+        event["time"] for event in events if event["event"] in ("queued", "node", "started", "ranks", "training")
+    ]
+    gaps = [right.began for left, right in pairwise(spans) if left.ended < right.began]
+    assert set(gaps) <= set(resumed)
+    if spans and now is not None and events[-1]["event"] not in ("done", "queued"):
+        over = any(event["event"] == "done" for event in events)
+        assert over or spans[-1].ended == max(now, events[-1]["time"])

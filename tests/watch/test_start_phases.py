@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.watch.start_phases import describe_start_phases
+from paceline.watch.goodput.start_phases import describe_start_phases
 
 
 def first_step(time: float, **seconds: Any) -> dict[str, Any]:

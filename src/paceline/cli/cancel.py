@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
-from paceline.cli.resume_hint import describe_start, resume_command
 from paceline.cluster.actions import cancel_run
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.watch.records import Record, newest_verdict, read_record
+from paceline.watch.resume_hint import describe_start, resume_command
 
 Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, ends of ids, folders, or `last`.")]
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.cli.resume_hint import describe_start, submit_again
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
+from paceline.watch.resume_hint import describe_start, submit_again
 
 if TYPE_CHECKING:
     from paceline.cluster.local.launch import NewRun, ResumedRun

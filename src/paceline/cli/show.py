@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console, runs
-from paceline.cli.resume_hint import describe_start, resume_command
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
@@ -24,9 +23,10 @@ from paceline.spec.quantities import show_seconds
 from paceline.watch.config import flatten, read_config
 from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.goodput import SHARES, Goodput, compute_goodput, find_end, read_events
+from paceline.watch.goodput.start_phases import describe_start_phases
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import Record, read_record
-from paceline.watch.start_phases import describe_start_phases
+from paceline.watch.resume_hint import describe_start, resume_command
 from paceline.watch.throughput import describe_throughput
 
 WIDTH = 60

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options, runs
-from paceline.cli.resume_hint import describe_start, submit_again
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
+from paceline.watch.resume_hint import describe_start, submit_again
 
 if TYPE_CHECKING:
     from paceline.cluster.checks.findings import Finding

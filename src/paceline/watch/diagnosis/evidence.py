@@ -19,6 +19,7 @@ from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.errors import UsageError
 from paceline.watch.failures import FAILURE_FIELDS
 from paceline.watch.node_usage import NodeUsage, read_node_usage
+from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
 from paceline.watch.records import Record
 
 Event = dict[str, Any]
@@ -32,8 +33,6 @@ AGENT_FIELDS: Fields = {
 }  # fmt: skip
 LOG_TAIL = 65536  # bytes
 STRAGGLER_AGE = 400.0  # seconds after which a report of a slow rank is history
-RECENT = 40  # samples of a node
-ROW_LENGTH = 8  # of a rank in a sample
 
 
 @dataclass(frozen=True)
@@ -57,22 +56,6 @@ class AgentEvidence:
         """Its interfaces and their addresses, without the loopback."""
         known = self.node.get("interfaces") or {}
         return ", ".join(f"{name} {address}" for name, address in known.items() if name != "lo") or "loopback only"
-
-
-@dataclass(frozen=True)
-class RankSample:
-    """A rank as its agent saw it at one moment."""
-
-    time: float
-    host: str
-    rank: int
-    state: int  # of `contract.heartbeat_file`
-    step: int
-    age: float | None  # seconds since its last heartbeat
-    process: str  # the kernel's state letter
-    seconds_per_step: float
-    waited: float  # seconds, for data, since its first step
-    own: float  # seconds of a step before it exchanges gradients
 
 
 @dataclass(frozen=True)
@@ -136,13 +119,13 @@ def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidenc
     attempts = folder.attempts()
     attempt = attempts[-1] if attempts else None
     failure = _read_failure(attempt) if attempt else {}
-    usage = [_newest(use) for use in read_node_usage(folder)]
+    usage = [newest_samples(use) for use in read_node_usage(folder)]
     lists = [str(agent.node.get("nodelist") or "") for agent in agents.values()]
     nodes = _expand(next(filter(None, lists), "") or (record.state.nodes if record.state else ""))
     return Evidence(
         record=record, launch_spec=launch_spec, agents=agents, expected=_agent_count(launch_spec, agents), nodes=nodes,
         attempt=attempt, failure=failure, stacks=_read_stacks(attempt) if attempt else {}, usage=usage,
-        ranks=_read_ranks([*usage, *map(_as_usage, answers)]), answers=list(answers),
+        ranks=read_ranks([*usage, *map(_as_usage, answers)]), answers=list(answers),
         save_errors=_save_errors(folder), stragglers=_read_stragglers(folder, usage),
         log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
     )  # fmt: skip
@@ -242,47 +225,11 @@ def _read_stacks(attempt: AttemptFolder) -> dict[int, Stack]:
     return dict(sorted(found.items()))
 
 
-def _newest(use: NodeUsage) -> NodeUsage:
-    """Return only the samples of the newest job start, and of those the last ones."""
-    details = _clean_sample(use.details)
-    began = details.get("time", 0)
-    samples = [each for line in use.samples[-RECENT:] if (each := _clean_sample(line)).get("time", -1) >= began]
-    return NodeUsage(use.node, details, samples)
-
-
-def _clean_sample(line: dict[str, Any]) -> dict[str, Any]:
-    fields: Fields = {"time": NUMBER, "gpus": list, "ranks": list, "own_cores": int, "cores": int, "memory_limit": int}
-    sample = keep_valid(line, fields)
-    if "gpus" in sample:
-        sample["gpus"] = [gpu if isinstance(gpu, dict) else {} for gpu in sample["gpus"]]
-    return sample
-
-
-def _read_ranks(usage: list[NodeUsage]) -> dict[int, list[RankSample]]:
-    found: dict[int, list[RankSample]] = {}
-    for use in usage:
-        for sample in use.samples:
-            for row in sample.get("ranks") or []:
-                if _is_row(row):
-                    rank, state, step, age, process, *times = row
-                    found.setdefault(rank, []).append(
-                        RankSample(sample["time"], use.host, rank, state, step, age, process, *times)
-                    )
-    return dict(sorted(found.items()))
-
-
 def _as_usage(answer: NodeAnswer) -> NodeUsage:
     """Return an answer as a sample of its node."""
-    sample = _clean_sample(answer.answer)
+    sample = clean_sample(answer.answer)
     samples = [sample] if "time" in sample else []
     return NodeUsage(-1, {"host": answer.host}, samples)
-
-
-def _is_row(row: object) -> bool:
-    if not isinstance(row, list) or len(row) != ROW_LENGTH:
-        return False
-    numbers = [*row[:3], *row[5:], 0 if row[3] is None else row[3]]
-    return isinstance(row[4], str) and all(isinstance(each, NUMBER) for each in numbers)
 
 
 def _save_errors(folder: RunFolder) -> list[Event]:

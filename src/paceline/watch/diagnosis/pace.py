@@ -7,16 +7,13 @@ from statistics import median
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.heartbeat_file import READY, RUNNING
-from paceline.watch.diagnosis.evidence import Evidence, RankSample
+from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import saturated
+from paceline.watch.rank_samples import MIN_SECONDS, RankSample, slow_ranks
 from paceline.watch.throughput import read_data_wait
 
 DOCS = "docs/troubleshooting.md"
-MIN_SECONDS = 4.0  # of samples, before shares of time mean anything
 WAITS = 0.3  # of the time, for data
-FACTOR = 1.5  # a rank's own part of a step, in medians; as `straggler_factor`
-PAIR_FACTOR = 2.0  # of two ranks, neither is "the others"
-MIN_SHARE = 0.1  # of a step that a slow rank must cost the others
 STUCK_AFTER = 30.0  # seconds without a step, at least
 STUCK_STEPS = 20  # steps' worth of time without one
 FASTER_DATA = "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident)."
@@ -120,29 +117,12 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
 
 def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
     """Return ranks that are slow for no known reason, and how much slower they are than the others."""
-    slow = {**_slow_ranks(evidence), **evidence.stragglers}
+    slow = {**slow_ranks(evidence.ranks), **evidence.stragglers}
     return {rank: ratio for rank, ratio in slow.items() if not _is_explained(evidence, rank)}
 
 
 def _milliseconds(seconds: list[float]) -> str:
     return f"{median(seconds) * 1000:.0f} ms" if seconds else "unknown"
-
-
-def _slow_ranks(evidence: Evidence) -> dict[int, float]:
-    """Compare the medians of the ranks' own seconds per step."""
-    own = {}
-    for rank, samples in evidence.ranks.items():
-        known = [each.own for each in samples if each.state == RUNNING and each.own > 0]
-        if len(known) >= 2 and samples[-1].time - samples[0].time >= MIN_SECONDS:
-            own[rank] = median(known)
-    if len(own) < 2:
-        return {}
-    ordered = sorted(own.values())
-    typical = ordered[(len(ordered) - 1) // 2]
-    factor = PAIR_FACTOR if len(own) == 2 else FACTOR
-    step = max(samples[-1].seconds_per_step for samples in evidence.ranks.values())
-    return {rank: each / typical for rank, each in own.items()
-            if each > factor * typical and each - typical > max(0.005, MIN_SHARE * step)}  # fmt: skip
 
 
 def _is_explained(evidence: Evidence, rank: int) -> bool:

@@ -1,0 +1,56 @@
+"""The events of a run, in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_objects
+from paceline.contract.run_folder import RunFolder
+
+EVENT_FIELDS: Fields = {
+    "time": NUMBER, "event": str, "step": int, "steps": int, "blocked": NUMBER, "job_start": str, "attempt": int,
+    "processes": int, "names": list, "waited": NUMBER, "seconds": (dict, int, float), "index": int, "ranks": list,
+    "nodelist": str, "host": str,
+}  # fmt: skip
+QUEUED = frozenset({"queued", "submitted"})
+PHASES = QUEUED | {"started", "ranks", "training", "saving"}
+ENDS = frozenset({"failed", "stopped", "done"})
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Return all writers' events in order of time, skipping lines truncated by a crash."""
+    found = []
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in read_objects(file):
+            event = keep_valid(line, EVENT_FIELDS)
+            if "time" in event and "event" in event:
+                found.append(event)
+    return sorted(found, key=lambda event: event["time"])
+
+
+def had_nothing_left(events: Iterable[dict[str, Any]]) -> bool:
+    """Return whether the last start of a run found that all its steps were done already."""
+    last = [event["event"] for event in events if event["event"] in ("started", "nothing_left")]
+    return last[-1:] == ["nothing_left"]
+
+
+def find_end(folder: RunFolder, events: Sequence[dict[str, Any]]) -> float | None:
+    """Return when a run ended whose end nobody recorded, as far as its files tell: it was cancelled, killed or lost."""
+    phases = [event for event in events if event["event"] in PHASES or event["event"] in ENDS]
+    if not phases or phases[-1]["event"] in ENDS:
+        return None
+    last = float(phases[-1]["time"])
+    if phases[-1]["event"] in QUEUED:
+        return _latest([folder.cancelled], last)
+    logs = [path for attempt in folder.attempts()[-1:] for path in attempt.path.glob("*.log")]
+    return _latest([folder.metrics, folder.slurm_log, *logs], last)
+
+
+def _latest(files: Iterable[Path], time: float) -> float:
+    for path in files:
+        with suppress(OSError):
+            time = max(time, path.stat().st_mtime)
+    return time

@@ -1,0 +1,152 @@
+"""How the periods of a run divide into categories and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.watch.goodput.periods import Period, TrainingLog
+
+SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
+PARTS = {
+    # Agents meet and check their nodes; data is copied to the nodes; ranks start and import; they find each other; a
+    # checkpoint is loaded; the script sets up the rest; its first batch; its first step, as far as it is longer than
+    # others.
+    "starting": ("agents", "staging", "import", "rendezvous", "restore", "setup", "first_batch", "compile"),
+    "training": ("compute", "data"),  # waiting for data is the other one
+}
+RENDEZVOUS = ("device", "rendezvous", "process_group")  # phases of a start
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a run's time line."""
+
+    kind: str  # of `SHARES`
+    began: float
+    ended: float
+    attempt: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A period, divided: its spans, and the seconds of their parts."""
+
+    spans: list[Span]
+    parts: dict[str, dict[str, float]]
+
+
+def divide(periods: Sequence[Period]) -> list[Piece]:
+    """Divide all periods. Steps are lost if the next attempt that trains has to repeat them."""
+    pieces = []
+    resumed_at: int | None = None
+    for index in range(len(periods) - 1, -1, -1):
+        period = periods[index]
+        if period.log is not None:
+            pieces.append(_divide_training(period, period.log, resumed_at))
+            resumed_at = period.log.step
+        elif period.kind == "starting":
+            after = periods[index + 1] if index + 1 < len(periods) else None
+            pieces.append(_divide_start(period, after.log if after is not None else None))
+        else:
+            pieces.append(Piece([_span(period, period.kind, period.began, period.ended)], {}))
+    return pieces[::-1]
+
+
+def _divide_start(period: Period, log: TrainingLog | None) -> Piece:
+    """Divide a start by the phases that rank 0 has measured until its first step boundary."""
+    span = _span(period, "starting", period.began, period.ended)
+    if period.part != "ranks":
+        return Piece([span], {"starting": {period.part: span.seconds}})
+    if log is None or not log.phases:
+        return Piece([span], {"starting": {"setup": span.seconds}})
+    measured = {
+        "rendezvous": sum(log.phases.get(name, 0.0) for name in RENDEZVOUS),
+        "restore": log.phases.get("restore", 0.0),
+        "setup": log.phases.get("setup", 0.0),
+    }
+    shrunk = min(1.0, span.seconds / total) if (total := sum(measured.values())) else 1.0
+    parts = {name: seconds * shrunk for name, seconds in measured.items()}
+    return Piece([span], {"starting": {"import": max(0.0, span.seconds - sum(parts.values())), **parts}})
+
+
+def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -> Piece:
+    first_batch = min(log.phases.get("first_batch", 0.0), period.ended - period.began)
+    compiled = min(_compilation(log), period.ended - period.began - first_batch)
+    began = min(period.ended, period.began + first_batch + compiled)
+    useful_until = min(max(_useful_until(period, log, resumed_at), began), period.ended)
+    spans = [_span(period, "starting", period.began, began)]
+    at = began
+    for time, _, blocked in log.saves:
+        if time > useful_until:
+            break
+        begins = max(at, time - blocked)
+        if begins < time:
+            spans += [_span(period, "training", at, begins), _span(period, "saving", begins, time)]
+            at = time
+    spans += [_span(period, "training", at, useful_until), _span(period, "lost", useful_until, period.ended)]
+    spans = [span for span in spans if span.ended > span.began]
+    training = sum(span.seconds for span in spans if span.kind == "training")
+    waited = min(training, max(0.0, _waited(log, useful_until) - _waited(log, began)))
+    starting = began - period.began
+    parts = {
+        "starting": {"first_batch": min(first_batch, starting), "compile": max(0.0, starting - first_batch)},
+        "training": {"compute": training - waited, "data": waited},
+    }
+    return Piece(spans, parts)
+
+
+def _useful_until(period: Period, log: TrainingLog, resumed_at: int | None) -> float:
+    """Return the time after which steps had to be repeated."""
+    if resumed_at is None:
+        return period.ended
+    if resumed_at <= log.step and not log.is_finished:
+        return period.began
+    saves = [time for time, step, _ in log.saves if step >= resumed_at]
+    return min(saves, default=period.ended if log.is_finished else period.began)
+
+
+def _compilation(log: TrainingLog) -> float:
+    """Return by how much the first step was longer than a normal one; 0 if no other is known."""
+    first = log.first_step
+    if first is None:
+        return 0.0
+    done = next((step for time, step in log.steps if time >= first), log.step + 1)
+    later = [(time, step) for time, step in log.steps if step > done and time > first]
+    if not later:
+        return 0.0
+    time, step = later[-1]
+    blocked = sum(each for saved, _, each in log.saves if first < saved <= time)
+    normal = max(0.0, time - first - blocked) / (step - done)
+    return max(0.0, log.phases.get("first_step", 0.0) - normal)
+
+
+def _waited(log: TrainingLog, time: float) -> float:
+    """Return the seconds for which rank 0 had waited for data, between the times at which it told."""
+    points = _rising(log.waits)
+    for (left, before), (right, after) in pairwise(points):
+        if left <= time <= right:
+            return before + (after - before) * (time - left) / (right - left)
+    if not points or time < points[0][0]:
+        return points[0][1] if points else 0.0
+    (first, start), (last, end) = points[0], points[-1]
+    rate = (end - start) / (last - first) if last > first else 0.0  # nobody told later: it went on as before
+    return end + rate * (time - last)
+
+
+def _rising(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return points whose times and values rise, without those that do not."""
+    kept: list[tuple[float, float]] = []
+    for time, value in points:
+        if not kept or (time > kept[-1][0] and value >= kept[-1][1]):
+            kept.append((time, value))
+    return kept
+
+
+def _span(period: Period, kind: str, began: float, ended: float) -> Span:
+    return Span(kind, began, ended, period.attempt)

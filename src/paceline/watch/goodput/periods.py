@@ -1,0 +1,190 @@
+"""The periods of a run, one after the other, from its events.
+
+The events used are `queued` (or `submitted`), `node` and `started` (an agent arrives, and has met the others),
+`staging` and `staged`, `ranks` (with `uses_runtime`), `training` (the first step boundary of an attempt, with its first
+step and the seconds of its start), `first_step`, `saving` (with `step`, `blocked` seconds and `waited`, the seconds for
+which rank 0 has waited for data so far), `progress` (how far a live run is), `failed`, `stopped` and `done`.
+
+When a requeued job starts again, the time since the last event of the previous job start counts as queued. Nobody
+counts the time in which a run was over, until somebody resumed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.watch.goodput.events import ENDS, QUEUED
+
+LONGEST = 1e9  # seconds of a phase
+ACTIVE = frozenset({"starting", "running", "training"})
+
+
+@dataclass
+class TrainingLog:
+    """What rank 0 tells of one attempt, from its first step boundary to its end."""
+
+    step: int  # the first one
+    phases: dict[str, float]  # seconds of the start, by name
+    first_step: float | None = None  # when it ended
+    saves: list[tuple[float, int, float]] = field(default_factory=list)  # time, step, seconds blocked
+    steps: list[tuple[float, int]] = field(default_factory=list)  # times at which so many steps were done
+    waits: list[tuple[float, float]] = field(default_factory=list)  # times, and the seconds waited for data until then
+    is_finished: bool = False  # ended by `done` or `stopped`, so nothing after the last save is lost
+
+
+@dataclass
+class Period:
+    """A time in which a run did one thing."""
+
+    kind: str  # queued, starting, running, training or idle
+    began: float
+    ended: float
+    attempt: int = 0
+    part: str = ""  # of a start: agents, staging or ranks
+    log: TrainingLog | None = None
+
+
+@dataclass
+class JobStart:
+    """One start of a batch job, or of a local run."""
+
+    name: str
+    began: float
+    ended: float
+    nodes: str
+
+
+class PeriodReader:
+    """Reads events one by one."""
+
+    def __init__(self) -> None:
+        self.periods: list[Period] = []
+        self.job_starts: list[JobStart] = []
+        self.attempts: set[int] = set()
+        self.failures = 0
+        self._current: Period | None = None
+        self._last = 0.0
+
+    def read(self, events: Iterable[Mapping[str, Any]], now: float | None) -> None:
+        """Read all events of a run. The last period lasts until `now`, or else until the last event."""
+        for event in events:
+            before, time = self._last, float(event["time"])
+            self._last = max(before, time)
+            self._take(event, event["event"], time, before)
+        if self._current is not None and self._current.log is not None:
+            self._current.log.is_finished = True  # as far as anybody knows
+        self._close(max(self._last, now) if now is not None else self._last)
+        if self.job_starts and self.periods:
+            self.job_starts[-1].ended = max(self.job_starts[-1].ended, self.periods[-1].ended)
+
+    def _take(self, event: Mapping[str, Any], name: str, time: float, before: float) -> None:
+        phase = self._current.kind if self._current else ""
+        if name in QUEUED:
+            self._close(before)
+            self._enter("queued", time)
+        elif name in ("node", "started"):
+            if event.get("index", 0) == 0:
+                self._start(event, time, before)
+        elif name in ("staging", "staged") and phase == "starting":
+            assert self._current is not None
+            if self._current.part in ("agents", "staging"):
+                self._enter("starting", time, part="staging" if name == "staging" else "agents")
+        elif name == "ranks":
+            if 0 in event.get("ranks", [0]):
+                self._start_ranks(event, time)
+        elif name == "training" and phase != "training":
+            self._start_training(event, time)
+        elif name in ("first_step", "saving", "progress") and phase == "training":
+            self._advance(event, name, time)
+        elif name in ENDS:
+            self._end(event, name, time)
+
+    def _start(self, event: Mapping[str, Any], time: float, before: float) -> None:
+        """The head agent arrives: of a new job, of one that was requeued, or in place of one that was killed."""
+        name, phase = str(event.get("job_start", "")), self._current.kind if self._current else ""
+        known = self.job_starts[-1].name if self.job_starts else None
+        if name == known and phase == "starting":  # `started` follows `node`
+            return
+        if name != known:
+            self.job_starts.append(JobStart(name, time, time, str(event.get("nodelist", ""))))
+            if known is not None:
+                self.job_starts[-2].ended = max(self.job_starts[-2].ended, before)
+        if known not in (None, name) and phase not in ("", "queued"):
+            self.failures += phase in ACTIVE
+            self._close(before)
+            if not name.startswith("pid-"):  # a local run is started by the user
+                self._enter("queued", before)
+        else:
+            self.failures += phase in ACTIVE and name == known
+        self._enter("starting", time, part="agents")
+
+    def _start_ranks(self, event: Mapping[str, Any], time: float) -> None:
+        number = event.get("attempt", len(self.attempts) + 1)
+        if self._current is not None and self._current.kind in ("running", "training"):
+            self.failures += 1  # without an event at its end
+        self.attempts.add(number)
+        uses_runtime = event.get("uses_runtime", True)
+        self._enter("starting" if uses_runtime else "running", time, part="ranks" if uses_runtime else "")
+        for period in reversed(self.periods):  # what its agents did before it belongs to it
+            if period.kind != "starting" or period.attempt or period.part == "ranks":
+                break
+            period.attempt = number
+        assert self._current is not None
+        self._current.attempt = number
+
+    def _start_training(self, event: Mapping[str, Any], time: float) -> None:
+        attempt = self._current.attempt if self._current is not None else 0
+        if self._current is not None and self._current.kind == "running":  # it has step boundaries after all
+            self._current.kind, self._current.part = "starting", "ranks"
+        self._enter("training", time)
+        assert self._current is not None
+        self._current.attempt = attempt
+        step = int(event.get("step", 0))
+        self._current.log = TrainingLog(step, _seconds(event.get("seconds")))
+
+    def _advance(self, event: Mapping[str, Any], name: str, time: float) -> None:
+        assert self._current is not None
+        log = self._current.log
+        assert log is not None
+        if name == "first_step" and log.first_step is None:
+            log.first_step = time
+            log.phases |= _seconds(event.get("seconds"))
+            log.waits.append((time, log.phases.get("first_batch", 0.0)))
+        elif name == "saving":
+            log.saves.append((time, int(event.get("step", 0)), max(0.0, float(event.get("blocked", 0.0)))))
+        if isinstance(event.get("step"), int):
+            log.steps.append((time, event["step"]))
+        if name != "first_step" and "waited" in event:
+            log.waits.append((time, float(event["waited"])))
+
+    def _end(self, event: Mapping[str, Any], name: str, time: float) -> None:
+        if self._current is None or self._current.kind == "idle":
+            return
+        if self._current.log is not None:
+            self._advance(event, "end", time)
+            self._current.log.is_finished = name != "failed"
+        self.failures += name == "failed"
+        if name == "done":
+            self._close(time)
+        else:
+            self._enter("idle", time)
+
+    def _enter(self, kind: str, time: float, *, part: str = "") -> None:
+        self._close(time)
+        self._current = Period(kind, time, time, part=part)
+
+    def _close(self, time: float) -> None:
+        """End the current period. Nothing else follows yet."""
+        if self._current is not None:
+            self._current.ended = max(self._current.began, time)
+            self.periods.append(self._current)
+        self._current = None
+
+
+def _seconds(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        return {}
+    known = {str(name): number for name, number in value.items() if isinstance(number, int | float)}
+    return {name: min(float(number), LONGEST) for name, number in known.items() if number > 0}
