@@ -20,6 +20,7 @@ COMMANDS = {
     "ps": ("paceline.cli.ps", "list runs and their status"),
     "show": ("paceline.cli.show", "show one run: its attempts, and where its time went"),
     "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
+    "ui": ("paceline.cli.ui", "look at your runs in the browser"),
     "cancel": ("paceline.cli.cancel", "cancel a run for good"),
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),
     "sync": ("paceline.cli.sync", "send W&B data of offline runs"),

@@ -1,0 +1,75 @@
+"""`paceline ui`: look at your runs in the browser."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import os
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, runs
+from paceline.errors import EnvironmentProblem, UsageError
+
+NEEDED = ("starlette", "uvicorn", "plotly")
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def command(
+    *,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="Listen on this port; default: a free one.")] = 0,
+    tunnel: Annotated[bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")] = False,
+    browser: Annotated[
+        bool | None, typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 is allowed.")] = "127.0.0.1",
+) -> int:
+    """Serve a dashboard of your runs on this machine, and print its link.
+
+    Only people with the link can open it. It ends with Ctrl-C; your runs go on.
+
+    \b
+      paceline ui
+      paceline ui --tunnel      on a login node: also print the ssh command
+    """
+    _check_packages()
+    if host not in LOOPBACK:
+        raise UsageError(
+            f"`paceline ui` does not listen on {host}: everybody who reaches that address could try to connect.",
+            hint="Omit --host. From another machine, use the ssh command that `paceline ui --tunnel` prints.",
+        )
+    from paceline.ui.web.answers import Answers
+    from paceline.ui.web.app import make_app
+    from paceline.ui.web.security import Access
+    from paceline.ui.web.server import listen, serve
+
+    scratch, access = runs.scratch_here(), Access()
+    with listen(port) as listener:
+        chosen = listener.getsockname()[1]
+        _say_link(access.link(chosen), chosen, tunnel=tunnel)
+        serve(make_app(Answers(scratch), access), listener)
+    console.say_note("ended; your runs go on")
+    return 0
+
+
+def _check_packages() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentProblem(
+            f"`paceline ui` needs {' and '.join(missing)}, which this Python does not have.",
+            hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
+        )
+
+
+def _say_link(link: str, port: int, *, tunnel: bool) -> None:
+    print(f"Open this link in your browser:\n\n  {link}\n")
+    if tunnel or os.environ.get("SSH_CONNECTION"):
+        print(f"If your browser is on another machine, run this there first:\n\n  {tunnel_command(port)}\n")
+    print("Whoever has the link can see your runs: keep it to yourself. Press Ctrl-C to end.", flush=True)
+
+
+def tunnel_command(port: int) -> str:
+    return f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"

@@ -1,0 +1,102 @@
+"""The answers to everything that a page asks, as objects for JSON. A server sends them, and a report contains them.
+
+api/runs                    all rows (`Overview`)
+api/runs/KEY                one run (`RunDetails`); KEY is a run id, or SWEEP-3 for a trial
+api/runs/KEY/curves         its metrics; ?names=a,b selects some, and so does ?name= for each
+api/runs/KEY/log            its output: ?rank= &attempt= &grep= &tail=
+api/runs/KEY/diff           how the project's code has changed since it was started
+api/sweeps, api/sweeps/NAME
+api/cluster                 partitions and your queue
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+from paceline.cluster.slurm import commands as slurm
+from paceline.errors import UsageError
+from paceline.ui.web.lookup import find_key
+from paceline.ui.web.rows import Rows
+from paceline.ui.web.run_reader import RunReader
+from paceline.watch.records import QueryStates
+
+MAX_READERS = 48  # runs whose curves are kept
+MAX_TAIL = 5000  # lines of a log in one answer
+DEFAULT_TAIL = 500
+MAX_PATTERN = 500  # characters
+
+Query = Mapping[str, Sequence[str]]
+NO_QUERY: Query = MappingProxyType({})
+
+
+class Answers:
+    """Answers questions about the runs of a scratch folder. Threads may share it."""
+
+    def __init__(self, scratch: Path, query: QueryStates = slurm.states) -> None:
+        self.scratch = scratch
+        self.rows = Rows(scratch, query)
+        self._query = query
+        self._readers: OrderedDict[Path, RunReader] = OrderedDict()
+        self._lock = Lock()
+
+    def reader(self, key: str) -> RunReader:
+        """Return the reader of a run, the same for all who ask. Raises NoSuchRun."""
+        folder = find_key(key, self.scratch)
+        with self._lock:
+            reader = self._readers.pop(folder.path, None) or RunReader(folder, self._query)
+            self._readers[folder.path] = reader
+            while len(self._readers) > MAX_READERS:
+                self._readers.popitem(last=False)
+        return reader
+
+    def runs(self) -> dict[str, Any]:
+        return self.rows.read()
+
+    def run(self, key: str) -> dict[str, Any]:
+        return self.reader(key).details()
+
+    def curves(self, key: str, query: Query = NO_QUERY) -> dict[str, Any]:
+        names = [*query.get("name", ()), *(name for text in query.get("names", ()) for name in text.split(",") if name)]
+        return self.reader(key).curves(names or None)
+
+    def log(self, key: str, query: Query = NO_QUERY) -> dict[str, Any]:
+        rank, attempt = _number(query, "rank"), _number(query, "attempt")
+        grep = _text(query, "grep")
+        if len(grep) > MAX_PATTERN:
+            raise UsageError(f"The text to search for has more than {MAX_PATTERN} characters.")
+        tail = _number(query, "tail")
+        count = min(DEFAULT_TAIL if tail is None else tail, MAX_TAIL)
+        return self.reader(key).log(count, rank=rank, attempt=attempt, grep=grep)
+
+    def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any]:
+        """Return the answer to a path such as `api/runs/KEY/curves`. Raises UsageError if there is none."""
+        parts = path.split("/")
+        known: dict[tuple[str, int, str], Callable[[], dict[str, Any]]] = {
+            ("runs", 2, ""): self.runs,
+            ("runs", 3, ""): lambda: self.run(parts[2]),
+            ("runs", 4, "curves"): lambda: self.curves(parts[2], query),
+            ("runs", 4, "log"): lambda: self.log(parts[2], query),
+        }
+        answer = known.get((parts[1] if len(parts) > 1 else "", len(parts), parts[3] if len(parts) == 4 else ""))
+        if parts[0] != "api" or answer is None:
+            raise UsageError(f"There is no answer to {path[:100]!r}.")
+        return answer()
+
+
+def _text(query: Query, name: str) -> str:
+    return next(iter(query.get(name, ())), "")
+
+
+def _number(query: Query, name: str) -> int | None:
+    """Return a number of a question; None if it has none."""
+    text = _text(query, name)
+    if text in ("", "all"):
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(f"{name} is a number, or empty for all.")
+    return int(text)

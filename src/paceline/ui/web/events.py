@@ -1,0 +1,139 @@
+"""Tell open pages what has changed, with server-sent events. One task reads for all pages, while there are any.
+
+    api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "gone": [paths]}
+    api/events?key=KEY&since=P   `details`: RunDetails; `curves`: {"position", "whole", "curves": [new points]};
+                                 `log`: {"position", "whole", "lines": [new lines]}
+
+`since` is the `position` of the answer that the page has (0: it has none). A connection that breaks resumes by itself,
+because the position is the id of the event. New points replace those of the same and of later steps; `whole` says that
+they replace everything that the page has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.ui.web.answers import Answers
+from paceline.ui.web.json_text import encode
+
+INTERVAL = 1.0  # seconds between reads
+DETAILS_EVERY = 2  # reads
+HEARTBEAT = 15.0  # seconds without an event, after which a comment is sent
+MAX_PAGES = 200
+MAX_WAITING = 64  # events
+
+
+def format_event(name: str, data: Any, position: int | None = None) -> bytes:
+    head = f"id: {position}\n" if position is not None else ""
+    return f"{head}event: {name}\ndata: ".encode() + encode(data) + b"\n\n"
+
+
+@dataclass(eq=False)
+class Page:
+    """An open page. `key` is the run that it shows, or None for all runs."""
+
+    key: str | None
+    position: int
+    queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
+    details: bytes = b""  # what it was sent last
+
+    def send(self, event: bytes) -> None:
+        """Send an event. A page that does not take them is disconnected; it comes back if it is alive."""
+        if self.queue.full():
+            self.end()
+        else:
+            self.queue.put_nowait(event)
+
+    def end(self) -> None:
+        while self.queue.full():
+            self.queue.get_nowait()
+        self.queue.put_nowait(None)
+
+
+class Events:
+    """The open pages and the task that reads for them."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.pages: set[Page] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pages) >= MAX_PAGES
+
+    async def stream(self, key: str | None, since: int) -> AsyncIterator[bytes]:
+        """Yield events until the page is closed or the server ends."""
+        if self._closed:
+            return
+        page = Page(key, since)
+        self.pages.add(page)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._read())
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                try:
+                    event = await asyncio.wait_for(page.queue.get(), HEARTBEAT)
+                except (asyncio.TimeoutError, TimeoutError):
+                    event = b": still here\n\n"
+                if event is None:
+                    return
+                yield event
+        finally:
+            self.pages.discard(page)
+
+    def close(self) -> None:
+        """End all streams, so that the server can end."""
+        self._closed = True
+        for page in list(self.pages):
+            page.end()
+
+    async def _read(self) -> None:
+        count = 0
+        while self.pages and not self._closed:
+            began = asyncio.get_running_loop().time()
+            for key in {page.key for page in self.pages}:
+                pages = [page for page in self.pages if page.key == key]
+                try:
+                    if key is None:
+                        await self._send_rows(pages)
+                    else:
+                        await self._send_run(key, pages, with_details=count % DETAILS_EVERY == 0)
+                except (PacelineError, OSError, ValueError):  # such as a run folder that was removed meanwhile
+                    for page in pages:
+                        page.end()
+            count += 1
+            took = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(max(INTERVAL, took))
+
+    async def _send_rows(self, pages: list[Page]) -> None:
+        for since in {page.position for page in pages}:
+            news = await asyncio.to_thread(self.answers.rows.read_new, since)
+            if news["position"] <= since:
+                continue
+            event = format_event("runs", news, news["position"])
+            for page in [page for page in pages if page.position == since]:
+                page.position = news["position"]
+                page.send(event)
+
+    async def _send_run(self, key: str, pages: list[Page], *, with_details: bool) -> None:
+        reader = await asyncio.to_thread(self.answers.reader, key)
+        for page in pages:
+            for news in await asyncio.to_thread(reader.read_new, page.position):
+                page.position = news.position
+                told = {"position": news.position, "whole": news.whole}
+                if news.curves:
+                    page.send(format_event("curves", {**told, "curves": news.curves}, news.position))
+                if news.lines:
+                    page.send(format_event("log", {**told, "lines": news.lines}, news.position))
+        if with_details or any(not page.details for page in pages):
+            details = format_event("details", await asyncio.to_thread(reader.details))
+            for page in [page for page in pages if page.details != details]:
+                page.details = details
+                page.send(details)

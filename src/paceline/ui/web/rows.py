@@ -1,0 +1,88 @@
+"""The rows of all runs, kept for all open pages. Only runs that may have changed are read again."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from paceline.contract.run_folder import RunFolder
+from paceline.watch.overview import Overview, make_overviews
+from paceline.watch.records import QueryStates, find_runs, read_records
+
+INTERVAL = 1.0  # seconds, at least, between two looks at the scratch folder
+IDLE_SHARE = 5  # a look that takes long is followed by a pause of so many times its duration
+
+
+@dataclass
+class _Row:
+    overview: Overview
+    changed: int  # the folder's time of change, in ns
+    position: int
+
+
+class Rows:
+    """The rows of a scratch folder. `position` counts changes; each row knows when it last changed."""
+
+    def __init__(self, scratch: Path, query: QueryStates) -> None:
+        self.scratch = scratch
+        self.position = 0
+        self._query = query
+        self._rows: dict[Path, _Row] = {}
+        self._gone: list[tuple[int, str]] = []  # positions and paths of rows that have disappeared
+        self._next = 0.0
+        self._lock = Lock()
+
+    def read(self) -> dict[str, Any]:
+        """Return all rows, newest first."""
+        with self._lock:
+            self._refresh()
+            rows = [row.overview.to_json() for row in self._rows.values()]
+            return {"scratch": str(self.scratch), "time": time.time(), "position": self.position, "runs": rows}
+
+    def read_new(self, since: int) -> dict[str, Any]:
+        """Return the rows that have changed after a position, and the paths of those that are gone."""
+        with self._lock:
+            self._refresh()
+            rows = [row.overview.to_json() for row in self._rows.values() if row.position > since]
+            gone = [path for position, path in self._gone if position > since]
+            return {"time": time.time(), "position": self.position, "runs": rows, "gone": gone}
+
+    def _refresh(self) -> None:
+        began = time.monotonic()
+        if began < self._next:
+            return
+        folders = find_runs(self.scratch)
+        changed = {folder.path: _changed(folder) for folder in folders}
+        stale = [folder for folder in folders if self._is_stale(folder, changed[folder.path])]
+        position = self.position + 1
+        fresh = dict(zip((f.path for f in stale), make_overviews(read_records(stale, self._query)), strict=True))
+        rows: dict[Path, _Row] = {}
+        for folder in folders:
+            old, new = self._rows.get(folder.path), fresh.get(folder.path)
+            if old is not None and (new is None or new == old.overview):
+                rows[folder.path] = _Row(old.overview, changed[folder.path], old.position)
+            elif new is not None:
+                rows[folder.path] = _Row(new, changed[folder.path], position)
+                self.position = position
+        for path in self._rows.keys() - rows.keys():
+            self._gone = [*self._gone[-999:], (position, str(path))]
+            self.position = position
+        self._rows = rows
+        took = time.monotonic() - began
+        self._next = time.monotonic() + max(INTERVAL, IDLE_SHARE * took)
+
+    def _is_stale(self, folder: RunFolder, changed: int) -> bool:
+        """A run that is over changes only if it is resumed, which makes files in its folder."""
+        row = self._rows.get(folder.path)
+        return row is None or not row.overview.is_over or row.changed != changed
+
+
+def _changed(folder: RunFolder) -> int:
+    try:
+        return os.stat(folder.path).st_mtime_ns
+    except OSError:
+        return 0

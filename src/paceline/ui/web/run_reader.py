@@ -1,0 +1,96 @@
+"""One run, kept for all pages that show it: its curves and its log, of which only what is new is read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from threading import Lock
+from typing import Any
+
+from paceline.contract.run_folder import RunFolder
+from paceline.watch.details import read_details
+from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.metrics.curves import Curve, Curves
+from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.records import QueryStates, read_record
+
+MAX_BATCHES = 30  # kept for pages that lost their connection for a moment
+MAX_LINES = 2000  # of a log, in one batch
+FIRST_LINES = 500  # of the log, for a page that has none
+
+
+@dataclass(frozen=True)
+class News:
+    """What a run has written between two reads."""
+
+    position: int
+    curves: list[dict[str, Any]]
+    lines: list[dict[str, Any]]
+    whole: bool = False  # the curves and lines replace those that a page has
+
+
+class RunReader:
+    """Reads a run's files as they grow. `position` counts the reads that found something."""
+
+    def __init__(self, folder: RunFolder, query: QueryStates) -> None:
+        self.folder = folder
+        self.position = 0
+        self._query = query
+        self._metrics = MetricsFile(folder.metrics)
+        self._curves = Curves()
+        self._log = RunLog(folder)
+        self._batches: deque[News] = deque(maxlen=MAX_BATCHES)
+        self._lock = Lock()
+
+    def details(self) -> dict[str, Any]:
+        return read_details(read_record(self.folder, self._query)).to_json()
+
+    def curves(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the curves with these names, or all."""
+        with self._lock:
+            self._refresh()
+            wanted = self._curves.names if names is None else [name for name in names if name in self._curves.names]
+            return {"position": self.position, "curves": [asdict(self._curves.curve(name)) for name in wanted]}
+
+    def log(self, count: int, *, rank: int | None, attempt: int | None, grep: str) -> dict[str, Any]:
+        """Return the last lines of the run's output."""
+        with self._lock:
+            self._refresh()
+            position = self.position
+        lines = RunLog(self.folder).tail(count, rank=rank, attempt=attempt, grep=grep)  # a search may take a while
+        return {"position": position, "lines": lines_to_json(lines)}
+
+    def read_new(self, since: int) -> list[News]:
+        """Return what is new after a position. At the beginning, or after a long absence, it is everything."""
+        with self._lock:
+            self._refresh()
+            if since >= self.position:
+                return []
+            found = [each for each in self._batches if each.position > since]
+            if since < 1 or not found or found[0].position > since + 1:
+                lines = RunLog(self.folder).tail(FIRST_LINES, complete=True)
+                return [News(self.position, curves_to_json(self._curves.all()), lines_to_json(lines), whole=True)]
+            return found
+
+    def _refresh(self) -> None:
+        if self.position == 0:
+            self._curves.add(self._metrics.read_new())  # it may have a million lines
+            self._log.tail(0, complete=True)  # from now on
+            self.position = 1
+            return
+        records, lines = list(self._metrics.read_new()), self._log.read_new()
+        if records or lines:
+            new = Curves()
+            new.add(records)
+            self._curves.add(records)
+            self.position += 1
+            self._batches.append(News(self.position, curves_to_json(new.all()), lines_to_json(lines[-MAX_LINES:])))
+
+
+def curves_to_json(curves: Iterable[Curve]) -> list[dict[str, Any]]:
+    return [asdict(curve) for curve in curves]
+
+
+def lines_to_json(lines: Iterable[LogLine]) -> list[dict[str, Any]]:
+    return [{"time": each.time, "rank": each.rank, "attempt": each.attempt, "text": each.text} for each in lines]

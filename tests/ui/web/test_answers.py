@@ -1,0 +1,86 @@
+"""What pages are told about runs, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.ui.web.conftest import Served
+from tests.ui.web.folders import make_run, write_metrics
+
+RUN = "20260101-120000-aaaa"
+
+
+@pytest.fixture
+def client(served: Served) -> httpx.Client:
+    return httpx.Client(base_url=served.base, cookies=served.cookies, trust_env=False, timeout=60)
+
+
+def test_runs_and_one_run(client: httpx.Client, scratch: Path) -> None:
+    assert client.get("api/runs").json()["runs"] == []
+    make_run(scratch, name="<script>")
+    answer = httpx.Response(200)
+    while not answer.content or not answer.json()["runs"]:  # the list is not read more than once a second
+        answer = client.get("api/runs")
+    (row,) = answer.json()["runs"]
+    assert (row["run_id"], row["name"], row["step"], row["loss"]) == (RUN, "<script>", 19, 0.05)
+    assert client.get(f"api/runs/{RUN}").json()["overview"]["run_id"] == RUN
+    assert client.get("api/runs/nothing").status_code == 404
+
+
+def test_curves_grow(client: httpx.Client, scratch: Path) -> None:
+    folder = make_run(scratch)
+    answer = client.get(f"api/runs/{RUN}/curves").json()
+    assert {curve["name"] for curve in answer["curves"]} == {"loss", "samples_per_second"}
+    write_metrics(folder, range(20, 25))
+    later = client.get(f"api/runs/{RUN}/curves?names=loss,nothing").json()
+    assert later["position"] > answer["position"]
+    (curve,) = later["curves"]
+    assert curve["steps"] == list(range(25))
+    assert len(curve["times"]) == len(curve["values"]) == 25
+
+
+def test_numbers_that_json_lacks_become_null(client: httpx.Client, scratch: Path) -> None:
+    folder = make_run(scratch)
+    with open(folder.metrics, "a") as file:
+        file.write('{"step": 20, "time": 1e9, "loss": NaN}\n')
+    answer = client.get("api/runs")
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    (row,) = json.loads(answer.text, parse_constant=refuse)["runs"]
+    assert row["loss"] is None
+
+
+def test_log_lines(client: httpx.Client, scratch: Path) -> None:
+    make_run(scratch, log={0: ["a", "<script>b", "\x1b[31mc"], 1: ["d"]})
+    lines = client.get(f"api/runs/{RUN}/log?rank=0").json()["lines"]
+    assert [line["text"] for line in lines] == ["a", "<script>b", "\x1b[31mc"]
+    assert client.get(f"api/runs/{RUN}/log?rank=1").json()["lines"][0]["text"] == "d"
+    assert len(client.get(f"api/runs/{RUN}/log?rank=0&grep=script").json()["lines"]) == 1
+    assert len(client.get(f"api/runs/{RUN}/log?rank=0&tail=2").json()["lines"]) == 2
+    assert client.get(f"api/runs/{RUN}/log?rank=x").status_code == 400
+    assert client.get(f"api/runs/{RUN}/log?grep={'x' * 600}").status_code == 400
+
+
+def test_plotly_comes_from_its_package_once(client: httpx.Client) -> None:
+    first = client.get("plotly.min.js")
+    assert first.headers["content-encoding"] == "gzip"
+    assert "plotly.js" in first.text[:100]
+    again = client.get("plotly.min.js", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_searching_a_log_does_not_move_what_others_follow(client: httpx.Client, scratch: Path) -> None:
+    folder = make_run(scratch)
+    before = client.get(f"api/runs/{RUN}/log").json()
+    with open(folder.attempt(1).log(0), "a") as file:
+        file.write("new\n")
+    found = client.get(f"api/runs/{RUN}/log?rank=1&grep=none").json()
+    assert found["lines"] == []
+    assert found["position"] == before["position"] + 1
+    assert client.get(f"api/runs/{RUN}/log").json()["position"] == found["position"]
