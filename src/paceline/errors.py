@@ -5,6 +5,8 @@ PacelineError
 │   └── SpecError     a wrong value in paceline.toml; names the file and the key
 ├── EnvironmentProblem  this machine lacks something, or a path cannot be used
 ├── ClusterError      the scheduler fails or does not respond
+│   ├── NoSlurm         this machine has no Slurm
+│   ├── NoAnswer        Slurm does not answer in time
 │   └── JobRejected   sbatch rejected the job, for a `reason`
 └── RunError          the training itself
     ├── LaunchError     ranks did not start, or one of them failed
@@ -55,6 +57,10 @@ class EnvironmentProblem(PacelineError):
 
 class ClusterError(PacelineError):
     pass
+
+
+class NoSlurm(ClusterError):
+    """Slurm is not installed here, or not configured: nobody was asked."""
 
 
 class NoAnswer(ClusterError):

@@ -317,6 +317,6 @@ def test_job_states_take_time_in_proportion_to_the_jobs(monkeypatch: pytest.Monk
 
     count = 200
     names = [Counted(number) for number in range(count)]
-    monkeypatch.setattr(slurm, "_queue", lambda: {name: JobState(name, "RUNNING") for name in names})
+    monkeypatch.setattr(slurm, "queue", lambda: {name: JobState(name, "RUNNING") for name in names})
     assert len(slurm.states(names)) == count
     assert Counted.hashed < 20 * count

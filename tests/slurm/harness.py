@@ -51,7 +51,7 @@ class Cluster(Sandbox):
 
     def processes(self, job: str) -> list[psutil.Process]:
         """Return a job's live processes. Another cluster on this machine may have a job with the same number."""
-        mine = {"SLURM_JOB_ID": job, **self.environment}
+        mine = {"SLURM_JOB_ID": job, "SLURM_CONF": self.environment["SLURM_CONF"]}
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster.actions import cancel_run
+from paceline.cluster.slurm import commands as slurm
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.watch.records import Record, newest_verdict, read_record
 from paceline.watch.resume_hint import describe_start, resume_command
@@ -29,7 +30,7 @@ def command(
       paceline cancel --save last    save a checkpoint first
     """
     for folder in [runs.own(name) for name in names]:
-        record = read_record(folder)
+        record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
         if record.is_over and not _may_requeue(record):
             print(f"{record.run_id} is over already: {record.status}")
         else:

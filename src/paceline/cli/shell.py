@@ -61,7 +61,7 @@ def command(
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
     folder = runs.own(run)
-    record = read_record(folder)
+    record = read_record(folder, slurm.states)  # as it is now: it may have started a moment ago
     if record.job is None or record.status != "running":
         status = record.status if record.job else f"{record.status}, and not a Slurm job"
         raise UsageError(

@@ -11,6 +11,7 @@ AGENT = "PACELINE_AGENT"  # "index/count" if no scheduler numbers the agents
 HEARTBEAT = "PACELINE_HEARTBEAT"  # the heartbeat file of this node
 ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its agent
 DATA = "PACELINE_DATA"  # node-local data folder
+POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the scheduler counts
 PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProbeSpec`
 
 # Paths and names for scripts that do not use the runtime.
@@ -47,7 +48,7 @@ _LAUNCHER_VARIABLES = frozenset({
 
 MAX_BYTES = 131_000  # of one variable: Linux starts no process with more than 128 KiB in one
 
-_USER_VARIABLES = frozenset({"PACELINE_SCRATCH", "PACELINE_SANDBOX"})  # settings of the command line
+_USER_VARIABLES = frozenset({"PACELINE_SCRATCH", "PACELINE_SANDBOX", POLL_INTERVAL})  # settings of the command line
 
 
 def is_too_large(name: str, value: str) -> bool:

@@ -26,6 +26,7 @@ from paceline.plan.run_path import STORE
 from paceline.sweep.folder import is_starting
 from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records
+from paceline.watch.scheduler.shared_answer import query_states
 
 RUNNING, PENDING = "running", "pending"
 MISSING = "missing"  # it has no result and no job: stopped, cancelled or lost
@@ -130,7 +131,7 @@ def find_own_sweep(name: str, scratch: Path) -> SweepFolder:
     return sweep
 
 
-def read_sweep(folder: SweepFolder, query: QueryStates = slurm.states) -> Sweep:
+def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
     """Read all trials of a sweep: those that have ended, those under way, and those not started."""
     spec = keep_valid(read_json(folder.spec), SPEC_FIELDS)
     lines = (keep_valid(line, TRIAL_FIELDS) for line in read_lines(folder.points))

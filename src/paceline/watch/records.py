@@ -33,6 +33,8 @@ from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure, failed_saves
 from paceline.watch.goodput import had_nothing_left, read_events
+from paceline.watch.scheduler.evidence import read_evidence
+from paceline.watch.scheduler.shared_answer import query_states
 from paceline.watch.silence import SILENCE_HINT, describe_silence, seconds_silent
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
@@ -200,11 +202,11 @@ def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
     return [RunFolder(path) for path in (newest if limit is None else newest[:limit])]
 
 
-def read_records(folders: Iterable[RunFolder], query: QueryStates = slurm.states) -> list[Record]:
+def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:
     """Return the records of runs. If the scheduler does not respond, the states of its jobs are unknown."""
     listed = list(folders)
     jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
-    submitted = [job for job in jobs.values() if job is not None]
+    submitted = read_evidence((folder, job) for folder in listed if (job := jobs[folder.path]) is not None)
     states: Mapping[str, JobState] = {}
     problem = None
     if submitted:
@@ -215,7 +217,7 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = slurm.states
     return [_record(folder, jobs[folder.path], states, problem) for folder in listed]
 
 
-def read_record(folder: RunFolder, query: QueryStates = slurm.states) -> Record:
+def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:
     return read_records([folder], query)[0]
 
 

@@ -13,11 +13,12 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from paceline.cluster.slurm.answer_file import forget_answer
 from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically
-from paceline.errors import ClusterError, NoAnswer
+from paceline.errors import ClusterError, NoAnswer, NoSlurm
 
 COMMAND_TIMEOUT = 60.0  # seconds; a busy controller responds slowly
 JOBS_PER_CALL = 2000  # Linux limits one argument to 128 KiB
@@ -58,14 +59,14 @@ def call(
             errors="replace",
         )  # fmt: skip
     except FileNotFoundError:
-        raise ClusterError(
+        raise NoSlurm(
             f"{argv[0]} is not installed here.",
             hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
         ) from None
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER) from None
     if done.returncode and "configuration source" in done.stderr:
-        raise ClusterError(
+        raise NoSlurm(
             NOT_CONFIGURED,
             hint="Set SLURM_CONF, run this on a login node of your cluster, or start a local Slurm with"
             " `paceline sandbox up`.",
@@ -106,18 +107,18 @@ _SACCT = ("JobID", "State", "Reason", "NodeList", "Start", "Elapsed", "ExitCode"
 
 
 def states(jobs: Iterable[str]) -> dict[str, JobState]:
-    """Return job states from the queue or, failing that, from accounting. Unknown jobs are left out."""
+    """Ask for job states, in the queue or, failing that, in accounting. Unknown jobs are left out.
+
+    Commands that only look use `paceline.watch.scheduler` instead, which asks less often.
+    """
     wanted = dict.fromkeys(jobs)
     if not wanted:
         return {}
-    found = {job: state for job, state in _queue().items() if job in wanted}
-    gone = [job for job in wanted if job not in found]
-    for start in range(0, len(gone), JOBS_PER_CALL):
-        found |= _accounting(gone[start : start + JOBS_PER_CALL])
-    return found
+    found = {job: state for job, state in queue().items() if job in wanted}
+    return found | accounting([job for job in wanted if job not in found])
 
 
-def _queue() -> dict[str, JobState]:
+def queue() -> dict[str, JobState]:
     """Return all of the user's jobs that the controller still remembers, in a single call."""
     form = f"--format={SEPARATOR.join(_SQUEUE)}"
     done = call(["squeue", "--all", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
@@ -130,8 +131,15 @@ def _queue() -> dict[str, JobState]:
     return found
 
 
-def _accounting(jobs: Sequence[str]) -> dict[str, JobState]:
+def accounting(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return job states from accounting; empty if the cluster has none or does not allow queries."""
+    found: dict[str, JobState] = {}
+    for start in range(0, len(jobs), JOBS_PER_CALL):
+        found |= _account(jobs[start : start + JOBS_PER_CALL])
+    return found
+
+
+def _account(jobs: Sequence[str]) -> dict[str, JobState]:
     try:
         done = call(
             ["sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations",
@@ -185,6 +193,7 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
                 f"scancel failed: {error_text(done)}.",
                 hint="Run it again. The run is marked as cancelled and will not be requeued.",
             )
+    forget_answer()
 
 
 def request_stop(folder: RunFolder, job: str) -> None:
@@ -196,6 +205,7 @@ def request_stop(folder: RunFolder, job: str) -> None:
 def request_requeue(job: str) -> None:
     """Send the signal that Slurm sends before the time limit: ranks save and stop, and the script requeues the job."""
     call(["scancel", "--batch", "--signal=USR1", job])
+    forget_answer()
 
 
 def attach(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.cluster.slurm.answer_file import forget_answer
 from paceline.cluster.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.redaction import redact_text
@@ -69,6 +70,7 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
             hint=f"Its folder stays, in case there is a job: {folder}. Look for it with `squeue --me --all`.",
         )
     mark.unlink()
+    forget_answer()
     return job
 
 

@@ -1,0 +1,37 @@
+"""How often Paceline asks the scheduler."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from paceline.contract.env import POLL_INTERVAL
+from paceline.errors import UsageError
+from paceline.spec.quantities import parse_seconds
+
+DEFAULT = 60.0
+
+
+def poll_interval() -> float:
+    """Return for how many seconds an answer of the scheduler counts."""
+    text = os.environ.get(POLL_INTERVAL, "")
+    if not text:
+        return DEFAULT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = _parse(text)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise _invalid(text)
+    return seconds
+
+
+def _parse(text: str) -> float:
+    try:
+        return float(parse_seconds(text))
+    except ValueError:
+        raise _invalid(text) from None
+
+
+def _invalid(text: str) -> UsageError:
+    return UsageError(f"Invalid {POLL_INTERVAL} {text!r}.", hint="Use seconds, or a duration such as 90s or 2m.")

@@ -1,0 +1,175 @@
+"""The states of jobs, from one answer of Slurm that all Paceline processes of a user on a machine share.
+
+One `squeue` for all of the user's jobs counts for the poll interval (60 s), whoever asked. It is repeated earlier only
+for a reason: a command has changed the queue; a run folder contradicts the answer; a job has ended without a verdict,
+which a job that is being requeued seems to do for a moment; or a job is missing. `sacct` is asked only for jobs that
+are missing and have no verdict, and what it says of ended jobs is kept. A controller that fails or is slow is asked
+less and less often, up to every fifth interval, and all processes share that failure too.
+
+Commands that act on an answer (claims, `--resume`, `--after`, `sweep --resubmit`, `clean`, `cancel`, `shell`) do not
+use this: they ask Slurm directly, because a state of a minute ago could start a run twice, or delete what it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.answer_file import Answer, AnswerFile
+from paceline.cluster.slurm.states import ENDED, LIVE, JobState
+from paceline.errors import ClusterError, NoSlurm
+from paceline.watch.scheduler.evidence import Evidence, gather_evidence
+from paceline.watch.scheduler.poll_interval import poll_interval
+
+DOUBT = 2.0  # seconds after which an answer that may be wrong is repeated
+SLOW = 5.0  # seconds that a call takes if the controller is busy
+MAX_BACKOFF = 5  # intervals
+MAX_ACCOUNTED = 20_000  # jobs to keep what accounting said of them
+Seen = Mapping[str, Evidence]
+
+
+def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
+    """Return the states of jobs, at most a poll interval old. Jobs that Slurm does not know are left out.
+
+    With evidence from the run folders, it asks less, and sees at once what they show.
+    """
+    seen = gather_evidence(jobs)
+    if not seen:
+        return {}
+    file = AnswerFile.here()
+    return slurm.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
+
+
+@dataclass(frozen=True)
+class SharedAnswer:
+    """Decides whether the last answer will do, and asks again if not."""
+
+    file: AnswerFile
+    interval: float
+
+    @property
+    def _grace(self) -> float:
+        """For how many seconds the clocks of this machine and of the file server may differ."""
+        return min(DOUBT, self.interval)
+
+    def states(self, seen: Seen) -> dict[str, JobState]:
+        if all(each.is_closed for each in seen.values()):
+            answer = self.file.read()
+            return {} if answer.problem or self._is_expired(answer) else self._select(answer, seen)
+        answer = self._update(seen)
+        if answer.problem:
+            again = max(1, round(answer.asked + self._lifetime(answer) - time.time()))
+            raise ClusterError(answer.problem, hint=f"{answer.hint} Paceline asks again in {again} s.".strip())
+        if self._vanished(answer, seen):
+            answer = self._ask_accounting(seen)
+        return self._select(answer, seen)
+
+    # -- the queue -------------------------------------------------------------------------------------
+
+    def _update(self, seen: Seen) -> Answer:
+        """Return an answer that will do, asking Slurm if nobody has."""
+        answer = self.file.read()
+        if not self._is_stale(answer, seen):
+            return answer
+        with self.file.lock():
+            answer = self.file.read()  # another process may have asked in the meantime
+            if self._is_stale(answer, seen):
+                answer = self._ask(answer)
+                self.file.write(answer)
+        return answer
+
+    def _ask(self, before: Answer) -> Answer:
+        asked = time.time()
+        try:
+            jobs = slurm.queue()
+        except NoSlurm:
+            raise  # nobody was asked
+        except ClusterError as error:
+            return replace(before, asked=asked, strikes=before.strikes + 1, problem=error.message, hint=error.hint)
+        ended = {job for job, state in jobs.items() if state.phase == ENDED}
+        earlier = {job for job, state in before.jobs.items() if state.phase == ENDED}
+        known = before.confirmed if asked - before.asked < self._doubt(before) else earlier
+        slow = time.time() - asked > SLOW
+        return Answer(
+            asked, jobs, confirmed=frozenset(ended & known), strikes=before.strikes + 1 if slow else 0,
+            accounting={job: each for job, each in before.accounting.items() if job not in jobs},
+        )  # fmt: skip
+
+    def _is_stale(self, answer: Answer, seen: Seen) -> bool:
+        if self._is_expired(answer):
+            return True
+        if answer.problem or time.time() - answer.asked < self._doubt(answer):
+            return False
+        return any(self._is_doubtful(answer, job, each) for job, each in seen.items() if not each.is_closed)
+
+    def _is_expired(self, answer: Answer) -> bool:
+        age = time.time() - answer.asked  # negative after the clock was set back
+        return not 0 <= age < self._lifetime(answer) or answer.asked <= self.file.changed()
+
+    def _lifetime(self, answer: Answer) -> float:
+        return self.interval * min(1 << max(answer.strikes - 1, 0), MAX_BACKOFF)
+
+    def _doubt(self, answer: Answer) -> float:
+        return self._grace * min(1 << answer.strikes, 8)
+
+    def _is_doubtful(self, answer: Answer, job: str, seen: Evidence) -> bool:
+        """Whether a job may be in another state by now than the answer says."""
+        state = answer.jobs.get(job)
+        if state is None:
+            return not seen.is_final and not self._is_accounted(answer, job)
+        if state.phase == ENDED:
+            return not seen.is_final and job not in answer.confirmed
+        if state.phase == LIVE and seen.verdict:
+            # It is about to end or to go back into the queue: look often at first, then less and less.
+            since_verdict = time.time() - seen.verdict
+            return since_verdict >= 0 and time.time() - answer.asked > since_verdict / 2
+        return False
+
+    # -- accounting ------------------------------------------------------------------------------------
+
+    def _vanished(self, answer: Answer, seen: Seen) -> list[str]:
+        """Return the jobs that are not in the queue, without a verdict that says why."""
+        missing = (job for job, each in seen.items() if job not in answer.jobs and not each.is_final)
+        return [
+            job
+            for job in missing
+            if not self._is_accounted(answer, job) and seen[job].submitted < answer.asked - self._grace
+        ]
+
+    def _is_accounted(self, answer: Answer, job: str) -> bool:
+        """Whether it is known what accounting says of a job. Ended jobs do not change; others are asked for again."""
+        asked, state = answer.accounting.get(job, (0.0, None))
+        if state is not None and state.phase == ENDED:
+            return True
+        return 0 <= time.time() - asked < self.interval * MAX_BACKOFF
+
+    def _ask_accounting(self, seen: Seen) -> Answer:
+        with self.file.lock():
+            answer = self.file.read()
+            jobs = self._vanished(answer, seen)
+            if jobs:
+                asked, found = time.time(), slurm.accounting(jobs)
+                known = {**answer.accounting, **{job: (asked, found.get(job)) for job in jobs}}
+                answer = replace(answer, accounting=dict(list(known.items())[-MAX_ACCOUNTED:]))
+                self.file.write(answer)
+        return answer
+
+    # -- what to show ----------------------------------------------------------------------------------
+
+    def _select(self, answer: Answer, seen: Seen) -> dict[str, JobState]:
+        found = {}
+        for job, each in seen.items():
+            state = answer.jobs.get(job) or answer.accounting.get(job, (0.0, None))[1]
+            if (state := self._as_the_folder_shows(state, job, each, answer.asked)) is not None:
+                found[job] = state
+        return found
+
+    def _as_the_folder_shows(self, state: JobState | None, job: str, seen: Evidence, asked: float) -> JobState | None:
+        """Return the state of a job that was submitted or has started since Slurm was asked."""
+        if asked < seen.started <= time.time() and not seen.verdict and (state is None or state.phase != LIVE):
+            return JobState(job, "RUNNING")
+        if state is None and not seen.started and seen.submitted >= asked - self._grace:
+            return JobState(job, "PENDING")
+        return state
