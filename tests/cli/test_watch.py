@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from paceline import __main__, cli
-from paceline.cli import console, logs, show, submit
+from paceline.cli import console, log_printer, logs, show, submit
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import command_line
-from paceline.watch.logs import monitor as watch_logs
+from paceline.watch.logs import monitor
+from paceline.watch.logs.run_log import LogLine
 from paceline.watch.records import read_record
 
 
@@ -35,8 +36,8 @@ def folder(scratch: Path, tmp_path: Path) -> Iterator[RunFolder]:
         yield made
 
 
-def interrupt(*_: Any, **__: Any) -> Iterator[str]:
-    yield "loss 1.5\n"
+def interrupt(*_: Any, **__: Any) -> Iterator[list[LogLine]]:
+    yield [LogLine(None, 0, 1, "loss 1.5")]
     raise KeyboardInterrupt
 
 
@@ -45,9 +46,8 @@ def test_ctrl_c_says_that_the_run_goes_on(
     command: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = folder.path.name
-    monkeypatch.setattr(logs, "stream", interrupt)
-    monkeypatch.setattr(watch_logs, "follow", interrupt)
-    monkeypatch.setattr(watch_logs, "wait_until_over", lambda _: list(interrupt()))
+    monkeypatch.setattr(log_printer, "follow", interrupt)
+    monkeypatch.setattr(monitor, "wait_until_over", lambda _: list(interrupt()))
     watch: Callable[[], object] = lambda: submit.wait_until_done(folder, follow=command == "follow")  # noqa: E731
     if command == "logs":
         with pytest.raises(SystemExit) as left:
@@ -92,22 +92,24 @@ def test_a_terminal_gets_text_and_colours_alone(printed: str, shown: str | None)
         assert pipe.getvalue() == printed
 
 
-@pytest.mark.parametrize("command", ["logs", "logs -f", "submit --follow"])
+@pytest.mark.parametrize("command", ["logs", "logs --batch", "logs -f", "submit --follow"])
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_logs_of_a_script_that_writes_to_the_terminal(
     command: str, stream: type[io.StringIO], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "\x1b]0;title\x07\x1b[32mloss 1.5\x1b[0m\n"
     (folder.path / "slurm.log").write_text(text)
-    monkeypatch.setattr(logs, "stream", lambda *_, **__: iter([text]))
-    monkeypatch.setattr(watch_logs, "follow", lambda *_, **__: iter([text]))
+    folder.attempt(1).path.mkdir()
+    folder.attempt(1).log(0).write_text(text)
     monkeypatch.setattr(sys, "stdout", stream())
     if command == "submit --follow":
         submit.wait_until_done(folder, follow=True)
     else:
-        logs.command(folder.path.name, follow=command == "logs -f", batch=command == "logs")
+        batch = command == "logs --batch"
+        logs.command(folder.path.name, follow=command == "logs -f", batch=batch, rank="all" if batch else "0")
     assert isinstance(sys.stdout, io.StringIO)
-    assert sys.stdout.getvalue() == (text if stream is io.StringIO else text.partition("\x07")[2])
+    shown = text if stream is io.StringIO else "\x1b[32mloss 1.5\x1b[0m\x1b[0m\n"
+    assert sys.stdout.getvalue() == shown
 
 
 def test_wait_names_a_killed_batch_shell(
@@ -120,7 +122,7 @@ def test_wait_names_a_killed_batch_shell(
     (folder.claims / "1").symlink_to(job_start.path.name)
     folder.job.write_text("7\n")
     ended = read_record(folder, lambda _: {"7": JobState("7", "FAILED", exit_code="0:9")})
-    monkeypatch.setattr(watch_logs, "wait_until_over", lambda _: ended)
+    monkeypatch.setattr(monitor, "wait_until_over", lambda _: ended)
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said
@@ -183,14 +185,15 @@ def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, mon
         return error.value.message, error.value.hint
 
     waits = f"Wait for it with `paceline logs -f {run}`."
-    assert problem() == ("There is no log of rank 0 yet; the run is queued (Priority).", waits)
+    assert problem() == ("There is no output yet; the run is queued (Priority).", waits)
+    assert problem("--rank", "0") == ("There is no log of rank 0 yet; the run is queued (Priority).", waits)
     assert problem("--rank", "2") == (f"Run {run} has no rank 2.", "It has 2 ranks, from 0.")
-    assert problem("--batch")[1] == waits
+    assert problem("--batch")[1] == waits.replace("-f", "-f --batch")
     state["7"] = JobState("7", "FAILED")
     assert problem()[1] == f"Its ranks did not start. See `paceline show {run}`."
     folder.slurm_log.write_text("no such module\n")
     assert problem() == (
-        "There is no log of rank 0; the run is failed.",
+        "There is no output; the run is failed.",
         f"Its ranks did not start. Read the output of the batch script: paceline logs --batch {run}",
     )
     folder.attempt(1).path.mkdir()

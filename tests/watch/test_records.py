@@ -1,4 +1,4 @@
-"""Records of runs: their status by run folder and scheduler; and following their logs."""
+"""Records of runs: their status by run folder and scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
-from paceline.watch.logs.monitor import RunMonitor, find_log, follow
 from paceline.watch.records import find_runs, last_step, read_record, read_records
 
 
@@ -204,42 +203,6 @@ def test_a_run_whose_script_was_only_written_is_prepared(tmp_path: Path) -> None
     folder.script.touch()
     record = read_record(folder)
     assert (record.status, record.is_over) == ("prepared", False)
-
-
-def test_follow_reads_all_attempts(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    slurm = {"state": "RUNNING"}
-
-    def read(folder: RunFolder) -> object:
-        return read_record(folder, lambda jobs: {"7": JobState("7", slurm["state"])})
-
-    monitor = RunMonitor(folder, read)  # type: ignore[arg-type]
-    first, second = folder.attempt(1), folder.attempt(2)
-    first.path.mkdir()
-    first.log(0).write_text("one\n")
-    received = []
-    for text in follow(folder, monitor=monitor):
-        received.append(text)
-        if text == "one\n":
-            with open(first.log(0), "a", encoding="utf-8") as log:
-                log.write("two é\n")
-        elif text.startswith("two"):
-            second.path.mkdir()
-            second.log(0).write_text("three\n")
-        elif text == "three\n":
-            slurm["state"] = "COMPLETED"
-            folder.job_start("7-0").verdict.write_text("done\n")
-    assert received == ["one\n", "two é\n", "three\n"]
-    assert monitor.record.status == "done"
-
-
-def test_large_runs_have_one_log_per_node(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    assert find_log(folder) is None
-    attempt = folder.attempt(1)
-    attempt.path.mkdir()
-    attempt.node_log(1).touch()
-    assert find_log(folder, rank=5) == attempt.node_log(1)
 
 
 def test_without_metrics_the_step_is_that_of_the_checkpoint(tmp_path: Path) -> None:

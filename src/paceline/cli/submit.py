@@ -140,18 +140,15 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
 
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
+    from paceline.cli.log_printer import LogPrinter, follow_until_over
     from paceline.watch.goodput import had_nothing_left, read_events
-    from paceline.watch.logs.monitor import RunMonitor, wait_until_over
-    from paceline.watch.logs.monitor import follow as stream
+    from paceline.watch.logs.monitor import wait_until_over
+    from paceline.watch.logs.run_log import RunLog
     from paceline.watch.records import killed_shell
 
     with runs.goes_on(folder):
         if follow:
-            monitor, output = RunMonitor(folder), console.ScriptOutput(sys.stdout)
-            for text in stream(folder, monitor=monitor):
-                output.write(text)
-                sys.stdout.flush()
-            record = monitor.record
+            record = follow_until_over(RunLog(folder), LogPrinter(folder, sys.stdout), rank=0)
         else:
             record = wait_until_over(folder)
     colour = console.GREEN if record.status == DONE else console.RED

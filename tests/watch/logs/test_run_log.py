@@ -116,7 +116,8 @@ def test_new_lines_come_once(folder: RunFolder) -> None:
     assert (log.read_new(), log.unfinished()) == ([], [])
     write_log(first.log(0), [(5.0, "cut off")])
     write_log(second.log(0), [(6.0, "again\n")])
-    assert [(line.attempt, line.text) for line in log.read_new()] == [(1, "cut off"), (2, "again")]
+    assert [(line.attempt, line.text) for line in log.read_new()] == [(1, "cut off")]
+    assert [(line.attempt, line.text) for line in log.read_new()] == [(2, "again")]
     write_log(first.log(1), [(5.5, "late\n")])
     write_log(second.log(1), [(7.0, "end")])
     assert texts(log.read_new()) == ["1 late"]

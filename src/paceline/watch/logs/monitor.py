@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import codecs
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
-from paceline.watch.records import Record, newest_verdict, read_json, read_record
+from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.records import Record, newest_verdict, read_record
 
 POLL_INTERVAL = 0.3  # seconds between reads of a file
+PAUSES = (0.2, 2.0)  # seconds between reads of logs: while there is news, and at most
 QUERY_INTERVALS = (2.0, 15.0)  # seconds between queries to the scheduler: at first, and at most
 
 
@@ -54,48 +54,17 @@ def wait_until_over(folder: RunFolder) -> Record:
     return monitor.record
 
 
-def find_log(folder: RunFolder, *, rank: int = 0, attempt: int | None = None) -> Path | None:
-    """Return the log with a rank's output: its own, or its node's in large runs; None if there is no attempt yet."""
-    for candidate in reversed(folder.attempts()):
-        if attempt is None or candidate.number == attempt:
-            own = candidate.log(rank)
-            return own if own.exists() else _node_log(folder, candidate.path, rank) or own
-    return None
-
-
-def _node_log(folder: RunFolder, attempt: Path, rank: int) -> Path | None:
-    nproc = int(read_json(folder.run_json).get("nproc") or 1)
-    path = attempt / f"node-{rank // nproc}.log"
-    return path if path.exists() else None
-
-
-def follow(folder: RunFolder, *, rank: int = 0, monitor: RunMonitor) -> Iterator[str]:
-    """Yield a rank's output, attempt after attempt, until the run is over."""
-    current: Path | None = None
-    position = 0
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+def follow(run_log: RunLog, monitor: RunMonitor, *, rank: int | None = None, grep: str = "") -> Iterator[list[LogLine]]:
+    """Yield what the run prints, attempt after attempt, until it is over. An empty list means: nothing new for now."""
+    pause = PAUSES[0]
     while True:
         over = monitor.is_over()  # checked before reading, so that the last lines are still read
-        newest = find_log(folder, rank=rank)
-        if current is None:
-            current = newest
-        if current is not None:
-            for chunk in _read_from(current, position):
-                position += len(chunk)
-                yield decoder.decode(chunk)
-            if newest != current:
-                current, position = newest, 0
-                continue
-        if over:
+        new = run_log.read_new(rank=rank, grep=grep, finish=over)
+        yield new
+        if new:
+            pause = PAUSES[0]
+        elif over:
             return
-        time.sleep(POLL_INTERVAL)
-
-
-def _read_from(path: Path, position: int) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            file.seek(position)
-            while chunk := file.read(65536):
-                yield chunk
-    except FileNotFoundError:
-        return
+        else:
+            time.sleep(pause)
+            pause = min(pause * 1.1, PAUSES[1])

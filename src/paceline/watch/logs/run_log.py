@@ -38,6 +38,7 @@ class RunLog:
         self._splitters: dict[Path, LineSplitter] = {}  # how far each log was read
         self._current = 0  # the attempt that `read_new` reads; 0 at first
         self._previous = 0  # the one before it: output of another node may come late
+        self._has_more = False  # whether `read_new` has left something for the next time
 
     def tail(
         self,
@@ -100,17 +101,21 @@ class RunLog:
         if not self._current and attempts:
             self._current = min(attempts)
         found: list[LogLine] = []
-        while self._current in attempts:
+        while not found and self._current in attempts:
+            self._has_more = False
             for number in (self._previous, self._current):
                 if number in attempts:
                     found += self._read_attempt(attempts[number], chosen, finish=False)
             later = [number for number in attempts if number > self._current]
-            if found or not later:
+            if found or self._has_more:
+                continue
+            if later:
+                found += self._read_attempt(attempts[self._current], chosen, finish=True)
+                self._move_to(min(later))
+            elif finish:
+                return self._read_attempt(attempts[self._current], chosen, finish=True)
+            else:
                 break
-            found += self._read_attempt(attempts[self._current], chosen, finish=True)
-            self._move_to(min(later))
-        if finish and not found and self._current in attempts:
-            found += self._read_attempt(attempts[self._current], chosen, finish=True)
         return found
 
     def unfinished(self, *, rank: int | None = None) -> list[LogLine]:
@@ -136,6 +141,7 @@ class RunLog:
             if size > splitter.offset:
                 limit = max(READ_LIMIT // len(logs), 1 << 16)
                 found += log.forwards(splitter, min(size, splitter.offset + limit), chosen)
+                self._has_more |= splitter.offset < size
             if finish:
                 found += log.make_lines(splitter.finish(), chosen)
         return [line for _, line in sorted(found, key=_by_time)]
