@@ -1,4 +1,4 @@
-"""How a process ends: with its parent, and without a deadlock in torch."""
+"""What a process inherits, and how it ends: with its parent, and without a deadlock in torch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
 _SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
 _SAMPLES_AT_REST = 5  # a collective that nobody waited for may pause until another rank answers
+
+
+def is_open(descriptor: int) -> bool:
+    """Whether this process has an open file with this number."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def prctl(option: int, value: int | bytes) -> None:

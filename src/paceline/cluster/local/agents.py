@@ -15,7 +15,7 @@ from types import FrameType
 from paceline.agent.workers.zygote.prestart import Prestarted
 from paceline.cluster.runs.claims import local_job_start_name, record_processes
 from paceline.contract import env
-from paceline.contract.process import die_with_parent
+from paceline.contract.process import die_with_parent, is_open
 from paceline.contract.verdict import RESTART_EXIT
 from paceline.errors import LaunchError
 from paceline.plan.local import AgentCommand, LocalPlan
@@ -106,7 +106,7 @@ def start_agent(
         return subprocess.Popen(
             starter.argv,
             env=environment,
-            stdin=None if starter.is_head and output is None and _is_open(0) else subprocess.DEVNULL,  # rank 0 reads it
+            stdin=None if starter.is_head and output is None and is_open(0) else subprocess.DEVNULL,  # rank 0 reads it
             stdout=output,
             stderr=output,
             pass_fds=() if prestarted is None else (prestarted.descriptor,),
@@ -116,14 +116,6 @@ def start_agent(
         raise LaunchError(
             f"Cannot start {starter.argv[0]}: {error.strerror}.", hint="Check the interpreter's path."
         ) from None
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 _RUN_VARIABLES = (

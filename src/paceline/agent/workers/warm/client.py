@@ -8,6 +8,7 @@ from paceline.agent.workers.warm.conditions import read_conditions
 from paceline.agent.workers.warm.place import Place, socket_name
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
+from paceline.contract.process import is_open
 
 TYPE_CHECKING = False  # `paceline run` asks before it has imported anything
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ REPLY_TIMEOUT = 10.0  # seconds; it may just import something else
 def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket | None, str]:
     """Return the socket of a zygote for a run in this folder; or None, and why the warm process did not fit."""
     place = Place.find()
-    if place is None or not all(map(_is_open, (0, 1, 2))):
+    if place is None or not all(map(is_open, (0, 1, 2))):
         return None, ""
     connection = place.connect(socket_name(python), CONNECT_TIMEOUT)
     place.close()
@@ -72,12 +73,4 @@ def ask_all(kind: str) -> list[dict[str, Any]]:
 
 def _descriptors() -> list[int]:
     """Return the descriptors that are open, without that of the listing itself."""
-    return [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if _is_open(number)]
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
+    return [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if is_open(number)]
