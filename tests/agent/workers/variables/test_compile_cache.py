@@ -1,4 +1,4 @@
-"""The folder in which torch.compile keeps what it has compiled."""
+"""The folders in which torch keeps code that it has compiled."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.workers.variables import compile_cache
-from paceline.agent.workers.variables.compile_cache import CACHE, compile_cache_variables, node_image
+from paceline.agent.workers.variables.compile_cache import CACHE, EXTENSIONS, compile_cache_variables, node_image
+from paceline.contract.files.shared_places import own_folder_name
 from paceline.contract.launch_spec import LaunchSpec
+from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 
 
-def spec(scratch: Path | str, project: str = "digits") -> LaunchSpec:
-    return LaunchSpec(run_id="1", program="train.py", args=[], scratch=str(scratch), project=project)
+def spec(scratch: Path | str, project: str = "digits", python: str = "python3") -> LaunchSpec:
+    return LaunchSpec(run_id="1", program="train.py", args=[], scratch=str(scratch), project=project, python=python)
 
 
-def test_the_cache_is_private_and_the_same_for_all_runs_of_a_project(tmp_path: Path) -> None:
-    os.chmod(tmp_path, 0o777)
-    path = Path(compile_cache_variables(spec(tmp_path))[CACHE])
-    assert path.parent.parent == tmp_path / ".cache" / "compile"
-    assert path.stat().st_mode & 0o777 == 0o700
-    assert compile_cache_variables(spec(tmp_path))[CACHE] == str(path)
-    assert compile_cache_variables(spec(tmp_path, "words"))[CACHE] != str(path)
+@pytest.mark.parametrize("name", [CACHE, EXTENSIONS])
+def test_the_cache_is_private_and_the_same_for_all_runs_of_a_project(tmp_path: Path, name: str) -> None:
+    path = Path(compile_cache_variables(spec(tmp_path))[name])
+    assert path.is_dir()
+    own = tmp_path / ".cache" / own_folder_name()
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert path.relative_to(own).parts[1:3] == ("digits", node_image())
+    assert compile_cache_variables(spec(tmp_path))[name] == str(path)
+    assert compile_cache_variables(spec(tmp_path, "words"))[name] != str(path)
+
+
+def test_extensions_are_built_once_per_interpreter(tmp_path: Path) -> None:
+    one, other = (compile_cache_variables(spec(tmp_path, python=python)) for python in ("/a/python", "/b/python"))
+    assert one[EXTENSIONS] != other[EXTENSIONS]
+    assert one[CACHE] == other[CACHE]  # torch itself knows which compiled code is its own
 
 
 def test_other_processors_have_another_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +48,48 @@ def test_without_a_folder_of_its_own_the_run_uses_the_default_of_torch(tmp_path:
     assert compile_cache_variables(spec(tmp_path)) == {}
 
 
-def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_cache_variables(spec(tmp_path))
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert compile_cache_variables(spec(tmp_path)) == {}
+def test_where_all_files_belong_to_one_user_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 4321)
+    for _ in range(3):
+        assert compile_cache_variables(spec(tmp_path)) == {}
+    assert not list((tmp_path / ".cache").iterdir())
+
+
+@needs_two_users
+def test_each_user_of_a_shared_scratch_folder_has_a_cache_of_their_own() -> None:
+    with shared_folder() as scratch:
+        cache = scratch / ".cache"
+
+        def use_the_cache() -> None:
+            variables = compile_cache_variables(spec(scratch))
+            (Path(variables[CACHE]) / "code.so").write_text("mine")
+            assert (cache / own_folder_name()).stat().st_uid == os.geteuid()
+
+        def change_the_other() -> None:
+            other = cache / f"paceline-{OWNER}"
+            for act in (lambda: os.listdir(other), lambda: os.rename(other, cache / "elsewhere")):
+                with pytest.raises(PermissionError):
+                    act()
+
+        call_as(OWNER, use_the_cache)
+        call_as(STRANGER, use_the_cache)
+        call_as(STRANGER, change_the_other)
+
+
+@needs_two_users
+def test_code_that_another_user_has_planted_is_not_used() -> None:
+    with shared_folder() as scratch:
+
+        def plant() -> None:
+            (scratch / ".cache" / f"paceline-{OWNER}").mkdir(parents=True)
+
+        def use_the_cache() -> None:
+            path = Path(compile_cache_variables(spec(scratch))[CACHE])
+            assert path.parents[2].stat().st_uid == OWNER
+            assert path.parents[2].name.startswith(f"paceline-{OWNER}-")
+
+        (scratch / ".cache").mkdir()
+        (scratch / ".cache").chmod(0o1777)
+        call_as(STRANGER, plant)
+        call_as(OWNER, use_the_cache)

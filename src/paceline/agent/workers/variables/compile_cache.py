@@ -1,6 +1,6 @@
-"""Where torch.compile keeps what it has compiled, so that the next job of a project need not compile it again.
+"""Where torch keeps code that it has compiled, so that the next job of a project need not compile it again.
 
-Torch's own default is the temporary folder, which most clusters empty after each job.
+Torch's own defaults are the temporary folder, which most clusters empty after each job, and the home folder.
 """
 
 from __future__ import annotations
@@ -11,23 +11,44 @@ import platform
 import stat
 from pathlib import Path
 
+from paceline.contract.files.shared_places import make_own_folder
 from paceline.contract.launch_spec import LaunchSpec
 
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's files are in it, too
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch.compile; Triton's files are in it, too
+EXTENSIONS = "TORCH_EXTENSIONS_DIR"  # C++ and CUDA extensions that are built when they are imported
 
 
 def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
-    """Return the variable for torch. Empty if there is no folder of this user alone: torch runs code from it."""
+    """Return the variables for torch. Empty if there is no folder of this user alone: torch runs code from it."""
     if not launch_spec.scratch:
         return {}
-    path = Path(launch_spec.scratch, ".cache", "compile", launch_spec.project or "default", node_image())
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
-        found = path.lstat()
+        own = make_own_folder(_shared_cache(Path(launch_spec.scratch)))
+        if own.stat().st_uid != os.geteuid():  # a server that gives all files to one user: there, nothing is private
+            own.rmdir()
+            return {}
+        project = Path(launch_spec.project or "default", node_image())
+        # Torch tells interpreters apart only in its default folder.
+        python = hashlib.sha256(os.fsencode(launch_spec.python)).hexdigest()[:12]
+        folders = {CACHE: own / "compile" / project, EXTENSIONS: own / "extensions" / project / python}
+        for folder in folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a full disk, or a folder that only others may write
         return {}
-    return {CACHE: str(path)} if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else {}
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+def _shared_cache(scratch: Path) -> Path:
+    """Return the folder for caches of all users of a scratch folder: who may write there may write here."""
+    path = scratch / ".cache"
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return path
+    mode = stat.S_IMODE(scratch.stat().st_mode)
+    others = stat.S_IWGRP | stat.S_IWOTH
+    path.chmod(mode | stat.S_ISVTX if mode & others else mode)  # nobody may rename or remove a folder of others
+    return path
 
 
 def node_image() -> str:
