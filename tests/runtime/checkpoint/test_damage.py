@@ -186,9 +186,10 @@ def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: P
     results = ranks(fill_the_disk, trainer, small_disk / "checkpoints")
     *ended, warnings = results[0]
     assert ended == [(1, True), (2, False), (3, False), ["step-00000001"], (4, True)]
-    assert len(warnings) == 2
-    assert "could not write the checkpoint of step 2" in warnings[0]
-    assert "No space left on device" in warnings[0]
+    (warning,) = warnings  # both saves failed for the same reason
+    assert "could not write the checkpoint of step 2" in warning
+    assert "No space left on device" in warning
+    assert "the newest complete checkpoint is step-00000001" in warning
     for result in results[1:]:
         assert result[:-1] == [(1, True), (2, False), (3, False), (4, True)]
         assert result[-1] == []
@@ -203,7 +204,25 @@ def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     trainer.checkpoints.save(1, wait=True)
     assert [saved.complete for saved in trainer.checkpoints.poll()] == [False]
     assert "Not a directory" in trainer.warnings[0]
+    assert "there is no complete checkpoint yet" in trainer.warnings[0]
     trainer.step(2)
+    trainer.close()
+
+
+def test_a_reason_is_told_again_only_after_it_was_gone(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "checkpoints")
+    block, told = tmp_path / "checkpoints", []
+    for step, is_blocked in enumerate([True, True, False, True, True], start=1):
+        if is_blocked and not block.is_file():
+            shutil.rmtree(block, ignore_errors=True)
+            block.write_text("in the way")
+        elif not is_blocked:
+            block.unlink()
+        trainer.step(step)
+        trainer.checkpoints.save(step, wait=True)
+        assert [saved.complete for saved in trainer.checkpoints.poll()] == [not is_blocked]
+        told.append(len(trainer.warnings))
+    assert told == [1, 1, 1, 2, 2]
     trainer.close()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from paceline.contract.checkpoint.marker import is_complete, list_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_name, checkpoint_step
 from paceline.contract.checkpoint.score import Score
 from paceline.errors import CheckpointError, UsageError
@@ -100,6 +101,7 @@ class CheckpointManager:
         self._saves = 0
         self._last_step: int | None = None
         self._damaged: list[Path] = []
+        self._failure = ""  # why the last save has failed
         self._committed: set[int] = set()  # steps that this process has saved or loaded; complete on rank 0
         self._values: dict[int, float] = {}  # the newest of the policy's metric, by step
         self._attached: dict[int, float] = {}  # those that are in their checkpoint
@@ -305,11 +307,20 @@ class CheckpointManager:
         self._finished.append(Saved(task.step, task.final, task.error is None, task.error, task.seconds))
         if task.taken_over is not None:
             raise task.taken_over
-        if task.error is not None and self.rank == 0:
-            self.warn(
-                f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; "
-                "training continues, and the last complete checkpoint stays"
-            )
+        if self.rank == 0:
+            self._warn_of_failure(task)
+
+    def _warn_of_failure(self, task: SaveTask) -> None:
+        """Say why a save has failed, once for as long as all saves fail for the same reason."""
+        before, self._failure = self._failure, task.reason
+        if task.error is None or task.reason == before:
+            return
+        newest = next(filter(is_complete, list_checkpoints(self.folder)), None)
+        kept = f"the newest complete checkpoint is {newest.name}" if newest else "there is no complete checkpoint yet"
+        self.warn(
+            f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; training continues, "
+            f"and {kept} (you see this once per reason)"
+        )
 
     # -- restoring -------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import zlib
@@ -68,6 +69,12 @@ class SaveTask:
     @property
     def partial(self) -> Path:
         return self.folder / f"{self.final.name}{names.PARTIAL}{self.id}"
+
+    @property
+    def reason(self) -> str:
+        """Why the save has failed, without the rank and the file, which may be others each time."""
+        text = (self.error or "").replace(self.partial.name, "")
+        return re.sub(r"^rank \d+: |^ranks \[.*?\] | \(.*\)$", "", text)
 
     @property
     def failed(self) -> Path:
