@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 from collections import Counter
@@ -13,10 +14,26 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from typer.core import TyperCommand
+from typer.main import get_command
 
-from paceline.cli import dispatch, doctor, env, options, overview, run, run_command, shell, submit, sweep
+from paceline.cli import (
+    dispatch,
+    doctor,
+    env,
+    options,
+    overview,
+    run,
+    run_command,
+    shell,
+    single_command,
+    submit,
+    sweep,
+)
+from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
+from paceline.spec.pydantic_plugins import NAME, plugins_disabled
 from paceline.spec.tables import Tables
 from paceline.spec.typed_flags import read_flags
 
@@ -281,3 +298,34 @@ def test_help_in_a_pipe_fits_80_columns(
     lines = [*capsys.readouterr().out.splitlines(), *overview().splitlines()]
     assert "  Examples:" in lines
     assert [line for line in lines if len(line) > 80] == []
+
+
+ARGUMENTS = (
+    [], ["train.py"], ["--cpu", "--nproc", "2", "train.py", "--lr", "1"], ["-m", "a.b"],
+    ["--preload", "a", "--preload", "b"], ["--no-snapshot", "--env", "A=1", "x.py"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("args", ARGUMENTS, ids=" ".join)
+@pytest.mark.parametrize("command", ["run", "submit", "doctor"])
+def test_options_that_are_not_typed_have_the_value_that_typer_gives_them(command: str, args: list[str]) -> None:
+    parser = get_command(single_command(MODULES[command].command))
+
+    def parse(parse_args: Callable[..., list[str]]) -> dict[str, Any]:
+        context = parser.context_class(parser, info_name=command, **parser.context_settings)
+        parse_args(parser, context, list(args))
+        found: dict[str, Any] = context.params
+        return found
+
+    ours, typers = parse(GroupedCommand.parse_args), parse(TyperCommand.parse_args)
+    assert ours.keys() == typers.keys()
+    assert {name: value or None for name, value in ours.items()} == {k: value or None for k, value in typers.items()}
+
+
+def test_plugins_of_pydantic_are_disabled_for_our_tables_alone() -> None:
+    before = os.environ.get(NAME)
+    with plugins_disabled():
+        with plugins_disabled():
+            pass
+        assert os.environ[NAME] == "__all__"
+    assert os.environ.get(NAME) == before

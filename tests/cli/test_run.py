@@ -271,6 +271,20 @@ def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_p
 
 
 @light
+def test_the_copy_of_the_code_has_what_the_run_started_with(paceline: Paceline, project: Path, scratch: Path) -> None:
+    """It is made while the ranks start, and they may write files into the project at once."""
+    (project / "model.py").write_text("layers = 2")
+    (project / "train.py").write_text("import os; open('written-' + os.environ['RANK'], 'w').close()")
+    done = paceline("run", "--nproc", "2", "train.py", cwd=project)
+    assert done.returncode == 0, done.stderr
+    folder = only_run(scratch)
+    assert sorted(path.name for path in folder.code.iterdir()) == ["model.py", "train.py"]
+    code = json.loads(folder.run_json.read_text())["code"]
+    assert (code["folder"], code["snapshot"], code["files"]) == (str(project), folder.code.resolve().name, 2)
+    assert folder.run_half.is_file()
+
+
+@light
 def test_too_much_code_is_a_warning(paceline: Paceline, project: Path, scratch: Path) -> None:
     (project / "train.py").touch()
     (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "1M"')

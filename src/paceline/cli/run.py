@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options
-from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
-from paceline.watch.resume_hint import describe_start, submit_again
 
 if TYPE_CHECKING:
     from paceline.cluster.local.launch import NewRun, ResumedRun
     from paceline.contract.run_folder import RunFolder
-    from paceline.plan.local import LocalPlan
     from paceline.spec import Job, Program
 
 COLOURS = {DONE: console.GREEN, DONE_UNSAVED: console.RED, STOPPED: console.GREY, FAILED: console.RED}
@@ -79,9 +76,9 @@ def command(
     if resume is not None and not here and not _has_consent(run.plan.run_path.folder):
         console.say_note("nothing was started")
         return 1
-    for note in run.prepare(["paceline", *sys.argv[1:]]):
+    for note in run.prepare(["paceline", *sys.argv[1:]], code_later=True):
         console.say_note(note)
-    return _launch(run.plan, run.job)
+    return _launch(run)
 
 
 def _find_run(
@@ -110,6 +107,7 @@ def _find_run(
 def _has_consent(folder: RunFolder) -> bool:
     """Ask on a login node whether to train a run of Slurm there; raise an error if nobody can answer."""
     from paceline.cluster.slurm import commands as slurm
+    from paceline.watch.resume_hint import submit_again
 
     job = slurm.read_job_id(folder)
     if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
@@ -121,20 +119,26 @@ def _has_consent(folder: RunFolder) -> bool:
     raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
 
-def _launch(plan: LocalPlan, job: Job) -> int:
+def _launch(run: NewRun | ResumedRun) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.cluster.local.agents import run_agents
     from paceline.cluster.local.warm_start import find_zygote
     from paceline.cluster.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
-    from paceline.watch.goodput import had_nothing_left, read_events
+
+    def keep_code() -> None:
+        for note in run.keep_code():
+            console.say_note(note)
 
     started = time.monotonic()
+    plan, job = run.plan, run.job
     folder = plan.run_path.folder
     prestarted, notes = find_zygote(plan, warm=job.launch.warm)
     for note in notes:
         console.say_note(note)
-    code = run_agents(plan, prestarted=prestarted)
+    code = run_agents(plan, prestarted=prestarted, after_start=keep_code)
+    from paceline.watch.goodput import had_nothing_left, read_events  # only now: the run should start first
+
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     took = show_seconds(time.monotonic() - started)
     if verdict == DONE and had_nothing_left(read_events(folder.events)):
@@ -150,7 +154,9 @@ def _launch(plan: LocalPlan, job: Job) -> int:
 def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     """Print how to go on, and what to type instead if the command line itself was the mistake."""
     from paceline.cli.start_mistake import explain_mistake, is_usage_error, resume_otherwise
+    from paceline.contract.checkpoint.marker import find_checkpoints
     from paceline.watch.failures import read_failure
+    from paceline.watch.resume_hint import describe_start
 
     run_id, attempts = folder.path.name, folder.attempts()
     failure = read_failure(attempts[-1]) if failed and attempts else {}

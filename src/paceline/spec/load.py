@@ -18,7 +18,7 @@ from paceline.contract.files.ownership import is_trusted, owner_name
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
-from paceline.spec.tables import Tables
+from paceline.spec.tables import Tables, build_tables
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
@@ -84,6 +84,7 @@ def load_job(
     of another file (a sweep's), which override those of paceline.toml. `default_folder` is the project's folder if
     there is neither a file nor a repository. `cluster` chooses a profile if neither `profile` nor the environment does.
     """
+    build_tables()
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
     file = config or find_file(cwd, root)

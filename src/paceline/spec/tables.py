@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
 from paceline.contract.stop.presets import SIGNALS
 from paceline.contract.verdict import STOPPED_EXIT
+from paceline.spec.pydantic_plugins import plugins_disabled
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
 DEFAULT_WARM = 600  # seconds
@@ -113,7 +114,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Project(Table):
@@ -250,13 +251,19 @@ class Tracking(Table):
 class Tables(Table):
     """A whole file, or one layer of it. `params` are the training script's own hyperparameters."""
 
-    project: Project = Project()
-    job: Resources = Resources()
-    environment: Environment = Environment()
-    launch: Launch = Launch()
-    runtime: Runtime = Runtime()
-    checkpoint: Checkpoint = Checkpoint()
-    resume: Resume = Resume()
-    data: Data = Data()
-    tracking: Tracking = Tracking()
+    project: Project = Field(default_factory=Project.model_construct)
+    job: Resources = Field(default_factory=Resources.model_construct)
+    environment: Environment = Field(default_factory=Environment.model_construct)
+    launch: Launch = Field(default_factory=Launch.model_construct)
+    runtime: Runtime = Field(default_factory=Runtime.model_construct)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
+    resume: Resume = Field(default_factory=Resume.model_construct)
+    data: Data = Field(default_factory=Data.model_construct)
+    tracking: Tracking = Field(default_factory=Tracking.model_construct)
     params: dict[str, Any] = {}
+
+
+def build_tables() -> None:
+    """Have pydantic prepare the validation of all tables, if it has not yet: once for the whole, not for each part."""
+    with plugins_disabled():
+        Tables.model_rebuild()

@@ -25,6 +25,7 @@ from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import processes, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
+from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env, process
@@ -88,6 +89,7 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None:
         process.keep_process_groups(distributed)
+        wait_for_store(distributed, os.environ)
         if hasattr(distributed, "set_debug_level_from_env"):  # otherwise this torch cannot distribute
             distributed.set_debug_level_from_env()  # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
     run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])

@@ -24,23 +24,26 @@ KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)  # how an agent ends
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
 
-def run_agents(plan: LocalPlan, *, prestarted: Prestarted | None = None) -> int:
+def run_agents(
+    plan: LocalPlan, *, prestarted: Prestarted | None = None, after_start: Callable[[], None] = lambda: None
+) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
     If an agent is killed, starts them again; the new head agent knows how often that may happen.
-    `prestarted` is a zygote that waits for its agent; only a single agent can use it.
+    `prestarted` is a zygote that waits for its agent; only a single agent can use it. `after_start` is called while
+    the ranks start: it does what they need not wait for.
     """
     job_start = plan.run_path.folder.job_start(local_job_start_name())
     while True:
-        code = _run_once(plan, prestarted)
-        prestarted = None
+        code = _run_once(plan, prestarted, after_start)
+        prestarted, after_start = None, lambda: None
         if code not in (*KILLED, RESTART_EXIT) or job_start.verdict.exists() or not job_start.agent.exists():
             return code if code >= 0 else 128 - code
         for path in (job_start.head, *job_start.path.glob("join-error-*")):
             path.unlink(missing_ok=True)
 
 
-def _run_once(plan: LocalPlan, prestarted: Prestarted | None) -> int:
+def _run_once(plan: LocalPlan, prestarted: Prestarted | None, after_start: Callable[[], None]) -> int:
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _forward_signals(processes):
@@ -52,6 +55,7 @@ def _run_once(plan: LocalPlan, prestarted: Prestarted | None) -> int:
             if prestarted is not None:
                 # Now only the agent holds it, so the zygote ends with the agent.
                 os.close(prestarted.descriptor)
+            after_start()
             code = processes[0].wait()
             wait_for_exit(processes[1:])
             if prestarted is not None:

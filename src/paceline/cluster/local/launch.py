@@ -34,6 +34,7 @@ class NewRun:
         self.machine, self.python = detect_machine(os.environ), interpreter(job)
         self.secrets = read_secrets(job, os.environ)
         self.plan = self._plan(folders.new_run_path(job, os.environ))
+        self._keep_code: Callable[[], list[str]] = list
 
     def _plan(self, run_path: RunPath) -> LocalPlan:
         return plan_local(
@@ -41,8 +42,11 @@ class NewRun:
             file_secrets=self.secrets,
         )  # fmt: skip
 
-    def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Create the run folder; return notes for the user. `command` is recorded as what the user typed."""
+    def prepare(self, command: Sequence[str], *, code_later: bool = False) -> tuple[str, ...]:
+        """Create the run folder; return notes for the user. `command` is recorded as what the user typed.
+
+        With `code_later`, call `keep_code` when the agents have started: they do not need the copy of the code.
+        """
         if self.plan.launch_spec.data:
             from paceline.cluster.checks.data import require_data
 
@@ -51,10 +55,18 @@ class NewRun:
             self.plan = plan = self._plan(run_path)
             prepared = prepare(
                 self.job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=list(command),
-                backend="local", snapshot_required=self.snapshot_required,
+                backend="local", snapshot_required=self.snapshot_required, code_later=code_later,
             )  # fmt: skip
             claim_run(run_path.folder)
+        self._keep_code = prepared.keep_code
         return (*plan.notes, *prepared.notes)
+
+    def keep_code(self) -> list[str]:
+        """Copy the code into the run folder, after `prepare` with `code_later`; return notes for the user."""
+        try:
+            return self._keep_code()
+        except OSError as error:  # the run itself goes on
+            return [f"the code of this run could not be copied: {error.strerror or error}"]
 
 
 class ResumedRun:
@@ -69,7 +81,7 @@ class ResumedRun:
             old=launch_spec, environ=os.environ, file_secrets=read_secrets(job, os.environ),
         )  # fmt: skip
 
-    def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
+    def prepare(self, command: Sequence[str], *, code_later: bool = False) -> tuple[str, ...]:
         """Write the new launch spec and record; return notes for the user."""
         folder = self.folder
         claim_run(folder)
@@ -82,6 +94,10 @@ class ResumedRun:
         missing = ", ".join(self._missing_secrets())
         note = f"secrets are not stored, so pass these --env variables again if you need them: {missing}"
         return (*self.plan.notes, *((note,) if missing else ()))
+
+    def keep_code(self) -> list[str]:
+        """Do nothing: the run has a copy of its code."""
+        return []
 
     def _write_record(self, command: Sequence[str]) -> None:
         try:

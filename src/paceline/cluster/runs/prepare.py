@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.links import Links, check_args, find_links
 from paceline.cluster.runs.run_half_zip import write_run_half
-from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
+from paceline.cluster.runs.snapshot import CodeList, Snapshot, list_code
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launch_spec import LaunchSpec
@@ -27,6 +30,7 @@ from paceline.plan.shape import Shape
 from paceline.spec import Job
 
 SHOWN_LINKS = 5
+SPARE_SPACE = 256 << 20  # bytes; with less, the code is copied before the run starts
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class PreparedRun:
     run_path: RunPath
     snapshot: Snapshot | None
     notes: tuple[str, ...]  # to print for the user
+    keep_code: Callable[[], list[str]]  # for when the agents have started, if the code is to be copied later
 
 
 @dataclass(frozen=True)
@@ -56,18 +61,23 @@ def prepare(
     snapshot_required: bool,
     compiled: bool = False,
     earlier: EarlierStart | None = None,
+    code_later: bool = False,
 ) -> PreparedRun:
     """Write everything a run folder needs before its agents start. Call this inside `folder.create_run_folder`.
 
     With `snapshot_required` the ranks run the snapshot, so code that is too large is an error rather than a note.
     With `earlier`, the run exists already, and is to go on: its record keeps what its earlier starts ran.
+    With `code_later`, the code is only listed: call `keep_code` of the result once the agents have started.
     """
     folder = run_path.folder
     keeps_code = earlier is not None and earlier.keeps_code
     if earlier is not None and not keeps_code:
         _remove_code(folder, earlier.launch_spec)
-    snapshot, notes = (None, []) if keeps_code else _take_code(job, run_path, required=snapshot_required)
-    links = None
+    listed, notes = (None, []) if keeps_code else _list_code(job, run_path, required=snapshot_required)
+    code_later = code_later and shutil.disk_usage(folder.path).free > SPARE_SPACE  # otherwise, see first if it fits
+    snapshot, links = None, None
+    if not code_later:
+        snapshot = _take_code(listed, job, run_path, notes, required=snapshot_required)
     if earlier is not None and keeps_code:
         launch_spec = replace(launch_spec, work=earlier.launch_spec.work)
     if snapshot is not None and snapshot_required and job.project.workdir == "snapshot":
@@ -75,42 +85,76 @@ def prepare(
         notes += links.notes
         launch_spec = _with_work_folder(launch_spec, job, snapshot, links, run_path)
     folder.run_half.unlink(missing_ok=True)  # it may be a link to the store's, which must not be overwritten
-    write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
+    if not code_later or launch_spec.python != sys.executable:  # another interpreter runs the agent from it
+        write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
     facts = {**host_details(), "backend": backend, "style": launch_spec.style}
     if backend == "slurm":
         facts["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
-    code, before = _code(job, snapshot, links), earlier.record if earlier is not None else None
+    before = earlier.record if earlier is not None else None
+    record = {"shape": shape, "command": command, "time": time.time(), "facts": facts, "before": before}
+    write_record = functools.partial(_write_record, job, run_path=run_path, **record)
+    code = {"folder": str(job.folder)} if code_later else _code(job, snapshot, links)
     if before is not None and keeps_code:
         code = before.get("code", code)
-    text = run_record(
-        job, run_path=run_path, shape=shape, command=command, time=time.time(), facts=facts, code=code, before=before
-    )  # fmt: skip
     # Written last: a folder that has a run.json is a run.
-    write_atomically(folder.run_json, text)
-    return PreparedRun(run_path, snapshot, tuple(notes))
+    write_record(code=code)
+    keep_code = functools.partial(_keep_code, job, run_path, listed, write_record) if code_later else list
+    return PreparedRun(run_path, snapshot, tuple(notes), keep_code)
 
 
-def _take_code(job: Job, run_path: RunPath, *, required: bool) -> tuple[Snapshot | None, list[str]]:
-    """Take a snapshot of the code if the job wants one; return it, and notes for the user."""
+def _keep_code(job: Job, run_path: RunPath, listed: CodeList | None, write_record: Callable[..., None]) -> list[str]:
+    """Copy the listed code, and the run half, of a run that has started; return notes for the user."""
+    notes: list[str] = []
+    if not run_path.folder.run_half.exists():
+        write_run_half(run_path.folder.run_half, store=run_path.store)
+    snapshot = _take_code(listed, job, run_path, notes, required=False)
+    write_record(code=_code(job, snapshot, None))
+    return notes
+
+
+def _write_record(job: Job, *, run_path: RunPath, **details: Any) -> None:
+    write_atomically(run_path.folder.run_json, run_record(job, run_path=run_path, **details))
+
+
+def _list_code(job: Job, run_path: RunPath, *, required: bool) -> tuple[CodeList | None, list[str]]:
+    """List the code if the job wants a snapshot of it; return the list, and notes for the user."""
     if not job.project.snapshot:
         return None, []
     try:
-        snapshot = snapshot_code(job, run_path)
+        listed = list_project(job, run_path)
     except EnvironmentProblem as problem:
         if required:
             raise
-        return None, [f"no snapshot of the code was taken: {problem.message}"]
-    notes = []
-    if snapshot.skipped_secrets:
-        notes.append(f"secrets left out of the code snapshot: {', '.join(snapshot.skipped_secrets)}")
+        return None, [_no_snapshot(problem)]
+    secrets = ", ".join(listed.skipped_secrets)
+    return listed, [f"secrets left out of the code snapshot: {secrets}"] if secrets else []
+
+
+def _take_code(
+    listed: CodeList | None, job: Job, run_path: RunPath, notes: list[str], *, required: bool
+) -> Snapshot | None:
+    """Take a snapshot of the listed code; add notes for the user."""
+    if listed is None:
+        return None
+    try:
+        snapshot = _store_code(listed, run_path)
+    except EnvironmentProblem as problem:
+        if required:
+            raise
+        notes.append(_no_snapshot(problem))
+        return None
     if snapshot.outside_links:
         named = [f"{name} -> {os.readlink(job.folder / name)}" for name in snapshot.outside_links[:SHOWN_LINKS]]
         named += ["..."] if len(snapshot.outside_links) > SHOWN_LINKS else []
         notes.append(f"links to targets outside the project, which are not in the code snapshot: {', '.join(named)}")
-    return snapshot, notes
+    return snapshot
+
+
+def _no_snapshot(problem: EnvironmentProblem) -> str:
+    return f"no snapshot of the code was taken: {problem.message}"
 
 
 def _remove_code(folder: RunFolder, launch_spec: LaunchSpec) -> None:
@@ -133,13 +177,20 @@ def read_launch_spec(folder: RunFolder) -> LaunchSpec:
 
 def snapshot_code(job: Job, run_path: RunPath) -> Snapshot:
     """Take a snapshot of the project's code and link to it from the run folder."""
-    snapshot = take_snapshot(
+    return _store_code(list_project(job, run_path), run_path)
+
+
+def list_project(job: Job, run_path: RunPath) -> CodeList:
+    return list_code(
         job.folder,
-        store=run_path.store,
         limit=job.project.snapshot_limit * 2**20,
         exclude=job.project.exclude,
         exclude_paths=[*run_folders_inside(job.folder, run_path), *secret_files(job, os.environ)],
     )
+
+
+def _store_code(listed: CodeList, run_path: RunPath) -> Snapshot:
+    snapshot = listed.store(run_path.store)
     os.symlink(os.path.relpath(snapshot.path, run_path.folder.path), run_path.folder.code)
     return snapshot
 

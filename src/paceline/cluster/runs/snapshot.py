@@ -33,10 +33,30 @@ class Snapshot:
     outside_links: tuple[str, ...] = ()  # relative links that lead out of the project
 
 
+@dataclass(frozen=True)
+class CodeList:
+    """The files of a project to copy."""
+
+    folder: Path
+    sizes: dict[str, int]  # by name
+    skipped_secrets: tuple[str, ...]
+
+    def store(self, store: Path) -> Snapshot:
+        """Copy the files into `store`, unless an equal copy is already there."""
+        path, digest = store_code(self.folder, self.sizes, store)
+        outside = tuple(name for name in self.sizes if _leaves(self.folder, name))
+        return Snapshot(path, digest, tuple(self.sizes), sum(self.sizes.values()), self.skipped_secrets, outside)
+
+
 def take_snapshot(
     folder: Path, *, store: Path, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> Snapshot:
-    """Copy the code in `folder` into `store`, unless an equal copy is already there. `limit` is in bytes.
+    """Copy the code in `folder` into `store`, unless an equal copy is already there."""
+    return list_code(folder, limit=limit, exclude=exclude, exclude_paths=exclude_paths).store(store)
+
+
+def list_code(folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()) -> CodeList:
+    """List the code in `folder`; raise an error if it is larger than `limit` bytes.
 
     `exclude_paths` are folders without code, such as run folders inside the project.
     """
@@ -46,9 +66,7 @@ def take_snapshot(
         raise _too_large(
             folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed"
         )
-    path, digest = store_code(folder, sizes, store)
-    outside = tuple(name for name in sizes if _leaves(folder, name))
-    return Snapshot(path, digest, tuple(sizes), sum(sizes.values()), tuple(skipped_secrets), outside)
+    return CodeList(folder, sizes, tuple(skipped_secrets))
 
 
 def find_code(
@@ -56,7 +74,7 @@ def find_code(
 ) -> tuple[dict[str, int], list[str]]:
     """Return the files to copy, sorted, with their sizes; and the secrets that are not copied."""
     folder = folder.resolve()
-    excluded = [path.resolve() for path in exclude_paths]
+    excluded = [relative for path in exclude_paths if (relative := _inside(folder, path.resolve())) is not None]
     names: list[str] = []
     skipped_secrets: list[str] = []
     for name in _list(folder):
@@ -64,14 +82,20 @@ def find_code(
             continue
         if is_secret(name):
             skipped_secrets.append(name)
-        elif not _excluded(name, tuple(exclude)) and not any(
-            folder / name == path or path in (folder / name).parents for path in excluded
-        ):
+        elif not _excluded(name, tuple(exclude)) and not any(f"{name}/".startswith(path) for path in excluded):
             names.append(name)
         if len(names) > MAX_FILES:
             raise _too_large(folder, [], f"more than {MAX_FILES:,} files")
     names.sort()
     return _measure(folder, names), skipped_secrets
+
+
+def _inside(folder: Path, path: Path) -> str | None:
+    """Return how the names of all files in `path` begin, seen from `folder`; None if it is elsewhere."""
+    relative = os.path.relpath(path, folder)
+    if relative == os.curdir:
+        return ""
+    return None if relative.split(os.sep)[0] == os.pardir else f"{relative.replace(os.sep, '/')}/"
 
 
 def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
@@ -115,9 +139,9 @@ def _list_by_git(folder: Path) -> list[str] | None:
         name = os.fsdecode(raw).rstrip("/")
         if not name:
             continue
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():  # a submodule, or a repository inside this one
-            names += [f"{name}/{inner}" for inner in _list_by_git(path) or ()]
+        path = f"{folder}/{name}"
+        if os.path.isdir(path) and not os.path.islink(path):  # a submodule, or a repository inside this one
+            names += [f"{name}/{inner}" for inner in _list_by_git(Path(path)) or ()]
         else:
             names.append(name)
     return names
@@ -144,11 +168,11 @@ def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
     sizes = {}
     for name in names:
         try:
-            status = os.lstat(folder / name)
+            status = os.lstat(f"{folder}/{name}")
         except OSError:
             continue
         if stat.S_ISREG(status.st_mode):
-            sizes[name] = data_size(status, str(folder / name))
+            sizes[name] = data_size(status, f"{folder}/{name}")
         elif stat.S_ISLNK(status.st_mode):
             sizes[name] = status.st_size
     return sizes
@@ -156,8 +180,8 @@ def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
 
 def _leaves(folder: Path, name: str) -> bool:
     """Return whether a file is a relative link to something outside the folder."""
-    path = folder / name
-    if not path.is_symlink() or os.path.isabs(os.readlink(path)):
+    path = f"{folder}/{name}"
+    if not os.path.islink(path) or os.path.isabs(os.readlink(path)):
         return False
-    target = os.path.normpath(os.path.join(path.parent, os.readlink(path)))
+    target = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     return target != str(folder) and not target.startswith(f"{folder}/")

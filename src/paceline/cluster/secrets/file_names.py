@@ -37,13 +37,16 @@ _FOLDERS = (".aws", ".azure", ".gcloud", ".kaggle", ".kube", ".ssh", ".gnupg", "
 _NAMED_FOLDERS = ("secrets",)
 
 # Files by the end of their path.
-_PATHS = (".docker/config.json", ".config/gcloud/*", "gh/hosts.yml", "wandb/settings", ".config/containers/auth.json")
+_PATHS = (
+    "*/.docker/config.json", "*/.config/gcloud/*", "*/gh/hosts.yml", "*/wandb/settings",
+    "*/.config/containers/auth.json",
+)  # fmt: skip
 
 # Templates, public keys, code and documentation are not secret, whatever they are called.
-_HARMLESS = (
-    "*.example", "*.sample", "*.template", "*.dist", "example.*", "sample.*", "template.*", ".env.example.*",
-    "answer[_-]key*",
-    "*.pub", "*.py", "*.pyi", "*.ipynb", "*.sh", "*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.md", "*.rst", "*.html",
+_HARMLESS = ("example.*", "sample.*", "template.*", ".env.example.*", "answer[_-]key*")
+_HARMLESS_ENDS = (
+    ".example", ".sample", ".template", ".dist",
+    ".pub", ".py", ".pyi", ".ipynb", ".sh", ".c", ".cc", ".cpp", ".cu", ".h", ".md", ".rst", ".html",
 )  # fmt: skip
 
 
@@ -53,9 +56,11 @@ def is_secret(path: str) -> bool:
     if any(folder in _FOLDERS for folder in folders):
         return True
     below = "/".join([*folders[-2:], name])
-    if any(fnmatch.fnmatchcase(f"/{below}", f"*/{pattern}") for pattern in _PATHS):
+    if matches(f"/{below}", _PATHS):
         return True
     original = _COPY.sub("", name)
+    if original.endswith(_HARMLESS_ENDS):  # first, because most files are code
+        return False
     named = any(folder in _NAMED_FOLDERS for folder in folders)
     return (named or matches(name, _FILES) or matches(original, _FILES)) and not matches(original, _HARMLESS)
 

@@ -6,7 +6,6 @@ import json
 import os
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,6 +158,8 @@ def find_damage(folder: Path, files: Iterable[tuple[str, FileChecksum]]) -> str 
         if found != expected:
             return f"{name} has checksum {found.crc32:08x} instead of {expected.crc32:08x}"
         return None
+
+    from concurrent.futures import ThreadPoolExecutor  # not at the top: commands that only list checkpoints start fast
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         return next((problem for problem in pool.map(check, files) if problem), None)
