@@ -7,6 +7,7 @@ import importlib.util
 import os
 import socket
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -25,6 +26,9 @@ def command(
     browser: Annotated[
         bool | None, typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop.")
     ] = None,
+    allow_actions: Annotated[
+        bool, typer.Option("--allow-actions", help="Let the page cancel, stop and requeue your runs.")
+    ] = False,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 is allowed.")] = "127.0.0.1",
 ) -> int:
     """Serve a dashboard of your runs on this machine, and print its link.
@@ -44,13 +48,15 @@ def command(
     from paceline.ui.web.answers import Answers
     from paceline.ui.web.app import make_app
     from paceline.ui.web.security import Access
-    from paceline.ui.web.server import listen, serve
+    from paceline.ui.web.server import listen, opened_browser, serve
 
     scratch, access = runs.scratch_here(), Access()
+    app = make_app(Answers(scratch, allow_actions=allow_actions), access)
     with listen(port) as listener:
         chosen = listener.getsockname()[1]
         _say_link(access.link(chosen), chosen, tunnel=tunnel)
-        serve(make_app(Answers(scratch), access), listener)
+        with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():
+            serve(app, listener)
     console.say_note("ended; your runs go on")
     return 0
 
@@ -62,6 +68,14 @@ def _check_packages() -> None:
             f"`paceline ui` needs {' and '.join(missing)}, which this Python does not have.",
             hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
         )
+
+
+def _wants_browser(asked: bool | None) -> bool:
+    """Whether to open a browser: as asked, or else if this is a desktop."""
+    if asked is not None:
+        return asked
+    has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return has_screen and "SSH_CONNECTION" not in os.environ and sys.stdout.isatty()
 
 
 def _say_link(link: str, port: int, *, tunnel: bool) -> None:

@@ -51,7 +51,7 @@ class Served:
 def serve_here(scratch: Path, **options: Any) -> Iterator[Served]:
     """Serve a scratch folder from a thread of this process."""
     access, listener = Access(), listen(0)
-    server = make_server(make_app(Answers(scratch), access, **options))
+    server = make_server(make_app(Answers(scratch, **options), access))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

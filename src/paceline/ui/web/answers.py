@@ -6,7 +6,7 @@ api/runs/KEY/curves         its metrics; ?names=a,b selects some, and so does ?n
 api/runs/KEY/log            its output: ?rank= &attempt= &grep= &tail=
 api/runs/KEY/diff           how the project's code has changed since it was started
 api/sweeps, api/sweeps/NAME
-api/cluster                 partitions and your queue
+api/cluster                 partitions, what is free in them, and your queue
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from paceline.cluster.slurm import commands as slurm
 from paceline.errors import UsageError
-from paceline.ui.web.lookup import find_key
+from paceline.ui.web.cluster_answer import read_cluster
+from paceline.ui.web.lookup import NoSuchRun, find_key
 from paceline.ui.web.rows import Rows
+from paceline.ui.web.run_actions import VERBS, act, allowed_verbs
 from paceline.ui.web.run_reader import RunReader
 from paceline.watch.records import QueryStates
+from paceline.watch.scheduler.shared_answer import query_states
 
 MAX_READERS = 48  # runs whose curves are kept
 MAX_TAIL = 5000  # lines of a log in one answer
@@ -34,11 +36,16 @@ Query = Mapping[str, Sequence[str]]
 NO_QUERY: Query = MappingProxyType({})
 
 
+class NotAllowed(UsageError):
+    """The server was started to read only."""
+
+
 class Answers:
     """Answers questions about the runs of a scratch folder. Threads may share it."""
 
-    def __init__(self, scratch: Path, query: QueryStates = slurm.states) -> None:
+    def __init__(self, scratch: Path, query: QueryStates = query_states, *, allow_actions: bool = False) -> None:
         self.scratch = scratch
+        self.allow_actions = allow_actions
         self.rows = Rows(scratch, query)
         self._query = query
         self._readers: OrderedDict[Path, RunReader] = OrderedDict()
@@ -58,7 +65,22 @@ class Answers:
         return self.rows.read()
 
     def run(self, key: str) -> dict[str, Any]:
-        return self.reader(key).details()
+        """Return everything about a run. `actions` are what a page may do to it."""
+        reader = self.reader(key)
+        details = reader.details()
+        row = details["overview"]
+        verbs = allowed_verbs(reader.folder, job=row["job"], is_over=row["is_over"]) if self.allow_actions else []
+        return {**details, "actions": verbs}
+
+    def act(self, key: str, verb: str) -> dict[str, Any]:
+        """Cancel, stop or requeue a run. Raises NotAllowed if the server only reads."""
+        if not self.allow_actions:
+            raise NotAllowed(
+                "This server only reads.", hint="Start it with `paceline ui --allow-actions` to act on your runs."
+            )
+        if verb not in VERBS:
+            raise UsageError(f"Unknown action {verb[:50]!r}.")
+        return {"message": act(find_key(key, self.scratch), verb)}
 
     def curves(self, key: str, query: Query = NO_QUERY) -> dict[str, Any]:
         names = [*query.get("name", ()), *(name for text in query.get("names", ()) for name in text.split(",") if name)]
@@ -74,17 +96,18 @@ class Answers:
         return self.reader(key).log(count, rank=rank, attempt=attempt, grep=grep)
 
     def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any]:
-        """Return the answer to a path such as `api/runs/KEY/curves`. Raises UsageError if there is none."""
+        """Return the answer to a path such as `api/runs/KEY/curves`. Raises NoSuchRun if there is none."""
         parts = path.split("/")
         known: dict[tuple[str, int, str], Callable[[], dict[str, Any]]] = {
             ("runs", 2, ""): self.runs,
+            ("cluster", 2, ""): read_cluster,
             ("runs", 3, ""): lambda: self.run(parts[2]),
             ("runs", 4, "curves"): lambda: self.curves(parts[2], query),
             ("runs", 4, "log"): lambda: self.log(parts[2], query),
         }
         answer = known.get((parts[1] if len(parts) > 1 else "", len(parts), parts[3] if len(parts) == 4 else ""))
         if parts[0] != "api" or answer is None:
-            raise UsageError(f"There is no answer to {path[:100]!r}.")
+            raise NoSuchRun(f"There is no answer to {path[:100]!r}.")
         return answer()
 
 

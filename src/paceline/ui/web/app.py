@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,23 +18,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
 from paceline.ui.web import security
-from paceline.ui.web.answers import Answers
-from paceline.ui.web.assets import find_asset
+from paceline.ui.web.answers import Answers, NotAllowed
+from paceline.ui.web.assets import find_asset, style_hashes
 from paceline.ui.web.events import Events
 from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import NoSuchRun
-from paceline.ui.web.security import HEADERS, Access, is_entrance, judge
+from paceline.ui.web.security import HEADERS, Access, is_entrance, judge, make_policy
 
 SMALL = 1000  # bytes that are not worth compressing
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
 ENTRANCE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./"><title>Paceline</title>'
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 
 def make_app(answers: Answers, access: Access) -> Starlette:
     """Return the application. Its `state.events` are the open pages."""
     events = Events(answers)
+
+    async def action(request: Request) -> Response:
+        key, verb = request.path_params["key"], request.path_params["verb"]
+        return await _answer(request, lambda: answers.act(key, verb))
 
     async def api(request: Request) -> Response:
         path, query = request.path_params["path"], _query(request)
@@ -70,6 +72,7 @@ def make_app(answers: Answers, access: Access) -> Starlette:
     routes = [
         Route("/", page),
         Route("/api/events", live),
+        Route("/api/runs/{key}/{verb}", action, methods=["POST"]),
         Route("/api/{path:path}", api),
         Route("/{path:path}", asset),
     ]
@@ -78,16 +81,18 @@ def make_app(answers: Answers, access: Access) -> Starlette:
         exception_handlers={HTTPException: _on_http_error, PacelineError: _on_error},
     )
     app.state.events = events
-    app.add_middleware(Guard, access=access)
+    headers = {**HEADERS, "content-security-policy": make_policy(style_hashes())}
+    app.add_middleware(Guard, access=access, headers=headers)
     return app
 
 
 class Guard:
     """Refuses what `judge` refuses, and adds headers to every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, headers: Mapping[str, str]) -> None:
         self.app = app
         self.access = access
+        self.headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,7 +101,7 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self.headers.items():
                     headers[name] = value
                 headers.setdefault("cache-control", "no-store")
             await send(message)
@@ -154,5 +159,5 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
-    status = 404 if isinstance(error, NoSuchRun) else 400
+    status = 404 if isinstance(error, NoSuchRun) else 403 if isinstance(error, NotAllowed) else 400
     return _error(request, status, " ".join(part for part in (error.message, error.hint) if part))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +16,8 @@ from paceline.errors import EnvironmentProblem
 
 STATIC = Path(__file__).parent / "static"
 PLOTLY = "plotly.min.js"
+# A style element that gets its text from a literal; one with escapes would have another hash, and does not occur.
+_STYLE_TEXT = re.compile(r"""createElement\("style"\).{0,200}?\.textContent=(['"`])((?:(?!\1)[^\\])*)\1""")
 INDEX = "static/index.html"  # the page itself
 TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -55,6 +59,20 @@ def plotly_path() -> Path:
             "The pages draw with Plotly, which is not installed.", hint="Install it: pip install 'paceline[ui]'"
         )
     return path
+
+
+def style_hashes() -> tuple[str, ...]:
+    """Return what a policy has to allow so that Plotly can style its charts, and nothing else can use inline styles.
+
+    Its bundle fills an empty style element rule by rule, and clears style attributes. Newer ones also add the style of
+    their maps as one text.
+    """
+    try:
+        texts = [match[2] for match in _STYLE_TEXT.finditer(plotly_path().read_text(encoding="utf-8"))]
+    except (EnvironmentProblem, OSError, ValueError):
+        texts = []
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in ["", *texts])
+    return tuple(f"'sha256-{each}'" for each in hashes)
 
 
 def _known() -> dict[str, Path]:

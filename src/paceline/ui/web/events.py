@@ -133,7 +133,7 @@ class Events:
                 if news.lines:
                     page.send(format_event("log", {**told, "lines": news.lines}, news.position))
         if with_details or any(not page.details for page in pages):
-            details = format_event("details", await asyncio.to_thread(reader.details))
+            details = format_event("details", await asyncio.to_thread(self.answers.run, key))
             for page in [page for page in pages if page.details != details]:
                 page.details = details
                 page.send(details)

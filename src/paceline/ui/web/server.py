@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -43,6 +49,20 @@ def make_server(app: Starlette) -> uvicorn.Server:
         http="h11", loop="asyncio", timeout_graceful_shutdown=GRACE, limit_concurrency=500,
     )  # fmt: skip
     return _Server(config, app)
+
+
+@contextlib.contextmanager
+def opened_browser(link: str) -> Iterator[None]:
+    """Open the link in a browser by way of a file that only this user can read.
+
+    All users of a machine can read command lines, and so the browser's.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # mode 0700
+        page = Path(folder, "open.html")
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link)}">', encoding="utf-8")
+        # A browser may not return before it ends.
+        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+        yield
 
 
 class _Server(uvicorn.Server):

@@ -42,6 +42,13 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
     return slurm.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
 
 
+def query_queue() -> list[JobState]:
+    """Return the user's jobs that wait or run, at most a poll interval old."""
+    file = AnswerFile.here()
+    known = slurm.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
+    return [state for state in known.values() if state.phase != ENDED]
+
+
 @dataclass(frozen=True)
 class SharedAnswer:
     """Decides whether the last answer will do, and asks again if not."""
@@ -59,12 +66,21 @@ class SharedAnswer:
             answer = self.file.read()
             return {} if answer.problem or self._is_expired(answer) else self._select(answer, seen)
         answer = self._update(seen)
-        if answer.problem:
-            again = max(1, round(answer.asked + self._lifetime(answer) - time.time()))
-            raise ClusterError(answer.problem, hint=f"{answer.hint} Paceline asks again in {again} s.".strip())
+        self._check(answer)
         if self._vanished(answer, seen):
             answer = self._ask_accounting(seen)
         return self._select(answer, seen)
+
+    def queue(self) -> dict[str, JobState]:
+        """Return all jobs of the user that the controller remembers."""
+        answer = self._update({})
+        self._check(answer)
+        return answer.jobs
+
+    def _check(self, answer: Answer) -> None:
+        if answer.problem:
+            again = max(1, round(answer.asked + self._lifetime(answer) - time.time()))
+            raise ClusterError(answer.problem, hint=f"{answer.hint} Paceline asks again in {again} s.".strip())
 
     # -- the queue -------------------------------------------------------------------------------------
 

@@ -1,0 +1,36 @@
+"""What a page may do to a run of yours, if the server was started with `--allow-actions`."""
+
+from __future__ import annotations
+
+from paceline.cluster.actions import cancel_run, requeue_run
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import UsageError
+from paceline.watch.records import read_record
+
+CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
+VERBS = (CANCEL, STOP, REQUEUE)
+
+
+def allowed_verbs(folder: RunFolder, *, job: str, is_over: bool) -> list[str]:
+    """Return what you can do to a run now."""
+    if not is_own_folder(folder.path):
+        return []
+    if is_over:
+        return [REQUEUE] if job else []
+    return [CANCEL, STOP, REQUEUE] if job else [STOP]
+
+
+def act(folder: RunFolder, verb: str) -> str:
+    """Do it, and return what was done. Raises UsageError if the run is another user's, or if it cannot be done."""
+    record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
+    run, running = folder.path.name, record.status == "running"
+    if verb == REQUEUE:
+        return f"{run} goes back into the queue, as job {requeue_run(folder, running=running, over=record.is_over)}."
+    if record.is_over:
+        raise UsageError(f"{run} is over already: {record.status}.")
+    cancel_run(folder, running=running, save=verb == STOP)
+    if record.job is None or (verb == STOP and running):
+        return f"{run} saves and stops."
+    return f"{run} is cancelled."

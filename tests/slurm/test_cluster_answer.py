@@ -1,0 +1,36 @@
+"""What pages are told about a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.ui.web.cluster_answer import read_cluster
+from tests.slurm.conftest import GPUS, NODES
+from tests.slurm.harness import Cluster
+
+
+@pytest.fixture
+def here(cluster: Cluster) -> Iterator[None]:
+    """This process as on a login node of the cluster, which it asks every time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**cluster.environment, "PACELINE_POLL_INTERVAL": "0"}.items():
+            patch.setenv(name, value)
+        patch.setattr("paceline.watch.scheduler.node_answer.DEFAULT", 0.0)
+        yield
+
+
+@pytest.mark.usefixtures("here")
+def test_free_gpus_and_the_queue(cluster: Cluster) -> None:
+    answer = read_cluster()
+    assert answer["problem"] == ""
+    total = NODES * GPUS
+    assert {each["free_gpus"] for each in answer["partitions"]} == {f"{total} a100"}
+    assert answer["queue"] == []
+    job = cluster.submit("sleep 600", "--nodes=1", "--gpus-per-node=a100:3")
+    cluster.wait(job, "RUNNING")
+    answer = read_cluster()
+    assert [(each["job"], each["state"]) for each in answer["queue"]] == [(job, "running")]
+    assert {each["gpus"] for each in answer["partitions"]} == {f"{total} a100"}
+    assert {each["free_gpus"] for each in answer["partitions"]} == {f"{total - 3} a100"}
