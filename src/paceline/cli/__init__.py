@@ -18,6 +18,7 @@ COMMANDS = {
     "submit": ("paceline.cli.submit", "run a script on Slurm; --dry-run prints the exact job script"),
     "sweep": ("paceline.cli.sweep", "start many runs: grid, random, TPE, seeds; as job arrays or here"),
     "ps": ("paceline.cli.ps", "list runs and their status"),
+    "top": ("paceline.cli.top", "watch your runs on the whole screen: loss, ranks, nodes, log"),
     "show": ("paceline.cli.show", "show one run: its attempts, and where its time went"),
     "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
     "ui": ("paceline.cli.ui", "look at your runs in the browser"),

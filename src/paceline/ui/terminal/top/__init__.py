@@ -1,0 +1,1 @@
+"""`paceline top`: a full-screen view of all runs, with Textual."""

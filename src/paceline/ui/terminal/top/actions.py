@@ -1,0 +1,86 @@
+"""The questions before something happens to a run, and what happens after a yes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cluster.actions import cancel_run, requeue_run
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.run_folder import RunFolder
+from paceline.ui.terminal.top.data.rows import Row
+from paceline.ui.terminal.top.text.words import plain
+from paceline.watch.overview import Overview
+from paceline.watch.records import read_record
+
+CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do to a run once the user has agreed."""
+
+    kind: str
+    run: Overview
+    question: str
+    consequence: str
+    yes: str
+
+    def act(self) -> str:
+        """Do it, and return what was done. Raises PacelineError if it is not possible."""
+        folder, name = RunFolder(Path(self.run.path)), plain(self.run.run_id)
+        record = read_record(folder, slurm.states)  # as it is now: what the table shows may be a minute old
+        running = record.status == "running"
+        if self.kind == REQUEUE:
+            job = requeue_run(folder, running=running, over=record.is_over)
+            return f"{name}: {'submitted' if record.is_over else 'saves and requeues itself'}, job {job}"
+        if record.is_over:
+            return f"Run {name} is over already: {plain(record.status)}."
+        cancel_run(folder, running=running, save=self.kind == STOP)
+        return f"{name}: {'saves and stops' if self.kind == STOP or not record.job else 'cancelled'}"
+
+
+def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
+    """Return the action on the selected run, or why there is none."""
+    if row is None:
+        return "Select a run first."
+    if row.run is None:
+        command = f"`paceline sweep cancel {plain(row.name)}` cancels all of them"
+        return f"Press space and select one of the {len(row.trials)} trials. {command}."
+    run = row.run
+    if not is_own:
+        return f"Run {plain(run.run_id)} is another user's: you can look at it, and that is all."
+    if kind == REQUEUE:
+        return _requeue(run)
+    if run.is_over:
+        return f"Run {plain(run.run_id)} is over already: {plain(run.status)}."
+    name = _name(run)
+    if kind == STOP or not run.job:
+        if run.job and run.status != "running":
+            return f"Run {plain(run.run_id)} does not run yet, so it has nothing to save. Cancel it with c."
+        again = "submit" if run.job else "run"
+        text = f"It writes a checkpoint first. To continue it later: paceline {again} --resume {plain(run.run_id)}"
+        return Action(kind, run, f"Let {name} save and stop?", text, "Save and stop")
+    text = "Steps since its last checkpoint are lost, and it is not requeued. To save first, press s instead."
+    return Action(kind, run, f"Cancel {name} now?", text, "Cancel the run")
+
+
+def _requeue(run: Overview) -> Action | str:
+    if not run.job:
+        return f"Run {plain(run.run_id)} is not a Slurm job. Continue it with `paceline run --resume {run.run_id}`."
+    if run.sweep and run.is_over:
+        return f"It is a trial: `paceline sweep --resubmit failed {plain(run.sweep)}` runs those that failed again."
+    name = _name(run)
+    if run.is_over:
+        text = "It continues from its newest checkpoint, as a new job with the same code and settings."
+        return Action(REQUEUE, run, f"Submit {name} again?", text, "Submit again")
+    if run.status != "running":
+        return f"Run {plain(run.run_id)} is in the queue already, as job {plain(run.job)}."
+    text = "It writes a checkpoint, goes back into the queue and continues once the job starts again."
+    return Action(REQUEUE, run, f"Requeue {name}?", text, "Requeue")
+
+
+def _name(run: Overview) -> str:
+    name = run.name or run.program.rpartition("/")[2]
+    where = f"job {plain(run.job)}" if run.job else "a local run"
+    return f"run {plain(run.run_id)} ({plain(name)}, {where})" if name else f"run {plain(run.run_id)} ({where})"

@@ -1,0 +1,28 @@
+"""What the threads that read send to the screen."""
+
+from __future__ import annotations
+
+from textual.message import Message
+
+from paceline.ui.terminal.top.data.selected_run import News
+from paceline.watch.overview import Overview
+
+
+class RunsRead(Message):
+    def __init__(self, runs: list[Overview]) -> None:
+        self.runs = runs
+        super().__init__()
+
+
+class RunRead(Message):
+    def __init__(self, news: News, is_own: bool) -> None:
+        self.news, self.is_own = news, is_own
+        super().__init__()
+
+
+class Said(Message):
+    """Something to tell the user."""
+
+    def __init__(self, text: str, *, is_problem: bool = False) -> None:
+        self.text, self.is_problem = text, is_problem
+        super().__init__()

@@ -1,0 +1,126 @@
+"""The panes of the selected run: its heading, its curves and its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.events import Resize
+from textual.widget import Widget
+from textual.widgets import Static
+
+from paceline.ui.terminal.top.data.rows import Row
+from paceline.ui.terminal.top.text.curve import plot
+from paceline.ui.terminal.top.text.facts import facts
+from paceline.ui.terminal.top.text.words import plain, short_number
+from paceline.watch.details import RunDetails
+from paceline.watch.metrics.curves import Curve
+
+MIN_PLOT, MAX_PLOTS = 9, 4  # lines of a plot that shares the pane with others, and how many there may be
+# What every run logs about itself comes after the script's own metrics.
+COMMON = frozenset({"seconds", "data_wait", "samples_per_second", "tokens_per_second", "peak_memory", "mfu", "lr"})
+STYLES = ("cyan", "magenta", "green", "yellow")
+
+
+class Rule(Widget):
+    """A heading that a line follows to the edge. Bold while the pane below it has the focus."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.text = Text()
+
+    def show(self, text: Text) -> None:
+        if text != self.text:
+            self.text = text
+            self.refresh()
+
+    def render(self) -> Text:
+        width, active = self.size.width, self.has_class("-active")
+        text = Text.assemble(("━━ " if active else "── ", "cyan" if active else "dim"), self.text, " ")
+        text.truncate(width, overflow="ellipsis")
+        return text.append(("━" if active else "─") * max(0, width - text.cell_len), "cyan" if active else "dim")
+
+
+class CurvePane(Widget):
+    """One metric after the other, the loss first; several if there is room."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.curves: list[Curve] = []
+        self.first = 0
+
+    def show(self, curves: Sequence[Curve]) -> None:
+        self.curves = sorted(curves, key=lambda curve: (curve.name in COMMON, "loss" not in curve.name.lower()))
+        self.refresh()
+
+    def next_metric(self) -> None:
+        self.first = (self.first + 1) % max(1, len(self.curves))
+        self.refresh()
+
+    def render(self) -> Text:
+        if not self.curves:
+            return Text("no metrics yet", "dim")
+        width, height = self.size.width - 1, self.size.height
+        first = self.first % len(self.curves)
+        ordered = [*self.curves[first:], *self.curves[:first]]
+        count = max(1, min(len(ordered), height // MIN_PLOT, MAX_PLOTS))
+        room = [height // count + (number < height % count) for number in range(count)]
+        plots = [
+            plot(curve, width, lines, style=STYLES[self.curves.index(curve) % len(STYLES)])
+            for curve, lines in zip(ordered, room, strict=False)
+        ]
+        return Text("\n").join(plots)
+
+
+class FactsPane(VerticalScroll):
+    """Everything else about the run. Scrolls."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", show=False),
+        Binding("k", "scroll_up", show=False),
+        Binding("g", "scroll_home", show=False),
+        Binding("G", "scroll_end", show=False),
+    ]
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.details: RunDetails | None = None
+        self.whole = False
+        self._content = Static("", markup=False)
+        self._shown = Text()
+
+    def compose(self) -> ComposeResult:
+        yield self._content
+
+    def show(self, details: RunDetails | None) -> None:
+        self.details = details
+        self.draw()
+
+    def show_text(self, text: Text) -> None:
+        if text != self._shown or text.spans != self._shown.spans:
+            self._shown = text
+            self._content.update(text)
+
+    def draw(self) -> None:
+        if self.details is not None:
+            width = max(20, self.size.width - 2)
+            self.show_text(facts(self.details, width, whole=self.whole))
+
+    def on_resize(self, event: Resize) -> None:
+        self.draw()
+
+
+def sweep_facts(row: Row) -> Text:
+    """Return what is known about a sweep: how many trials are how far, and the best ones."""
+    lines = [Text.assemble(("trials   ", "dim"), f"{len(row.trials)}: {plain(row.counts)}")]
+    scored = sorted((run for run in row.trials if run.loss is not None), key=lambda run: run.loss or 0.0)
+    for number, run in enumerate(scored[:20]):
+        label = "lowest" if number == 0 else ""
+        value = f"{plain(run.loss_name)} {short_number(run.loss or 0.0)}"
+        lines.append(Text.assemble((f"{label:<9}", "dim"), f"trial {run.trial}  {value}  ", (plain(run.status), "dim")))
+    lines.append(Text.assemble(("more     ", "dim"), (f"paceline sweep show {plain(row.name)}", "cyan")))
+    return Text("\n").join(lines)

@@ -1,0 +1,137 @@
+"""The table of runs, with one row selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Static
+
+from paceline.ui.terminal.top.data.rows import Row, arrange
+from paceline.ui.terminal.top.panes.lines import Lines
+from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
+from paceline.watch.overview import Overview
+
+
+class Titles(Static):
+    """The line above the table."""
+
+    def render(self) -> Text:
+        return title_line(fit(self.size.width))
+
+
+class RunTable(Lines):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", show=False),
+        Binding("space", "fold", show=False),
+        Binding("right,l", "fold(True)", show=False),
+        Binding("left,h", "fold(False)", show=False),
+    ]
+
+    class Selected(Message):
+        """Another row is selected, or the selected one has changed."""
+
+        def __init__(self, row: Row | None) -> None:
+            self.row = row
+            super().__init__()
+
+    class Opened(Message):
+        """The user wants to see all of the selected run."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.rows: list[Row] = []
+        self.runs: list[Overview] = []
+        self.wanted = ""  # the filter
+        self.cursor = 0
+        self._unfolded: set[str] = set()
+
+    @property
+    def row(self) -> Row | None:
+        return self.rows[self.cursor] if self.rows else None
+
+    def show(self, runs: Iterable[Overview]) -> None:
+        """Show these runs. The selection stays on its run, wherever that is now."""
+        self.runs = list(runs)
+        self._arrange()
+
+    def filter(self, wanted: str) -> None:
+        self.wanted = wanted
+        self._arrange()
+
+    def count(self) -> int:
+        return len(self.rows)
+
+    def line(self, index: int, width: int) -> Text:
+        text = row_line(self.rows[index], fit(width))
+        if index != self.cursor:
+            return text
+        flat = Text(text.plain)  # colours would be hard to read on the bar
+        flat.truncate(width, pad=True)
+        flat.stylize("reverse" if self.has_focus else "bold")
+        return flat
+
+    def on_focus(self) -> None:
+        self.refresh_index(self.cursor)
+
+    def on_blur(self) -> None:
+        self.refresh_index(self.cursor)
+
+    def action_move(self, by: int) -> None:
+        self.select(self.cursor + by)
+
+    def action_move_to(self, index: int) -> None:
+        self.select(index if index >= 0 else len(self.rows) - 1)
+
+    def action_open(self) -> None:
+        if self.row is not None and self.row.run is None:
+            self.action_fold()
+        elif self.row is not None:
+            self.post_message(self.Opened())
+
+    def action_fold(self, unfold: bool | None = None) -> None:
+        """Show or hide the trials of the selected sweep."""
+        row = self.row
+        if row is None:
+            return
+        key = row.key if row.run is None else row.key.rpartition("/trials/")[0] if row.is_trial else ""
+        unfold = key not in self._unfolded if unfold is None else unfold
+        if not key or (row.is_trial and unfold):
+            return
+        (self._unfolded.add if unfold else self._unfolded.discard)(key)
+        self._arrange(key)
+
+    def select(self, index: int) -> None:
+        before = self.cursor
+        self.cursor = min(max(0, index), max(0, len(self.rows) - 1))
+        self.refresh_index(before)
+        self.refresh_index(self.cursor)
+        self._scroll_to_cursor()
+        if self.cursor != before:
+            self.post_message(self.Selected(self.row))
+
+    def _arrange(self, key: str = "") -> None:
+        before, old = self.rows, self.row
+        key = key or (old.key if old is not None else "")
+        self.rows = arrange(self.runs, unfolded=self._unfolded, wanted=self.wanted)
+        found = (number for number, row in enumerate(self.rows) if row.key == key)
+        self.cursor = next(found, min(self.cursor, max(0, len(self.rows) - 1)))
+        if len(before) != len(self.rows):
+            self.update_size()
+            self.refresh()
+        else:
+            for number, (one, other) in enumerate(zip(before, self.rows, strict=True)):
+                if one != other:
+                    self.refresh_index(number)
+        self._scroll_to_cursor()
+        if self.row != old:
+            self.post_message(self.Selected(self.row))
+
+    def _scroll_to_cursor(self) -> None:
+        top, height = self.scroll_offset.y, max(1, self.size.height)
+        if not top <= self.cursor < top + height:
+            wanted = self.cursor if self.cursor < top else self.cursor - height + 1
+            self.scroll_to(y=wanted, animate=False, immediate=True)

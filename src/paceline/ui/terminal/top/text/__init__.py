@@ -1,0 +1,1 @@
+"""Runs as text of a given width."""

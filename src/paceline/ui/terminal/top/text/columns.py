@@ -1,0 +1,153 @@
+"""The columns of the table of runs. Those that matter less are left out of a narrow terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from paceline.ui.terminal.top.data.rows import WAITING, Row
+from paceline.ui.terminal.top.text.words import bar, duration, plain, short_number
+from paceline.watch.overview import Overview
+
+GAP = 1
+MIN_WHY = 14
+COLOURS = {"running": "green", "done": "blue", "failed": "red", "lost": "red", "cancelled": "dim", "stopped": "yellow"}
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    width: int
+    cell: Callable[[Overview], Text | str]
+    rank: int  # the higher, the sooner it is left out
+    right: bool = False
+
+
+def status_style(status: str, *, over: bool) -> str:
+    if status in WAITING:
+        return "yellow"
+    return COLOURS.get(status, "red" if over else "cyan")
+
+
+def progress_cell(run: Overview) -> Text:
+    if run.step is None:
+        return Text()
+    if not run.total_steps:
+        return Text(f"{run.step:,}".rjust(14))
+    share = run.step / run.total_steps
+    return Text.assemble((bar(share, 9), "cyan" if not run.is_over else "dim"), f"{share:5.0%}")
+
+
+def _loss(run: Overview) -> str:
+    return "" if run.loss is None else short_number(run.loss)
+
+
+def _left(run: Overview) -> str:
+    if run.is_over:
+        return ""
+    if run.starts is not None:
+        return time.strftime("~%H:%M", time.localtime(run.starts))
+    return duration(run.seconds_left)
+
+
+def _rate(run: Overview) -> str:
+    return "" if run.rate is None or run.is_over else f"{short_number(run.rate)} {run.rate_unit}"
+
+
+def _goodput(run: Overview) -> str:
+    return "" if run.goodput is None else f"{run.goodput:.0%}"
+
+
+def _age(run: Overview) -> str:
+    return "" if run.created is None else duration(time.time() - run.created).partition(" ")[0]
+
+
+COLUMNS = (
+    Column("STATUS", 9, lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)), 0),
+    Column("PROGRESS", 14, progress_cell, 1),
+    Column("LOSS", 8, _loss, 2, right=True),
+    Column("LEFT", 7, _left, 3, right=True),
+    Column("RATE", 15, _rate, 7, right=True),
+    Column("GOODPUT", 7, _goodput, 5, right=True),
+    Column("JOB", 9, lambda run: plain(run.job), 6),
+    Column("RANKS", 6, lambda run: f"{run.nodes}x{run.nproc}", 8, right=True),
+    Column("AGE", 5, _age, 9, right=True),
+)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The columns that fit, and the widths of the first and the last one, which share what is left."""
+
+    columns: tuple[Column, ...]
+    name: int
+    why: int
+
+
+def fit(width: int) -> Fit:
+    """Choose the columns for a terminal this wide."""
+    chosen = list(COLUMNS)
+    name = 20 if width < 100 else 26
+    while chosen and _rest(chosen, width, name) < MIN_WHY:
+        chosen.remove(max(chosen, key=lambda column: column.rank))
+    return Fit(tuple(chosen), name, max(0, _rest(chosen, width, name)))
+
+
+def _rest(chosen: list[Column], width: int, name: int) -> int:
+    return width - name - sum(column.width + GAP for column in chosen) - GAP
+
+
+def title_line(chosen: Fit) -> Text:
+    line = Text(style="bold dim")
+    _add(line, Text("RUN"), chosen.name)
+    for column in chosen.columns:
+        title = column.title.rjust(column.width) if column.right else column.title
+        _add(line, Text(title), column.width)
+    return line.append("WHERE / WHY")
+
+
+def row_line(row: Row, chosen: Fit) -> Text:
+    """Return a row as one line of text, as wide as the columns together."""
+    line = Text()
+    _add(line, _name(row, chosen.name), chosen.name)
+    if row.run is None:
+        width = sum(column.width + GAP for column in chosen.columns) + chosen.why
+        return line.append_text(_sweep(row, width))
+    for column in chosen.columns:
+        cell = column.cell(row.run)
+        cell = Text(cell) if isinstance(cell, str) else cell
+        if column.right:
+            cell.truncate(column.width)
+            cell.pad_left(column.width - cell.cell_len)
+        _add(line, cell, column.width)
+    why = Text(plain(row.run.detail), "dim")
+    why.truncate(chosen.why, overflow="ellipsis")
+    return line.append_text(why)
+
+
+def _name(row: Row, width: int) -> Text:
+    mark = ("▾ " if row.is_open else "▸ ") if row.run is None else "    " if row.is_trial else "  "
+    text = Text(mark)
+    if row.run is None or row.is_trial:
+        return text.append(plain(row.name), "bold" if row.run is None else "")
+    tail = row.run.run_id.rpartition("-")[2][-4:]
+    name = Text(plain(row.name))
+    name.truncate(max(4, width - len(mark) - len(tail) - 1), overflow="ellipsis")
+    return text.append_text(name).append(f" {plain(tail)}", "dim")
+
+
+def _sweep(row: Row, width: int) -> Text:
+    over = sum(each.is_over for each in row.trials)
+    share = over / len(row.trials)
+    line = Text.assemble(f"{'sweep':<9} ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim"))
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _add(line: Text, cell: Text, width: int) -> None:
+    cell.truncate(width, overflow="ellipsis", pad=True)
+    line.append_text(cell)
+    line.append(" " * GAP)

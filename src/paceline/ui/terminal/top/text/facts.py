@@ -1,0 +1,131 @@
+"""What is known about one run, as text of a given width: progress, time, nodes, ranks, why it failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from paceline.contract.verdict import DONE
+from paceline.ui.terminal.top.text.columns import status_style
+from paceline.ui.terminal.top.text.labels import LABEL, fold, label
+from paceline.ui.terminal.top.text.machines import nodes, ranks
+from paceline.ui.terminal.top.text.words import FULL, bar, duration, plain, short_number
+from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
+from paceline.watch.overview import Overview
+
+TRACEBACK_LINES = 12
+# What counts is green, what was wasted red; all others are told apart by their order and the line below.
+SHARE_COLOURS = {
+    "training": "green", "running": "green", "compute": "green", "saving": "cyan", "starting": "yellow",
+    "queued": "bright_black", "lost": "red", "idle": "magenta", "data": "yellow",
+}  # fmt: skip
+
+
+def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
+    """Return the facts of a run. `whole` leaves nothing out."""
+    run = details.overview
+    parts = [progress(run, width), goodput(details.goodput, width)]
+    parts += [nodes(details.nodes, width, whole=whole), ranks(details.ranks, width, whole=whole)]
+    failed = failure(details.failure, whole=whole)
+    parts = [failed, *parts] if run.is_over and run.status != DONE else [*parts, failed]
+    if whole:
+        parts += [attempts(details.attempts, width), settings(details, width)]
+    lines = [line for part in parts if part.plain for line in part.split("\n")]
+    return Text("\n").join(folded for line in lines for folded in fold(line, width))
+
+
+def heading(run: Overview) -> Text:
+    """Return which run this is, and how it is."""
+    job = f"job {run.job}" if run.job else "local"
+    ranks = f"{run.nodes} x {run.nproc} ranks" if run.nodes > 1 else f"{run.nproc} rank{'s' * (run.nproc > 1)}"
+    tries = f"attempt {run.attempts}" if run.attempts > 1 else ""
+    name = run.name or run.program or run.run_id
+    rest = " · ".join(part for part in (run.run_id, job, ranks, tries) if part)
+    status = (plain(run.status), f"bold {status_style(run.status, over=run.is_over)}")
+    return Text.assemble((plain(name), "bold"), "  ", status, "  ", (plain(rest), "dim"))
+
+
+def progress(run: Overview, width: int) -> Text:
+    lines = []
+    if run.detail:
+        lines.append(label("where" if run.status in ("running", "done") else "why", plain(run.detail)))
+    if run.hint:
+        lines.append(label("hint", plain(run.hint)))
+    if run.starts is not None:
+        lines.append(label("starts", time.strftime("about %a %H:%M", time.localtime(run.starts))))
+    if run.step is not None:
+        lines.append(_step(run, width))
+    facts = []
+    if run.loss is not None:
+        facts.append(f"{plain(run.loss_name)} {short_number(run.loss)}")
+    if run.rate is not None:
+        facts.append(f"{short_number(run.rate)} {plain(run.rate_unit)}")
+    if run.goodput is not None:
+        facts.append(f"goodput {run.goodput:.0%}")
+    if facts:
+        lines.append(label("now" if not run.is_over else "at end", " · ".join(facts)))
+    return Text("\n").join(lines)
+
+
+def _step(run: Overview, width: int) -> Text:
+    if not run.total_steps:
+        return label("step", f"{run.step:,}")
+    share = (run.step or 0) / run.total_steps
+    left = f" · {duration(run.seconds_left)} left" if run.seconds_left is not None and not run.is_over else ""
+    text = f" {share:.0%} of {run.total_steps:,}{left}"
+    line = label("step", f"{run.step:,} ")
+    return line.append(bar(share, max(5, min(30, width - line.cell_len - len(text)))), "cyan").append(text)
+
+
+def goodput(found: GoodputDetails, width: int) -> Text:
+    """Return a bar of where the time went, and the largest parts in words."""
+    known = {name: value for name, value in found.seconds.items() if value > 0}
+    total = sum(known.values())
+    if total <= 0:
+        return Text()
+    room = max(10, width - LABEL - 9)
+    line = label("time", "")
+    ends = 0.0
+    for name, value in known.items():
+        begins, ends = ends, ends + value / total * room
+        line.append(FULL * (round(ends) - round(begins)), SHARE_COLOURS.get(name, "white"))
+    line.append(f" {duration(total)}", "dim")
+    legend = label("", "")
+    for name, value in sorted(known.items(), key=lambda item: -item[1]):
+        if value / total >= 0.01:
+            legend.append(FULL, SHARE_COLOURS.get(name, "white")).append(f" {plain(name)} {value / total:.0%}  ")
+    data = found.parts.get("training", {}).get("data", 0.0)
+    if data / total >= 0.01:
+        legend.append(f"({data / total:.0%} waiting for data)")
+    return Text("\n").join([line, legend])
+
+
+def failure(failed: Failure | None, *, whole: bool) -> Text:
+    """Return the newest failure, with the end of its traceback."""
+    if failed is None:
+        return Text()
+    who = f"rank {failed.rank} on {plain(failed.host)}: " if failed.rank is not None else ""
+    lines = [label("failed", who, "bold red")]
+    lines += [label("", plain(line), "red") for line in failed.text.splitlines()]
+    traceback = failed.traceback.rstrip().splitlines()
+    lines += [label("", plain(line), "dim") for line in (traceback if whole else traceback[-TRACEBACK_LINES:])]
+    return Text("\n").join(lines)
+
+
+def attempts(found: Sequence[AttemptDetails], width: int) -> Text:
+    lines: list[Text] = []
+    for each in found:
+        why = f": {plain(each.failure.text)}" if each.failure is not None else ""
+        text = f"{each.number} {plain(each.job_start)} {plain(each.verdict) or 'no verdict yet'}{why}"
+        lines.append(label("attempts" if not lines else "", text))
+    return Text("\n").join(lines)
+
+
+def settings(details: RunDetails, width: int) -> Text:
+    lines = [label("command", plain(details.command))] if details.command else []
+    lines += [label("", f"{plain(name)} = {plain(value)}") for name, value in details.config.items()]
+    lines.append(label("folder", plain(details.overview.path)))
+    lines += [label(plain(name), plain(command), "cyan") for name, command in details.commands.items()]
+    return Text("\n").join(lines)

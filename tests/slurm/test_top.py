@@ -1,0 +1,75 @@
+"""`paceline top` on a real Slurm: a job that waits, runs, is requeued by a key, and is done."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.ui.terminal.top import app as top
+from tests.slurm.harness import Cluster
+from tests.slurm.runs import project, run_of
+from tests.ui.terminal.top.screen import Screen, drive
+
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPT = """\
+import time
+from pathlib import Path
+import paceline
+
+with paceline.session(cpu=True, report=False, progress=False) as run:
+    run.resume()
+    for step in run.steps(range(100000)):
+        run.log(loss=10 / (step + 1))
+        if Path({finish!r}).exists():
+            break
+        time.sleep(0.05)
+print("all steps are done", flush=True)
+"""
+
+
+@pytest.fixture
+def here(cluster: Cluster) -> Iterator[None]:
+    """Ask this cluster from this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        patch.setattr(top, "LIST_INTERVAL", 1.0)
+        yield
+
+
+def test_a_job_that_waits_runs_is_requeued_and_is_done(
+    cluster: Cluster,
+    slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],
+    scratch: Path,
+    tmp_path: Path,
+    here: None,
+) -> None:
+    finish = tmp_path / "finish"
+    folder = project(tmp_path / "project", SCRIPT.format(finish=str(finish)))
+    filler = cluster.submit("sleep 600", "--nodes=4", "--exclusive")
+    cluster.wait(filler, "RUNNING")
+    done = slurm_paceline("submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True)
+    job = run_of(done).job.read_text().strip()
+
+    async def work(screen: Screen) -> None:
+        await screen.until("tiny", "queued", "1 queued", f"job {job}")
+        await screen.press("r")
+        await screen.until(f"in the queue already, as job {job}")
+        await screen.press("s")
+        await screen.until("has nothing to save")
+        cluster.run(["scancel", filler])
+        await screen.until("running", "1 running", "loss", "training", "cpu")
+        await screen.press("r")
+        await screen.until(f"Requeue run {run_of(done).path.name} (tiny, job {job})?")
+        await screen.press("y")
+        await screen.until("saves and requeues itself")
+        await screen.until("attempt 2", "running")
+        assert not run_of(done).cancelled.exists()
+        finish.touch()
+        await screen.until("done", "1 over", "all steps are done")
+
+    drive(scratch, work, size=(120, 40))

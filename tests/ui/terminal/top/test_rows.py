@@ -1,0 +1,77 @@
+"""The table of `paceline top`: order, sweeps, filter, columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.ui.terminal.top.data.rows import arrange, summary
+from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
+from paceline.ui.terminal.top.text.words import bar, plain, short_number
+from paceline.watch.overview import Overview
+
+RUN = Overview(
+    run_id="20260101-120000-1a2b", name="resnet", project="vision", experiment="default", sweep="", trial=None,
+    program="train.py", path="/scratch/vision/default/20260101-120000-1a2b", status="running", is_over=False,
+    job="4711", nodes=2, nproc=8, attempts=1, created=1000.0, updated=2000.0, step=250, total_steps=1000,
+    seconds_left=300.0, loss=0.12345, loss_name="loss", rate=1234.0, rate_unit="samples/s", goodput=0.9, starts=None,
+    detail="node1", hint="",
+)  # fmt: skip
+
+
+def run(name: str, status: str = "running", *, created: float = 1000.0, trial: int | None = None) -> Overview:
+    over = status not in ("running", "queued")
+    sweep = "lr" if trial is not None else ""
+    path = f"/scratch/p/e/lr/trials/{trial}" if sweep else f"/scratch/p/e/{name}"
+    return replace(
+        RUN, name=name, run_id=name, path=path, status=status, is_over=over, created=created, sweep=sweep, trial=trial
+    )
+
+
+def test_live_runs_come_first_and_new_ones_before_old_ones() -> None:
+    runs = [run("over", "done", created=9), run("waits", "queued", created=8), run("old", created=1), run("new")]
+    assert [row.name for row in arrange(runs)] == ["new", "old", "waits", "over"]
+    assert summary(runs) == "2 running · 1 queued · 1 over"
+
+
+def test_the_trials_of_a_sweep_are_one_row_that_unfolds() -> None:
+    trials = [run("", "done", trial=0), run("", "queued", trial=1), run("", trial=2), run("", "done", trial=3)]
+    (row,) = arrange(trials)
+    assert (row.name, row.counts, row.status, row.is_over) == ("lr", "1 running, 1 queued, 2 done", "running", False)
+    assert "sweep" in row_line(row, fit(80)).plain
+    unfolded = arrange(trials, unfolded={row.key})
+    assert [each.name for each in unfolded] == ["lr", "trial 2", "trial 1", "trial 0", "trial 3"]
+
+
+@pytest.mark.parametrize(("wanted", "names"), [("RUN a", ["a"]), ("queued", ["b"]), ("nothing", []), ("", ["a", "b"])])
+def test_a_filter_wants_all_of_its_words(wanted: str, names: list[str]) -> None:
+    assert [row.name for row in arrange([run("a"), run("b", "queued")], wanted=wanted)] == names
+
+
+def test_columns_that_matter_less_are_left_out_of_a_narrow_terminal() -> None:
+    row = arrange([RUN])[0]
+    for width in (20, 40, 80, 120, 200):
+        chosen = fit(width)
+        assert title_line(chosen).cell_len <= max(width, 40)
+        assert row_line(row, chosen).cell_len <= max(width, 40)
+    assert [column.title for column in fit(80).columns] == ["STATUS", "PROGRESS", "LOSS", "LEFT"]
+    assert len(fit(200).columns) == 9
+    line = row_line(row, fit(80)).plain
+    assert all(text in line for text in ("resnet", "1a2b", "running", "██", "25%", "0.1235", "5m", "node1"))
+
+
+def test_foreign_text_is_one_line_without_control_characters() -> None:
+    assert plain("\x1b]0;title\x07a\x1b[31mb\x1b[0m\r\nc\td\u202e\x9b2J") == "ab\ufffd c   d\ufffd\ufffd2J"
+    assert plain("[bold]x[/] \\[") == "[bold]x[/] \\["
+    hostile = replace(RUN, name="\x1b[2J[red]x", status="\x07odd", job="\x9b1", detail="a\nb\x1b[H", rate_unit="s")
+    line = row_line(arrange([hostile])[0], fit(200)).plain
+    assert "[red]x" in line
+    assert all(each.isprintable() for each in line)
+
+
+def test_numbers_are_short() -> None:
+    assert [short_number(each) for each in (0.000123456, 2.5, 12345.6, 3.2e6, float("nan"))] == [
+        "0.0001235", "2.5", "12.3k", "3.2M", "nan",
+    ]  # fmt: skip
+    assert (bar(0.5, 4), bar(7.0, 3), bar(float("nan"), 2)) == ("██░░", "███", "░░")

@@ -1,0 +1,208 @@
+"""`paceline top` on a real local run, driven by Textual's pilot."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import cli
+from paceline.cluster import actions
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.ui.terminal.top import app as top
+from paceline.watch.records import find_runs, read_record
+from tests.ui.terminal.top.screen import Screen, drive
+
+# Trains until a file says how to go on: quickly, but never faster than the test.
+SCRIPT = """\
+import sys, time
+from pathlib import Path
+import paceline
+
+here = Path(__file__).parent
+with paceline.session(cpu=True, report=False, progress=False) as run:
+    for step in run.steps(range(100000)):
+        run.log(loss=10 / (step + 1), **{"[b]odd\\x1b[2J": 1.0})
+        if step % 20 == 0:
+            print(f"line {step} [red]kept[/red] \\x1b[31mred\\x1b[0m \\x1b]0;title\\x07", flush=True)
+        if (here / "finish").exists():
+            break
+        time.sleep(0.05)
+print("the needle is here", flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "LIST_INTERVAL", 0.5)
+    monkeypatch.setattr(top, "RUN_INTERVAL", 0.3)
+    monkeypatch.setattr("paceline.ui.terminal.top.data.selected_run.DETAILS_INTERVAL", 0.5)
+
+
+@pytest.fixture
+def local_run(tmp_path: Path, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of two ranks on this machine."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    scratch.mkdir()
+    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
+    command = [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "--name", "[i]tiny", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL) as process:
+        yield process
+        process.terminate()
+
+
+def the_run(scratch: Path) -> RunFolder:
+    (found,) = find_runs(scratch)
+    return found
+
+
+def test_a_local_run_from_its_start_to_its_end(
+    local_run: subprocess.Popen[bytes], tmp_path: Path, scratch: Path
+) -> None:
+    async def work(screen: Screen) -> None:
+        await screen.until("[i]tiny", "running", "1 running", "local · 2 ranks")
+        before = await screen.until("loss 0.", "line 20 [red]kept[/red] red", "time", "training")
+        assert "\x1b" not in before
+        first = [line for line in before.splitlines() if "step " in line and "⠀" not in line]
+        assert first, before
+        steps = int(read_record(the_run(scratch)).step or 0)
+        assert steps > 0
+        await screen.until(f"step {steps // 100 + 1}")  # the axis of the curve grows
+        await screen.press("m")
+        await screen.until("[b]odd")
+        (tmp_path / "finish").touch()
+        await screen.until("done", "1 over", "the needle is here", gone="running")
+        await screen.press("slash")
+        await screen.type("needle")
+        found = await screen.until("with 'needle'", gone="line 20")
+        assert found.count("the needle is here") == 2, "both ranks print it"
+        await screen.press("escape")
+        await screen.until("line 20", gone="with 'needle'")
+        await screen.press("c")
+        await screen.until("is over already: done")
+        await screen.press("r")
+        await screen.until("not a Slurm job")
+
+    drive(scratch, work)
+    assert local_run.wait(timeout=60) == 0
+
+
+def test_cancel_asks_first_and_names_the_run(local_run: subprocess.Popen[bytes], scratch: Path) -> None:
+    async def work(screen: Screen) -> None:
+        await screen.until("[i]tiny", "running", "loss 0.", "cpu")
+        run = the_run(scratch)
+        for refusal in ("n", "escape", "enter"):  # enter takes what is focused: no
+            await screen.press("c")
+            await screen.until(f"Let run {run.path.name}", "[i]tiny, a local run", "save and stop?")
+            await screen.press(refusal)
+            await screen.until("Nothing was done")
+        assert not run.cancelled.exists()
+        await screen.press("enter")
+        text = await screen.until("ranks", "command", "folder", gone="WHERE / WHY")
+        assert len(text.splitlines()) == 40
+        await screen.press("escape")
+        await screen.until("WHERE / WHY")
+        await screen.press("s", "y")
+        await screen.until("saves and stops")
+        await screen.until("cancelled", "1 over", gone="1 running")
+        assert run.cancelled.exists()
+
+    drive(scratch, work, size=(120, 40))
+    assert local_run.wait(timeout=60) != 0
+
+
+def write_run(scratch: Path, name: str, *, job: str = "") -> RunFolder:
+    folder = RunFolder(scratch / "project" / "default" / name)
+    folder.path.mkdir(parents=True)
+    folder.run_json.write_text(f'{{"run_id": "{name}", "program": "train.py", "nodes": 1, "nproc": 1}}')
+    if job:
+        folder.job.write_text(f"{job}\n")
+    return folder
+
+
+def test_keys_select_filter_and_help_and_a_resize_changes_the_columns(scratch: Path) -> None:
+    for number in range(30):
+        write_run(scratch, f"20260101-1200{number:02}-00{number:02}")
+
+    async def work(screen: Screen) -> None:
+        await screen.until("30 over", "20260101-120029-0029 · local")
+        await screen.press("j", "down", "k")
+        await screen.until("20260101-120028-0028 · local")
+        await screen.press("G")
+        await screen.until("20260101-120000-0000 · local")
+        await screen.press("g", "question_mark")
+        await screen.until("you are asked before anything happens")
+        await screen.press("escape", "f")
+        await screen.type("0007 lost")
+        await screen.until("20260101-120007-0007 · local", "filter: 0007 lost", gone="0029")
+        await screen.press("escape")
+        await screen.until("0029")
+        assert "GOODPUT" not in screen.text
+        await screen.pilot.resize_terminal(140, 30)
+        await screen.until("GOODPUT", "RANKS")
+        await screen.press("tab", "tab")
+        assert screen.app.focused.id == "log"
+
+    drive(scratch, work)
+
+
+def test_an_empty_scratch_folder_says_what_to_do(scratch: Path) -> None:
+    async def work(screen: Screen) -> None:
+        await screen.until("No runs in", "paceline run train.py")
+        await screen.press("c", "slash", "enter", "m", "space", "G")
+
+    drive(scratch, work)
+
+
+def test_the_run_of_another_user_is_only_looked_at(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(scratch, "20260101-120000-0000", job="7")
+    monkeypatch.setattr("paceline.ui.terminal.top.app.is_own_folder", lambda _: False)
+    monkeypatch.setattr(actions, "cancel_run", None)
+
+    async def work(screen: Screen) -> None:
+        await screen.until("20260101-120000-0000 · job 7")
+        await screen.press("c")
+        await screen.until("is another user's")
+
+    drive(scratch, work, query=lambda jobs: {})
+
+
+def test_without_a_terminal_or_textual_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="needs a terminal"):
+        cli.dispatch(["top"])
+    monkeypatch.setitem(sys.modules, "textual", None)
+    with pytest.raises(EnvironmentProblem) as problem:
+        cli.dispatch(["top"])
+    assert "pip install 'paceline[ui]'" in problem.value.hint
+
+
+@pytest.mark.parametrize("colours", [{}, {"NO_COLOR": "1"}])
+def test_the_command_draws_on_a_terminal_and_quits(scratch: Path, tmp_path: Path, colours: dict[str, str]) -> None:
+    write_run(scratch, "20260101-120000-\u00e9\u202e")
+    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TERM": "xterm", **colours}
+    environ.pop("COLORTERM", None)
+    parent, child = pty.openpty()
+    os.set_blocking(parent, True)
+    command = [sys.executable, "-m", "paceline", "top"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdin=child, stdout=child, stderr=child) as process:
+        os.close(child)
+        printed = b""
+        while b"1 over" not in printed:
+            printed += os.read(parent, 65536)
+        os.write(parent, b"q")
+        with open(parent, "rb", buffering=0) as rest:
+            try:
+                while part := rest.read(65536):
+                    printed += part
+            except OSError:  # the terminal is gone
+                pass
+        assert process.wait(timeout=60) == 0
+    assert "\u202e".encode() not in printed
+    assert b"38;2;" not in printed, "colours are the terminal's own"
+    assert (b"\x1b[36m" in printed or b";36" in printed) == (not colours)
