@@ -21,6 +21,7 @@ COMMANDS = {
     "top": ("paceline.cli.top", "watch your runs on the whole screen: loss, ranks, nodes, log"),
     "show": ("paceline.cli.show", "show one run: its attempts, and where its time went"),
     "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
+    "wait": ("paceline.cli.wait", "wait until runs are over; the exit code says how they ended"),
     "ui": ("paceline.cli.ui", "look at your runs in the browser"),
     "cancel": ("paceline.cli.cancel", "cancel a run for good"),
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),

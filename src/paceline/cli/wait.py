@@ -1,0 +1,98 @@
+"""`paceline wait`: wait until runs are over."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, runs
+from paceline.cli.wait_progress import ProgressBars, ProgressLines
+from paceline.cli.wait_targets import RunTarget, SweepTarget, Target
+from paceline.contract.verdict import STOPPED_EXIT
+from paceline.errors import UsageError
+from paceline.spec.quantities import parse_time_limit, show_seconds
+from paceline.sweep.results import find_sweep
+
+TIMEOUT_EXIT = 124  # as that of timeout(1)
+POLL_INTERVAL = 0.5  # seconds between looks at the files of a run
+MOST_LOOKS = 50  # per second, at all runs together
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="RUN", help="Runs or sweeps: ids, names, job ids, folders, or `last`.")
+]
+
+
+def command(
+    names: Names = None,
+    *,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="Give up after this long, e.g. 90m or 2h30m.")
+    ] = "",
+) -> int:
+    """Wait until runs are over, and return how they ended as the exit code.
+
+    0: all are done. 1: one has failed, was cancelled or is lost. 75: one was stopped and can go on. 124: --timeout has
+    passed. 130: Ctrl-C; the runs go on.
+
+    \b
+      paceline wait 1a2b && paceline export 1a2b
+      paceline wait --timeout 2h 1a2b 3c4d
+      paceline wait my-sweep            all trials of a sweep
+    """
+    deadline = _deadline(timeout)
+    targets = [_find(name) for name in names or ["last"]]
+    try:
+        is_over = _wait(targets, deadline)
+    except KeyboardInterrupt:
+        for target in targets:
+            if not target.is_over:
+                console.say_note(f"{target.name} goes on")
+        raise
+    for target in targets:
+        target.explain()
+    if not is_over:
+        left = ", ".join(target.name for target in targets if not target.is_over)
+        console.say_problem(f"Not over after {show_seconds(parse_time_limit(timeout))}: {left}.", "The runs go on.")
+        return TIMEOUT_EXIT
+    codes = {target.exit_code for target in targets}
+    return 1 if 1 in codes else STOPPED_EXIT if STOPPED_EXIT in codes else 0
+
+
+def _wait(targets: list[Target], deadline: float | None) -> bool:
+    """Show the progress of runs until all are over. Return False if the time is up before."""
+    shown = ProgressBars(targets) if sys.stderr.isatty() else ProgressLines(targets)
+    pause = max(POLL_INTERVAL, len(targets) / MOST_LOOKS)
+    with shown:
+        while True:
+            for target in targets:
+                target.update()
+            shown.update()
+            if all(target.is_over for target in targets):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            left = pause if deadline is None else min(pause, deadline - time.monotonic())
+            time.sleep(max(0.0, left))
+
+
+def _deadline(timeout: str) -> float | None:
+    if not timeout:
+        return None
+    try:
+        return time.monotonic() + parse_time_limit(timeout)
+    except ValueError as expected:
+        raise UsageError(f'Invalid --timeout "{timeout}": use {expected}.') from None
+
+
+def _find(name: str) -> Target:
+    """Return the run that a name means, or else the sweep."""
+    try:
+        return RunTarget(runs.named(name))
+    except UsageError as no_run:
+        try:
+            return SweepTarget(find_sweep(name, runs.scratch_here()))
+        except UsageError:
+            raise no_run from None
