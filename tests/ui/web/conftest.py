@@ -22,7 +22,10 @@ from paceline.ui.web.security import COOKIE, Access
 from paceline.ui.web.server import listen, make_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP evil.example 127.0.0.1",  # a name that leads here, as after DNS rebinding
+]  # fmt: skip
 
 
 @dataclass

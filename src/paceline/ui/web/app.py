@@ -27,7 +27,10 @@ from paceline.ui.web.security import HEADERS, Access, is_entrance, judge, make_p
 
 SMALL = 1000  # bytes that are not worth compressing
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
-ENTRANCE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./"><title>Paceline</title>'
+ENTRANCE = (
+    '<!doctype html><meta charset="utf-8"><title>Paceline</title><link rel="icon" href="data:,">'
+    '<meta http-equiv="refresh" content="0; url=./">'
+)
 
 
 def make_app(answers: Answers, access: Access) -> Starlette:
