@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,9 +17,10 @@ INTERVAL = 1.0  # seconds, at least, between two looks at the scratch folder
 IDLE_SHARE = 5  # a look that takes long is followed by a pause of so many times its duration
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Row:
     overview: Overview
+    json: dict[str, Any]  # the same
     changed: int  # the folder's time of change, in ns
     position: int
 
@@ -40,14 +41,14 @@ class Rows:
         """Return all rows, newest first."""
         with self._lock:
             self._refresh()
-            rows = [row.overview.to_json() for row in self._rows.values()]
+            rows = [row.json for row in self._rows.values()]
             return {"scratch": str(self.scratch), "time": time.time(), "position": self.position, "runs": rows}
 
     def read_new(self, since: int) -> dict[str, Any]:
         """Return the rows that have changed after a position, and the paths of those that are gone."""
         with self._lock:
             self._refresh()
-            rows = [row.overview.to_json() for row in self._rows.values() if row.position > since]
+            rows = [row.json for row in self._rows.values() if row.position > since]
             gone = [path for position, path in self._gone if position > since]
             return {"time": time.time(), "position": self.position, "runs": rows, "gone": gone}
 
@@ -64,9 +65,9 @@ class Rows:
         for folder in folders:
             old, new = self._rows.get(folder.path), fresh.get(folder.path)
             if old is not None and (new is None or new == old.overview):
-                rows[folder.path] = _Row(old.overview, changed[folder.path], old.position)
+                rows[folder.path] = replace(old, changed=changed[folder.path])
             elif new is not None:
-                rows[folder.path] = _Row(new, changed[folder.path], position)
+                rows[folder.path] = _Row(new, new.to_json(), changed[folder.path], position)
                 self.position = position
         for path in self._rows.keys() - rows.keys():
             self._gone = [*self._gone[-999:], (position, str(path))]
