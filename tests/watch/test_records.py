@@ -131,21 +131,22 @@ def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
     record = read_record(folder, lambda jobs: {"7": JobState("7", "FAILED", nodes="n1")})
     assert record.detail == "not requeued: Access/permission denied"
     again = read_record(folder, lambda jobs: {"7": JobState("7", "PENDING", reason="Priority")})
-    assert again.detail == "Priority", "somebody has requeued it by hand"
+    assert again.detail == "waits for nodes: other jobs come first", "somebody has requeued it by hand"
 
 
 @pytest.mark.parametrize(
-    ("reason", "remedy"),
+    ("reason", "detail"),
     [
-        ("launch failed requeued held", "use `scontrol release 7`"),
-        ("JobHeldUser", "use `scontrol release 7`"),
-        ("JobHeldAdmin", "only an administrator can release it"),
+        ("launch failed requeued held", "held, because Slurm could not launch it; use `scontrol release 7`"),
+        ("job requeued in held state", "job requeued in held state; use `scontrol release 7`"),
+        ("JobHeldUser", "held by you; use `scontrol release 7`"),
+        ("JobHeldAdmin", "held by an administrator; only an administrator can release it"),
     ],
 )
-def test_a_job_that_slurm_holds_waits_for_a_person(scratch: Path, reason: str, remedy: str) -> None:
+def test_a_job_that_slurm_holds_waits_for_a_person(scratch: Path, reason: str, detail: str) -> None:
     folder = make_run(scratch, job="7")
     record = read_record(folder, lambda jobs: {"7": JobState("7", "PENDING", reason=reason)})
-    assert record.detail == f"{reason}; {remedy}"
+    assert record.detail == detail
 
 
 def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:

@@ -65,13 +65,16 @@ def command(
         cwd = Path.cwd()
         job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
         return report(Draft(job).findings(), as_json=as_json)
-    from paceline.cluster.checks.machine import inspect_machine, inspect_slurm
+    from paceline.cluster.checks.machine import inspect_machine, inspect_site, inspect_slurm
     from paceline.cluster.secrets.secrets import inspect_secrets
 
     job = settings.load(Program(""))
     machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
     allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
-    return report([*machine, *allocation, inspect_secrets(job, os.environ), *inspect_slurm()], as_json=as_json)
+    return report(
+        [*machine, *allocation, inspect_secrets(job, os.environ), *inspect_site(os.environ), *inspect_slurm()],
+        as_json=as_json,
+    )
 
 
 def names_a_run(args: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import validate_flag
 from paceline.spec.option_table import PATH
 from paceline.spec.quantities import show_seconds
+from paceline.watch.scheduler.shared_answer import query_states
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
@@ -117,10 +118,10 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)
-        return BuildProgress(plan.target, folder, job=number)
+        return BuildProgress(plan.target, folder, job=number, query=query_states)
     number = builds.submit_build(plan)
     print(f"building {plan.target.path} as job {number}", flush=True)
-    return BuildProgress(plan.target, plan.folder, job=number)
+    return BuildProgress(plan.target, plan.folder, job=number, query=query_states)
 
 
 def follow(watch: BuildProgress) -> None:

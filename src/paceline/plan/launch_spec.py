@@ -75,9 +75,10 @@ def data_settings(job: Job) -> dict[str, Any]:
     data = job.data
     if not data.stage and not data.collect:
         return {}
+    limit = job.site.limits.stage_size
     return {
         "stage": list(data.stage), "collect": list(data.collect), "keep": data.keep or 0, "verify": data.verify,
-        "folder": data.folder or "",
+        "folder": data.folder or "", **({"limit": limit * 2**20} if limit else {}),
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import SpecError
 from paceline.spec.quantities import show_seconds
+from paceline.spec.site import Site
 from paceline.spec.tables import (
     Checkpoint,
     Data,
@@ -59,6 +60,7 @@ class Job:
     file: Path | None = None
     profile: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    site: Site = field(default_factory=Site)
 
     @property
     def project(self) -> Project:

@@ -18,6 +18,7 @@ from paceline.contract.files.ownership import is_trusted, owner_name
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
+from paceline.spec.site import RECORDED, SITE_FILE, find_site, lower_to_limits, site_values
 from paceline.spec.tables import Tables, build_tables
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
@@ -88,7 +89,8 @@ def load_job(
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
     file = config or find_file(cwd, root)
-    layers: list[_Layer] = []
+    site = find_site()
+    layers = [_Layer(site_values(site), str(SITE_FILE))]
     chosen = profile or os.environ.get(PROFILE) or None
     if file is not None:
         values = read_file(file)
@@ -110,7 +112,7 @@ def load_job(
         layers.append(_Layer(dict(overlay[0]), str(overlay[1])))
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
     used = chosen if file is not None and chosen != NO_PROFILE else None
-    project = Job(program, Tables(), folder, cwd, file=file, profile=used)
+    project = Job(program, Tables(), folder, cwd, file=file, profile=used, site=site)
     return _finish(project, layers, flags, params)
 
 
@@ -119,9 +121,8 @@ def reload_job(project: Job, tables: Mapping[str, Any], *, flags: Iterable[Flag]
 
     `project` has the program and the folders; its own tables are ignored, and no file is read.
     """
-    where = "the run's settings"
-    _validate(tables, where=where)
-    return _finish(project, [_Layer(dict(tables), where)], flags, params)
+    _validate(tables, where=RECORDED)
+    return _finish(replace(project, site=find_site()), [_Layer(dict(tables), RECORDED)], flags, params)
 
 
 def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], params: Iterable[str]) -> Job:
@@ -132,6 +133,7 @@ def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], param
         _add_flag(flag, project.folder, merged, sources)
     _add_params(params, merged, sources)
     _drop_gpus(merged, sources)
+    lower_to_limits(merged, sources, project.site)
     job = replace(project, tables=Tables.model_validate(merged), sources=sources)
     check_consistency(job)
     return job

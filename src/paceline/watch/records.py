@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure, failed_saves
 from paceline.watch.goodput import had_nothing_left, read_events
 from paceline.watch.scheduler.evidence import read_evidence
+from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason, show_start
 from paceline.watch.scheduler.shared_answer import query_states
 from paceline.watch.silence import SILENCE_HINT, describe_silence, seconds_silent
 
@@ -166,12 +168,15 @@ class Record:
         return self._waits_for(self.state) if self.state.phase == WAITING else self.state.nodes
 
     def _waits_for(self, state: JobState) -> str:
-        """Return why a job waits. One that Slurm holds waits for a person."""
-        if "held" not in state.reason.lower():
-            return state.reason
-        by_admin = "admin" in state.reason.lower()
-        remedy = "only an administrator can release it" if by_admin else f"use `scontrol release {self.job}`"
-        return f"{state.reason}; {remedy}"
+        """Return why a job waits, and until when. One that Slurm holds waits for a person."""
+        job, now = self.details.get("spec", {}).get("job"), time.time()
+        words = explain_reason(state.reason, gpus=isinstance(job, dict) and bool(job.get("gpus_per_node")))
+        if re.search("held|hold", state.reason, re.IGNORECASE):
+            by_admin = "admin" in state.reason.lower()
+            remedy = "only an administrator can release it" if by_admin else f"use `scontrol release {self.job}`"
+            return f"{words}; {remedy}"
+        start = expected_start(state, now)
+        return "; ".join(filter(None, (words, f"expected to start {show_start(start, now)}" if start else "")))
 
     def _saves_first(self) -> bool:
         """Whether a run that was cancelled was asked to save first, as local runs always are."""

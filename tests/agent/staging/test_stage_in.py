@@ -376,6 +376,15 @@ def test_a_disk_that_is_too_small_is_an_error_before_copying(base: Path, little_
     assert not list(node.private.rglob("set"))
 
 
+def test_data_above_the_limit_of_the_site_is_an_error_before_copying(base: Path, node: Node) -> None:
+    base.mkdir(parents=True, exist_ok=True)
+    (base / "large").write_bytes(b"x" * 100_000)
+    data, _ = node.stage(request(base, "large", limit=200_000))
+    assert (data / "large").stat().st_size == 100_000
+    with pytest.raises(EnvironmentProblem, match=r"this site allows 50\.0 kB of staged data per node"):
+        node.stage(request(base, "large", limit=50_000))
+
+
 def test_cached_data_makes_space_and_a_full_disk_is_an_error(
     base: Path, little_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

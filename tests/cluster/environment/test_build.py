@@ -276,7 +276,7 @@ def test_a_finished_job_is_replaced_and_one_in_an_unknown_state_is_not(tmp_path:
         "#!/bin/bash\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
     )
     (commands / "squeue").chmod(0o755)
-    one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}")
+    one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}", PACELINE_POLL_INTERVAL="1")
     assert one.stdout is not None
     assert "waiting for job-77, which is building it" in one.stdout.readline()
     (commands / "new").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
@@ -290,7 +290,6 @@ def test_a_finished_job_is_replaced_and_one_in_an_unknown_state_is_not(tmp_path:
 def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = BuildProgress(StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7")
     answers: list[dict[str, JobState]] = [{"7": JobState("7", "COMPLETED")}]
 
     def states(jobs: list[str]) -> dict[str, JobState]:
@@ -300,10 +299,33 @@ def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
 
     with monkeypatch.context() as patch:
         patch.setattr("paceline.cluster.environment.build_progress.STATE_INTERVAL", 0.0)
-        patch.setattr("paceline.cluster.environment.build_progress.slurm.states", states)
+        (tmp_path / "environment.sh").touch()
+        watch = BuildProgress(StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7", query=states)
         held = answers.pop()
         assert not watch.is_over()
         answers.append(held)
+        assert watch.is_over()
+    assert watch.state == "done"
+
+
+def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it builds, an answer of a minute ago will do; a script that has ended has removed its variables."""
+    shared, asked = {"7": JobState("7", "RUNNING")}, []
+
+    def states(jobs: list[str]) -> dict[str, JobState]:
+        asked.append(jobs)
+        return {"7": JobState("7", "RUNNING" if len(asked) == 1 else "COMPLETED")}
+
+    folder = BuildFolder(tmp_path)
+    folder.environment.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.cluster.environment.build_progress.STATE_INTERVAL", 0.0)
+        patch.setattr("paceline.cluster.environment.build_progress.slurm.states", states)
+        watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared)
+        assert not any(watch.is_over() for _ in range(20))
+        assert not asked
+        folder.environment.unlink()
+        assert not watch.is_over()
         assert watch.is_over()
     assert watch.state == "done"
 

@@ -50,8 +50,8 @@ def find_leftovers(
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     folders = sorted(private.glob("run-*"))
     owners = {path: read_owner(path) for path in folders}  # before asking the scheduler: a new job may start meanwhile
-    jobs = {owner.job for owner in owners.values() if owner is not None and owner.job}
-    active = active_jobs(environ) if jobs else None
+    others = {owner.job for owner in owners.values() if owner is not None} - {"", environ.get("SLURM_JOB_ID", "")}
+    active = active_jobs(environ) if others else None
     leftovers = []
     for path, owner in owners.items():
         reason = reason_to_remove(path, owner, host=host, active=active, environ=environ, job_start=job_start)

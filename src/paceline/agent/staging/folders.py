@@ -139,6 +139,15 @@ def free_space(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+def check_limit(limit: int, needed: int) -> None:
+    """Raise an error if the data is larger than the site allows, before anything is copied."""
+    if limit and needed > limit:
+        raise EnvironmentProblem(
+            f"The data needs {format_size(needed)}, but this site allows {format_size(limit)} of staged data per node.",
+            hint="Stage less. The limit is stage_size in [limits] of /etc/paceline/site.toml.",
+        )
+
+
 def check_free_space(base: Path, needed: int, files: int, *, host: str) -> None:
     """Raise an error if the data does not fit, before anything is copied."""
     free = free_space(base)

@@ -33,6 +33,7 @@ class StagingRequest:
     checksum: bool
     folder: str  # the folder on the node, if set; its variables are expanded there
     packs: Path
+    limit: int = 0  # bytes that the site allows on one node; 0 for any number
 
 
 def read_request(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> StagingRequest:
@@ -63,6 +64,7 @@ def make_request(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, s
         checksum=data.get("verify") == "checksum",
         folder=str(data.get("folder") or ""),
         packs=base / PACKS,
+        limit=int(data.get("limit") or 0),
     )
 
 

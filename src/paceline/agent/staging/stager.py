@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.agent.staging.cache import Lock, acquire_item, cached_item, cached_items
 from paceline.agent.staging.copy.small_files import join
 from paceline.agent.staging.copy.transfer import CopyDiffers, ItemCopy, Stopped, Transfer, compute_checksum
-from paceline.agent.staging.folders import check_free_space, free_space, remove_tree
+from paceline.agent.staging.folders import check_free_space, check_limit, free_space, remove_tree
 from paceline.agent.staging.manifest import FileEntry, Manifest, scan
 from paceline.agent.staging.pack_store import NewPack, Packs
 from paceline.agent.staging.prefetch import Prefetcher
@@ -110,6 +110,7 @@ class Stager:
     def stage(self, items: Sequence[ScannedItem]) -> StagingResult:
         try:
             self.transfer.total = sum(item.manifest.size for item in items)
+            check_limit(self.request.limit, sum(item.manifest.disk_usage for item in items))
             if self.prefetcher.started and not self._all_fit(items):
                 self.prefetcher.cancel()  # so that the error reports the true free space
             items = [self._accept_prefetch(item) for item in items]

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
@@ -15,7 +16,9 @@ from paceline.cluster.checks.job import file_system
 from paceline.cluster.local.machine import detect_machine
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import Partition, query_partitions
+from paceline.contract.env import POLL_INTERVAL
 from paceline.errors import ClusterError
+from paceline.spec.site import SITE_FILE, find_site
 
 # Variables in which clusters name their large, fast, shared folders.
 SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "SCRATCH_DIR", "GSCRATCH", "CSCRATCH", "WRKDIR", "SCRATCHDIR")
@@ -57,6 +60,20 @@ def _scratch(scratch: Path) -> Finding:
         return Finding("scratch", PROBLEM, f"Cannot write to {existing}.", "Set PACELINE_SCRATCH.")
     free = shutil.disk_usage(existing).free / 2**30
     return Finding("scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)")
+
+
+def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
+    """Say what the site sets; nothing if it has no file."""
+    site = find_site()
+    if not (text := site.describe()):
+        return []
+    interval, chosen = site.limits.poll_interval, environ.get(POLL_INTERVAL, "")
+    found = [Finding("site", GOOD, f"{text} ({SITE_FILE})")]
+    with suppress(ValueError):
+        if interval and chosen and float(chosen) < interval:
+            why = f"{POLL_INTERVAL} is {chosen}, but this site asks Slurm every {interval} s at most."
+            found.append(Finding("site", WARNING, why, f"The limit is poll_interval in [limits] of {SITE_FILE}."))
+    return found
 
 
 def interfaces(system: Path = Path("/sys")) -> list[str]:

@@ -10,7 +10,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,19 +204,23 @@ def start_local_build(plan: BuildPlan) -> subprocess.Popen[bytes]:
 
 def find_live_build(target: StoredEnvironment) -> tuple[BuildFolder, str] | None:
     """Return a job that builds the same environment, if there is one."""
-    for path in sorted(target.path.parent.glob(f"{target.key}.build-*/job")):
-        try:
-            job = path.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            continue  # over since it was listed, and its folder removed
-        if _is_live(job):
-            return BuildFolder(path.parent), job
-    return None
+    jobs = _jobs(target.path.parent.glob(f"{target.key}.build-*"))
+    live = _find_live(jobs.values())
+    return next(((BuildFolder(path), job) for path, job in jobs.items() if job in live), None)
 
 
-def _is_live(job: str) -> bool:
-    state = slurm.states([job]).get(job)
-    return state is not None and state.phase in (LIVE, WAITING)
+def _jobs(folders: Iterable[Path]) -> dict[Path, str]:
+    """Return the jobs of the builds that are submitted."""
+    found = {}
+    for path in sorted(folders):
+        with suppress(OSError):  # a local build, one that is just being submitted, or one that was just removed
+            found[path] = (path / "job").read_text(encoding="utf-8").strip()
+    return {path: job for path, job in found.items() if job}
+
+
+def _find_live(jobs: Iterable[str]) -> set[str]:
+    """Return which of these jobs wait or run, with one question."""
+    return {job for job, state in slurm.states(jobs).items() if state.phase in (LIVE, WAITING)}
 
 
 def may_be_building(builder: str) -> bool:
@@ -223,7 +228,7 @@ def may_be_building(builder: str) -> bool:
     kind, _, rest = builder.partition("-")
     if kind == "job":
         try:
-            return _is_live(rest)
+            return bool(_find_live([rest]))
         except ClusterError:
             return True
     host, _, process = rest.rpartition("-")
@@ -240,18 +245,18 @@ def may_be_building(builder: str) -> bool:
 
 def remove_old_builds(store: Path) -> None:
     """Remove the folders of builds that are over: their logs were there long enough to be read."""
-    for path in store.glob("*.build-*"):
+    folders = list(store.glob("*.build-*"))
+    jobs = _jobs(folders)
+    try:
+        live = _find_live(jobs.values())
+    except ClusterError:
+        return
+    for path in folders:
         try:
-            job = (path / "job").read_text(encoding="utf-8").strip()
-        except OSError:
-            job = ""  # a local build, or one that is just being submitted
-        try:
-            over = not _is_live(job) if job else time.time() - path.stat().st_mtime > LOCAL_BUILD_LIMIT
+            young = time.time() - path.stat().st_mtime <= LOCAL_BUILD_LIMIT
         except FileNotFoundError:
             continue
-        except ClusterError:
-            return
-        if over:
+        if jobs[path] not in live if path in jobs else not young:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -6,17 +6,20 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import LIVE, WAITING
+from paceline.cluster.slurm.states import LIVE, WAITING, JobState
 from paceline.errors import ClusterError, EnvironmentProblem
 from paceline.plan.environment.build_script import BuildFolder
 
 POLL_INTERVAL = 0.3  # seconds between reads of the log
 FILE_TIMEOUT = 30.0  # seconds that a shared file system may take to show what a node has written
-STATE_INTERVAL = 2.0  # seconds between queries to the scheduler
+STATE_INTERVAL = 2.0  # seconds between looks at the state of the job
+LAST_LOOKS = 10  # questions to the scheduler after the script has ended, until the job has
+
+QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
 
 class BuildProgress:
@@ -29,14 +32,17 @@ class BuildProgress:
         *,
         job: str = "",
         process: subprocess.Popen[bytes] | None = None,
+        query: QueryStates = slurm.states,
     ) -> None:
         self.target = target
         self.folder = folder
         self.job = job
         self.process = process
+        self.query = query  # how to find out the state of the job while it builds
         self.collected: set[str] = set()
         self.state = "starting"
         self._next = 0.0
+        self._last_looks = 0
 
     def is_over(self) -> bool:
         if self.process is not None:
@@ -45,11 +51,18 @@ class BuildProgress:
             return False
         self._next = time.monotonic() + STATE_INTERVAL
         try:
-            found = slurm.states([self.job]).get(self.job)
+            found = self._choose_query()([self.job]).get(self.job)
         except ClusterError:
             return False  # the scheduler does not respond for a moment: the build may still be running
         self.state = found.label if found is not None else "gone"
         return found is None or found.phase not in (LIVE, WAITING)
+
+    def _choose_query(self) -> QueryStates:
+        """Ask Slurm itself once the script has ended, which removes its variables last: the job ends in a moment."""
+        if self.folder.environment.exists() or self._last_looks == LAST_LOOKS:
+            return self.query
+        self._last_looks += 1
+        return slurm.states
 
     def lines(self) -> Iterator[str | None]:
         """Yield the log's lines as they come; None in between, so that a progress line can move."""

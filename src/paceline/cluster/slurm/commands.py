@@ -121,7 +121,8 @@ def states(jobs: Iterable[str]) -> dict[str, JobState]:
 def queue() -> dict[str, JobState]:
     """Return all of the user's jobs that the controller still remembers, in a single call."""
     form = f"--format={SEPARATOR.join(_SQUEUE)}"
-    done = call(["squeue", "--all", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form])
+    argv = ["squeue", "--all", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form]
+    done = call(argv, environ={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     found = {}
     for line in done.stdout.splitlines():
         values = line.split(SEPARATOR)

@@ -131,9 +131,14 @@ is_built() {{ [ -e "$target/{MARKER}" ]; }}
 me="process-$HOSTNAME-$$"
 [ -n "${{SLURM_JOB_ID:-}}" ] && me="job-$SLURM_JOB_ID"
 readonly build target lock me # these name what a failed build removes: nothing below may change them
+interval=${{PACELINE_POLL_INTERVAL:-60}} # seconds between questions to Slurm
+case $interval in *[!0-9]*) interval=60 ;; esac
+asked=-$interval
 is_alive() {{
     case $1 in
         job-*)
+            [ $((SECONDS - asked)) -ge "$interval" ] || return 0
+            asked=$SECONDS
             state=$(unset "${{!SQUEUE_@}}"; squeue --all --noheader --jobs="${{1#job-}}" --format=%T 2>&1)
             [ -n "$state" ] && [ "${{state#*Invalid job id}}" = "$state" ]
             ;;

@@ -8,15 +8,21 @@ import os
 from paceline.contract.env import POLL_INTERVAL
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_seconds
+from paceline.spec.site import find_site
 
 DEFAULT = 60.0
 
 
 def poll_interval() -> float:
-    """Return for how many seconds an answer of the scheduler counts."""
+    """Return for how many seconds an answer of the scheduler counts: never less than the site allows."""
+    at_least = float(find_site().limits.poll_interval or 0)
+    return max(at_least, _chosen(at_least or DEFAULT))
+
+
+def _chosen(default: float) -> float:
     text = os.environ.get(POLL_INTERVAL, "")
     if not text:
-        return DEFAULT
+        return default
     try:
         seconds = float(text)
     except ValueError:

@@ -1,0 +1,164 @@
+"""`/etc/paceline/site.toml`: defaults, limits, and who may write it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.checks.machine import inspect_site
+from paceline.errors import SpecError
+from paceline.plan.launch_spec import data_settings
+from paceline.spec import Flag, Job, Program, load_job, site
+from paceline.spec.load import reload_job
+from paceline.watch.scheduler.poll_interval import poll_interval
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's file counts")
+pytestmark = ROOT
+
+TEXT = """\
+[defaults]
+partition = "gpu"
+account = "research"
+
+[limits]
+requeues_per_day = 10
+keep_data = "2d"
+stage_size = "500G"
+poll_interval = "90s"
+"""
+
+
+@pytest.fixture
+def write_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Write the site's file of this test."""
+    path = tmp_path / "etc" / "site.toml"
+    path.parent.mkdir(mode=0o755)
+
+    def write(text: str) -> Path:
+        path.write_text(text)
+        path.chmod(0o644)
+        site.read_site.cache_clear()
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site, "SITE_FILE", path)
+        yield write
+    site.read_site.cache_clear()
+
+
+def load(tmp_path: Path, text: str = "", *flags: Flag) -> Job:
+    (tmp_path / "paceline.toml").write_text(text)
+    return load_job(Program("train.py"), cwd=tmp_path, flags=flags)
+
+
+def test_defaults_are_for_jobs_that_do_not_say_otherwise(tmp_path: Path, write_site: Callable[[str], Path]) -> None:
+    write_site(TEXT)
+    job = load(tmp_path)
+    assert (job.resources.partition, job.resources.account) == ("gpu", "research")
+    assert "site.toml" in job.source("job.partition")
+    job = load(tmp_path, '[job]\npartition = "cpu"\n', Flag("--account", "job.account", "mine"))
+    assert (job.resources.partition, job.resources.account) == ("cpu", "mine")
+
+
+def test_what_nobody_has_chosen_is_lowered_to_the_limit(tmp_path: Path, write_site: Callable[[str], Path]) -> None:
+    write_site(TEXT)
+    job = load(tmp_path, '[data]\nstage = ["images"]\n')
+    assert job.resume.requeues_per_day == 10
+    assert job.data.keep is None
+    assert data_settings(job)["limit"] == 500 * 2**30
+    assert load(tmp_path, '[resume]\nrequeues_per_day = 3\n[data]\nkeep = "1d"\n').resume.requeues_per_day == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[resume]\nrequeues_per_day = 11\n", "paceline.toml is 11, but this site allows at most 10."),
+        ('[data]\nkeep = "3d"\n', "paceline.toml is 3d, but this site allows at most 2d."),
+    ],
+)
+def test_a_file_or_a_flag_above_a_limit_is_an_error(
+    tmp_path: Path, write_site: Callable[[str], Path], text: str, message: str
+) -> None:
+    path = write_site(TEXT)
+    with pytest.raises(SpecError) as caught:
+        load(tmp_path, text)
+    assert caught.value.message.endswith(message)
+    assert str(path) in caught.value.hint
+    with pytest.raises(SpecError, match="--requeues-per-day is 99"):
+        load(tmp_path, "", Flag("--requeues-per-day", "resume.requeues_per_day", 99))
+
+
+def test_a_run_from_before_the_limit_goes_on_with_the_limit(tmp_path: Path, write_site: Callable[[str], Path]) -> None:
+    before = load(tmp_path, "[resume]\nrequeues_per_day = 40\n")
+    write_site(TEXT)
+    again = reload_job(before, before.tables.model_dump(mode="json", exclude_unset=True), flags=(), params=())
+    assert again.resume.requeues_per_day == 10
+
+
+def test_the_poll_interval_is_never_below_the_site_s(
+    write_site: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_site(TEXT)
+    assert poll_interval() == 90
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_POLL_INTERVAL", "1")
+        assert poll_interval() == 90
+        found = inspect_site(os.environ)
+        assert [each.level for each in found] == ["good", "warning"]
+        assert str(path.name) in found[1].hint
+        patch.setenv("PACELINE_POLL_INTERVAL", "5m")
+        assert poll_interval() == 300
+    write_site("[limits]\nrequeues_per_day = 10\n")
+    assert poll_interval() == 60
+
+
+def test_doctor_shows_what_the_site_sets(write_site: Callable[[str], Path]) -> None:
+    assert inspect_site(os.environ) == []
+    write_site(TEXT)
+    (found,) = inspect_site(os.environ)
+    assert found.text.startswith(
+        "default partition gpu, default account research, at most 10 requeues a day, staged data kept for 2d,"
+        " at most 500G staged per node, Slurm asked every 90 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[limits]\nrequeus_per_day = 3\n", "Unknown key 'requeus_per_day' in [limits]", "'requeues_per_day'"),
+        ("[limit]\nrequeues_per_day = 3\n", "Unknown key 'limit' in ", "'limits'"),
+        ('[defaults]\ntime = "4h"\n', "Unknown key 'time' in [defaults]", "Use one of partition, account."),
+        ("[limits]\nrequeues_per_day = 0\n", "Invalid requeues_per_day = 0 in [limits]", ""),
+        ('[limits]\nstage_size = "many"\n', "Invalid stage_size = 'many' in [limits]", ""),
+        ("[limits\n", "Cannot read ", "administrators"),
+        ("limits = 3\n", "Invalid limits = 3 in ", ""),
+    ],
+)
+def test_mistakes_name_the_key_and_the_nearest(
+    tmp_path: Path, write_site: Callable[[str], Path], text: str, message: str, hint: str
+) -> None:
+    write_site(text)
+    with pytest.raises(SpecError) as caught:
+        load(tmp_path)
+    assert caught.value.message.startswith(message)
+    assert hint in caught.value.hint
+
+
+def test_a_file_that_others_can_change_is_ignored(
+    tmp_path: Path, write_site: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_site(TEXT)
+    path.chmod(0o666)
+    assert load(tmp_path).resources.partition is None
+    assert f"ignoring {path}: others than root can write to {path}" in capsys.readouterr().err
+    path = write_site(TEXT)
+    os.chown(path, 65534, 65534)
+    assert load(tmp_path).resources.partition is None
+    assert "does not belong to root" in capsys.readouterr().err
+    os.chown(path, 0, 0)
+    path.parent.chmod(0o777)
+    site.read_site.cache_clear()
+    assert load(tmp_path).resources.partition is None
