@@ -7,7 +7,7 @@ import importlib.util
 import os
 import socket
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Annotated
 
 import typer
@@ -52,7 +52,7 @@ def command(
 
     scratch, access = runs.scratch_here(), Access()
     app = make_app(Answers(scratch, allow_actions=allow_actions), access)
-    with listen(port) as listener:
+    with listen(port) as listener, suppress(KeyboardInterrupt):
         chosen = listener.getsockname()[1]
         _say_link(access.link(chosen), chosen, tunnel=tunnel)
         with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():

@@ -48,15 +48,18 @@ class Answers:
         self.allow_actions = allow_actions
         self.rows = Rows(scratch, query)
         self._query = query
-        self._readers: OrderedDict[Path, RunReader] = OrderedDict()
+        self._readers: OrderedDict[str, RunReader] = OrderedDict()
         self._lock = Lock()
 
     def reader(self, key: str) -> RunReader:
         """Return the reader of a run, the same for all who ask. Raises NoSuchRun."""
-        folder = find_key(key, self.scratch)
+        known = self._readers.get(key)
+        folder = find_key(key, self.scratch, known.folder if known else self.rows.folder(key))
         with self._lock:
-            reader = self._readers.pop(folder.path, None) or RunReader(folder, self._query)
-            self._readers[folder.path] = reader
+            reader = self._readers.pop(key, None)
+            if reader is None or reader.folder != folder:
+                reader = RunReader(folder, self._query)
+            self._readers[key] = reader
             while len(self._readers) > MAX_READERS:
                 self._readers.popitem(last=False)
         return reader
@@ -80,7 +83,7 @@ class Answers:
             )
         if verb not in VERBS:
             raise UsageError(f"Unknown action {verb[:50]!r}.")
-        return {"message": act(find_key(key, self.scratch), verb)}
+        return {"message": act(self.reader(key).folder, verb)}
 
     def curves(self, key: str, query: Query = NO_QUERY) -> dict[str, Any]:
         names = [*query.get("name", ()), *(name for text in query.get("names", ()) for name in text.split(",") if name)]

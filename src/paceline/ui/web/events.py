@@ -12,6 +12,7 @@ they replace everything that the page has.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,8 @@ from paceline.ui.web.answers import Answers
 from paceline.ui.web.json_text import encode
 
 INTERVAL = 1.0  # seconds between reads
-DETAILS_EVERY = 2  # reads
+DETAILS, DETAILS_OF_ENDED = 2.0, 10.0  # seconds between reads of a run's details, at least
+IDLE_SHARE = 10  # reading that takes long is followed by a pause of so many times its duration
 HEARTBEAT = 15.0  # seconds without an event, after which a comment is sent
 MAX_PAGES = 200
 MAX_WAITING = 64  # events
@@ -61,6 +63,7 @@ class Events:
         self.answers = answers
         self.pages: set[Page] = set()
         self._task: asyncio.Task[None] | None = None
+        self._next_details: dict[str, float] = {}
         self._closed = False
 
     @property
@@ -95,22 +98,20 @@ class Events:
             page.end()
 
     async def _read(self) -> None:
-        count = 0
         while self.pages and not self._closed:
-            began = asyncio.get_running_loop().time()
+            began = time.monotonic()
             for key in {page.key for page in self.pages}:
                 pages = [page for page in self.pages if page.key == key]
                 try:
                     if key is None:
                         await self._send_rows(pages)
                     else:
-                        await self._send_run(key, pages, with_details=count % DETAILS_EVERY == 0)
+                        await self._send_run(key, pages)
                 except (PacelineError, OSError, ValueError):  # such as a run folder that was removed meanwhile
                     for page in pages:
                         page.end()
-            count += 1
-            took = asyncio.get_running_loop().time() - began
-            await asyncio.sleep(max(INTERVAL, took))
+            self._next_details = {key: at for key, at in self._next_details.items() if at > began - 3600}
+            await asyncio.sleep(max(INTERVAL, time.monotonic() - began))
 
     async def _send_rows(self, pages: list[Page]) -> None:
         for since in {page.position for page in pages}:
@@ -122,7 +123,7 @@ class Events:
                 page.position = news["position"]
                 page.send(event)
 
-    async def _send_run(self, key: str, pages: list[Page], *, with_details: bool) -> None:
+    async def _send_run(self, key: str, pages: list[Page]) -> None:
         reader = await asyncio.to_thread(self.answers.reader, key)
         for page in pages:
             for news in await asyncio.to_thread(reader.read_new, page.position):
@@ -132,8 +133,12 @@ class Events:
                     page.send(format_event("curves", {**told, "curves": news.curves}, news.position))
                 if news.lines:
                     page.send(format_event("log", {**told, "lines": news.lines}, news.position))
-        if with_details or any(not page.details for page in pages):
-            details = format_event("details", await asyncio.to_thread(self.answers.run, key))
-            for page in [page for page in pages if page.details != details]:
-                page.details = details
-                page.send(details)
+        if time.monotonic() > self._next_details.get(key, 0.0) or any(not page.details for page in pages):
+            began = time.monotonic()
+            details = await asyncio.to_thread(self.answers.run, key)
+            pause = DETAILS_OF_ENDED if details["overview"]["is_over"] else DETAILS
+            self._next_details[key] = time.monotonic() + max(pause, IDLE_SHARE * (time.monotonic() - began))
+            event = format_event("details", details)
+            for page in [page for page in pages if page.details != event]:
+                page.details = event
+                page.send(event)

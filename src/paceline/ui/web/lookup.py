@@ -24,9 +24,11 @@ class NoSuchRun(UsageError):
     """There is no run or sweep of this name, or it is not to be shown."""
 
 
-def find_key(key: str, scratch: Path) -> RunFolder:
-    """Return the run with an id, or the trial SWEEP-3. Raises NoSuchRun."""
-    folder = _find(key, scratch) if 0 < len(key) <= MAX_KEY else None
+def find_key(key: str, scratch: Path, known: RunFolder | None = None) -> RunFolder:
+    """Return the run with an id, or the trial SWEEP-3. `known` is where it was before. Raises NoSuchRun."""
+    folder = known if known is not None and known.run_json.is_file() else None
+    if folder is None:
+        folder = _find(key, scratch) if 0 < len(key) <= MAX_KEY else None
     if folder is None:
         raise NoSuchRun(f"There is no run {key[:MAX_KEY]!r} in {scratch}.")
     if problem := find_link_out(folder.path, scratch):

@@ -33,6 +33,7 @@ class Rows:
         self.position = 0
         self._query = query
         self._rows: dict[Path, _Row] = {}
+        self._by_id: dict[str, list[Path]] = {}
         self._gone: list[tuple[int, str]] = []  # positions and paths of rows that have disappeared
         self._next = 0.0
         self._lock = Lock()
@@ -51,6 +52,11 @@ class Rows:
             rows = [row.json for row in self._rows.values() if row.position > since]
             gone = [path for position, path in self._gone if position > since]
             return {"time": time.time(), "position": self.position, "runs": rows, "gone": gone}
+
+    def folder(self, run_id: str) -> RunFolder | None:
+        """Return the folder of a run that is known already, if only one run has this id."""
+        found = self._by_id.get(run_id, ())
+        return RunFolder(found[0]) if len(found) == 1 else None
 
     def _refresh(self) -> None:
         began = time.monotonic()
@@ -72,6 +78,11 @@ class Rows:
         for path in self._rows.keys() - rows.keys():
             self._gone = [*self._gone[-999:], (position, str(path))]
             self.position = position
+        if rows.keys() != self._rows.keys():
+            by_id: dict[str, list[Path]] = {}
+            for path in rows:
+                by_id.setdefault(path.name, []).append(path)
+            self._by_id = by_id
         self._rows = rows
         took = time.monotonic() - began
         self._next = time.monotonic() + max(INTERVAL, IDLE_SHARE * took)
