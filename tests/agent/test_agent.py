@@ -32,8 +32,8 @@ def reasons(started: Launched) -> list[str]:
 def test_a_limit_on_open_files_that_is_too_low_is_named(launch: Launch) -> None:
     started = launch("", nproc=16, argv=("-c", FEW_FILES.format(soft=64, hard=64) + START_AGENT))
     assert started.wait() != 0
-    assert "16 ranks on one node need 128 open files, but the limit is 64." in started.err()
-    assert "ulimit -n 128" in started.err()
+    assert "16 ranks on one node need 144 open files, but the limit is 64." in started.err()
+    assert "ulimit -n 144" in started.err()
     assert len(reasons(started)) == 1
     assert "Traceback" not in started.err()
 

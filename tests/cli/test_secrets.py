@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.run_folder import RunFolder
+from tests.agent.notify.server import serve_webhook
 from tests.secret_leaks import PlantedSecrets, in_files, in_text, plant_secrets, watch_command_lines
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -138,3 +139,21 @@ def test_secrets_as_arguments_stay_out_of_run_json(paceline: Paceline, tmp_path:
     shown = paceline("show", "last", check=True).stdout
     assert "--api-key" in shown
     assert "hush" not in shown
+
+
+def test_the_address_of_a_webhook_is_a_secret(paceline: Paceline, scratch: Path, tmp_path: Path) -> None:
+    """A real run, to a real server: it gets the notification, and nothing shows its address."""
+    with serve_webhook() as webhook:
+        project = tmp_path / "project"
+        project.mkdir()
+        (project / "train.py").write_text("print('trained')\n")
+        (project / "paceline.toml").write_text('[notify]\nwebhook = "CHAT_HOOK"\n')
+        (project / ".env").write_text(f"CHAT_HOOK={webhook.address}\n")
+        (project / ".env").chmod(0o600)
+        with watch_command_lines() as lines:
+            done = paceline("run", "--nproc", "1", "--cpu", "train.py", cwd=project, check=True)
+        assert [(sent["event"], sent["project"]) for sent in webhook.received] == [("done", "project")]
+        secret = {"CHAT_HOOK": webhook.address}
+        assert not in_text(done.stdout + done.stderr, secret)
+        assert not in_files(scratch, secret)
+        assert not [line for line in lines.seen if in_text(line, secret)]

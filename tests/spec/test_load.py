@@ -70,6 +70,15 @@ WRONG = {
         ["job.mem_per_gpu", "job.mem_per_node", "both set the memory."],
     ),
     "neither true nor always": ('[resume]\nrequeue = "never"', ['requeue = "never"', 'use true, false or "always"']),
+    "a webhook's address": (
+        '[notify]\nwebhook = "https://example.org/hush"',
+        ["Invalid webhook = *** in [notify] of FILE: use the name of a variable that holds the address"],
+    ),
+    "a secret in a command": (
+        '[notify]\ncommand = "curl -H \'Authorization: Bearer abc\' x"',
+        ["Invalid command = *** in [notify] of FILE: use a command without secrets"],
+    ),
+    "an unknown event": ('[notify]\non = ["donee"]', ["use any of done, failed, stopped, requeued, stalled, gpu_idle"]),
     "too short a grace": ('[job]\ntime = "2h"\n[resume]\ngrace = "10s"', ["resume.grace", "10 s", "at least 60 s"]),
     "too long a grace": (
         '[job]\ntime = "10m"\n[resume]\ngrace = "5m"',

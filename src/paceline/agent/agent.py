@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from paceline.agent.failures import FENCED_OFF, Failure
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.sampler import Sampler, start_sampler
+from paceline.agent.notify.notifier import Notifier
+from paceline.agent.notify.stall_watch import StallWatch
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.errors import AgentsMissing
 from paceline.agent.rendezvous.job_start import await_verdict
@@ -70,6 +73,9 @@ class Agent:
         self.heartbeats: Heartbeats | None = None
         self.staging: NodeStaging | None = None
         self.sampler: Sampler | None = None
+        # Trials do not tell anybody: a sweep may have thousands of them.
+        told = replace(launch_spec, notify={}) if launch_spec.trial else launch_spec
+        self.notifier = Notifier(run, told, self.job_start, environ=environ, warn=self.warn)
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.attempt_number = 0
         self.has_lost_node = False
@@ -111,6 +117,7 @@ class Agent:
         )  # fmt: skip
         if placement.is_head:
             self.verdicts.begin(host=placement.host)
+            self.notifier.begin()
             if self.verdicts.from_queue and self.launch_spec.scratch:
                 self.verdicts.try_write(lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start))
         self._check_nodes()
@@ -148,6 +155,7 @@ class Agent:
             self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, problem.hosts))
         if is_head:
             self.verdicts.write_verdict(FAILED)
+            self.notifier.failed(problem.message)
         elif self.rendezvous is not None:
             # The scheduler may end the whole step once one agent fails: let the head agent write its verdict first.
             await_verdict(self.job_start, self._interrupted)
@@ -165,6 +173,7 @@ class Agent:
             self.verdicts.try_write(self.staging.stage_out)
         if self.sampler is not None:  # until now: copying files back may take long
             self.sampler.close()
+        self.notifier.flush()  # its command is a child of this process, as the workers are
         self.workers.close()
         if self.rendezvous is not None:
             self.rendezvous.close()
@@ -317,9 +326,13 @@ class Agent:
             launch, workers=workers, output=output, heartbeats=self.heartbeats, rendezvous=self.rendezvous,
             requests=self.requests, job_start=self.job_start, events=self.events, say=self.say,
         )  # fmt: skip
+        stalls = StallWatch(self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks)
         try:
+            if self.placement.is_head:
+                stalls.start()
             outcome = attempt.run()
         finally:
+            stalls.close()
             workers.kill_leftovers()
             output.close()
             self.verdicts.try_write(lambda: _remove_empty(folder.path.glob("stacks-*.txt")))
@@ -328,6 +341,10 @@ class Agent:
             may_restart = not self.requests.cancels_start
             self.verdicts.record_attempt(outcome, folder, saved_before=saved_before, may_restart=may_restart)
             self._announce(outcome)
+            self.notifier.attempt_over(
+                outcome, attempt=self.attempt_number, step=last_step(outcome), by_term=self.requests.by_term,
+                from_queue=self.verdicts.from_queue,
+            )  # fmt: skip
             if self.work is not None and outcome.restart_delay is None and outcome.verdict != STOPPED:
                 self._clean_work_folder(self.work, outcome)
         return outcome

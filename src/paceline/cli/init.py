@@ -81,6 +81,9 @@ def project_file(
         '# exit_timeout = "30s"    # once a rank has exited, end the others after this long without progress',
         '# hang_timeout = "30m"    # treat ranks as hung after this long without a heartbeat',
         "",
+        "[notify]",
+        '# webhook = "SLACK_WEBHOOK"  # tell a chat when the run ends or stalls; set SLACK_WEBHOOK=https://... in .env',
+        "",
         "[params]",
         "# lr = 0.1                # run.params.lr in the script; --param lr=0.2 overrides it",
     ]

@@ -52,6 +52,7 @@ class LaunchSpec:
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect
     system_metrics: float = 0.0  # seconds between samples of a node; 0 means never
     tracking: dict[str, Any] = field(default_factory=dict)  # settings of the trackers
+    notify: dict[str, Any] = field(default_factory=dict)  # whom to tell about what (`Notifier`)
     trial: dict[str, Any] = field(default_factory=dict)  # for trials of a sweep: which one, and how it is pruned
 
     @property

@@ -157,6 +157,7 @@ class JobStartFolder:
     agent = Entry("agent")  # how many head agents have begun, less those whose end an attempt's summary counts
     no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
     requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run did not go back into the queue
+    notified = Entry("notified")  # what the head agent has told the user of this job start's end
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     node_lost = Entry("node-lost")  # made by a head agent that ends without another agent: srun may wait for its node
     head = Entry("head")  # `host:port` of the rendezvous, if the head agent chose it

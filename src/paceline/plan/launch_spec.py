@@ -55,6 +55,7 @@ _SET_BY = {
     "fitness": ("launch.fitness",),
     "threads": ("launch.nproc", "job.nodes"),
     "data": ("data.stage",),
+    "notify": ("notify.command", "notify.webhook", "notify.on", "notify.stalled_after"),
 }
 
 
@@ -86,6 +87,17 @@ def tracking_settings(job: Job) -> dict[str, Any]:
     """Return `[tracking]` as ranks read it: the keys that are set."""
     settings: dict[str, Any] = job.tracking.model_dump(mode="json", exclude_defaults=True)
     return settings
+
+
+def notify_settings(job: Job) -> dict[str, Any]:
+    """Return `[notify]` as the head agent reads it; empty if nobody is to be told."""
+    notify = job.notify
+    if not notify.command and not notify.webhook:
+        return {}
+    return {
+        "command": notify.command or "", "webhook": notify.webhook or "", "on": list(notify.on),
+        "stalled_after": notify.stalled_after, "requeues": bool(job.resume.requeue),
+    }  # fmt: skip
 
 
 def make_launch_spec(
@@ -139,6 +151,7 @@ def make_launch_spec(
         data=data_settings(job),
         system_metrics=float(job.runtime.system_metrics),
         tracking=tracking_settings(job),
+        notify=notify_settings(job),
     )
 
 

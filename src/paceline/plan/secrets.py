@@ -44,7 +44,7 @@ NO_SECRETS = Secrets()
 
 
 def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True) -> Secrets:
-    """Return the secrets from files and those that `[environment] secrets` names; a variable that is set here wins.
+    """Return the secrets from files, and those that `secrets` and `[notify] webhook` name; what is set here wins.
 
     `in_a_job`: a batch script carries them, and one that is named but found nowhere is an error.
     """
@@ -56,15 +56,18 @@ def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secret
         from_shell = name in environ
         values[name] = environ[name] if from_shell else value
         sources[name] = FROM_SHELL if from_shell else file_secrets.sources[name]
-    for name in job.environment.secrets:
-        _check_name(name, f"{job.source('environment.secrets')} names", script=in_a_job)
+    named = dict.fromkeys(job.environment.secrets, "environment.secrets")
+    if job.notify.webhook is not None:
+        named.setdefault(job.notify.webhook, "notify.webhook")
+    for name, key in named.items():
+        _check_name(name, f"{job.source(key)} names", script=in_a_job)
         if name in values:
             continue
         if name in environ:
             values[name], sources[name] = environ[name], FROM_SHELL
         elif in_a_job:
             raise SpecError(
-                f"{job.source('environment.secrets')} names {name}, which is not set here or in a secrets file.",
+                f"{job.source(key)} names {name}, which is not set here or in a secrets file.",
                 hint=f"Export {name} before you submit, write it to ~/.config/paceline/secrets.env, or remove it.",
             )
     return Secrets(values, sources)

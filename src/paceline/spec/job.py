@@ -15,6 +15,7 @@ from paceline.spec.tables import (
     Data,
     Environment,
     Launch,
+    Notify,
     Project,
     Resources,
     Resume,
@@ -97,6 +98,10 @@ class Job:
     @property
     def tracking(self) -> Tracking:
         return self.tables.tracking
+
+    @property
+    def notify(self) -> Notify:
+        return self.tables.notify
 
     @property
     def params(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 # Groups, in the order in which `--help` shows them.
 SWEEP, RESOURCES, LAUNCH, ENVIRONMENT = "Sweep", "Resources", "Launch", "Environment"
 TRAINING, UNTIL_DONE, DATA, TRACKERS = "Training", "Restarts and checkpoints", "Data", "Trackers"
+NOTIFICATIONS = "Notifications"
 PROJECT, OUTPUT = "Project", "Output"
 
 # Commands that take a group of options.
@@ -284,6 +285,16 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                 "Log each rank to its own W&B run, in one group.", **_WANDB),
         _switch("tracking.tensorboard", "--tensorboard", "Write TensorBoard files to the run folder."),
         _list("tracking.trackers", "--tracker MODULE:CLASS", "Your own tracker class"),
+    ),
+    NOTIFICATIONS: (
+        Option("notify.webhook", "--notify-webhook NAME",
+               "Variable that holds the address to send notifications to, e.g. SLACK_WEBHOOK."),
+        Option("notify.command", "--notify-command COMMAND",
+               "Shell command to run on the first node for each notification; gets it as JSON on standard input."),
+        _list("notify.on", "--notify-on EVENT",
+              "What to tell: done, failed, requeued, stalled, gpu_idle (default: these) or stopped"),
+        Option("notify.stalled_after", "--stalled-after TIME",
+               "Tell after this long without a step or a busy GPU (default: 30m)."),
     ),
     PROJECT: (
         Option("project.experiment", "--experiment NAME", "Experiment name; runs are grouped by it."),

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
+from paceline.contract.redaction import redact_text
 from paceline.contract.stop.presets import SIGNALS
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.pydantic_plugins import plugins_disabled
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
 DEFAULT_WARM = 600  # seconds
+EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")  # that notifications may be about
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 
 # The text of each ValueError completes "Invalid KEY VALUE: use ...".
@@ -89,6 +91,26 @@ def _one_line(value: str) -> str:
     if not value or "\n" in value or "\0" in value:
         raise ValueError("one line of text")
     return value
+
+
+def _variable_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in .env")
+    return value
+
+
+def _no_secret(value: str) -> str:
+    if redact_text(value) != value:
+        raise ValueError("a command without secrets: set them in .env, and write $NAME")
+    return value
+
+
+def _events(value: object) -> object:
+    found = _string_or_list(value)
+    unknown = [each for each in found if each not in EVENTS] if isinstance(found, tuple) else []
+    if unknown:
+        raise ValueError(f"any of {', '.join(EVENTS)}")
+    return found
 
 
 def _run_name(value: str) -> str:
@@ -248,6 +270,15 @@ class Tracking(Table):
     trackers: Strings = ()
 
 
+class Notify(Table):
+    """`[notify]`: whom to tell about what happens to a run."""
+
+    command: Annotated[Line, AfterValidator(_no_secret)] | None = None
+    webhook: Annotated[Line, AfterValidator(_variable_name)] | None = None
+    on: Annotated[tuple[str, ...], BeforeValidator(_events)] = ("done", "failed", "requeued", "stalled", "gpu_idle")
+    stalled_after: Seconds = 1800
+
+
 class Tables(Table):
     """A whole file, or one layer of it. `params` are the training script's own hyperparameters."""
 
@@ -260,6 +291,7 @@ class Tables(Table):
     resume: Resume = Field(default_factory=Resume.model_construct)
     data: Data = Field(default_factory=Data.model_construct)
     tracking: Tracking = Field(default_factory=Tracking.model_construct)
+    notify: Notify = Field(default_factory=Notify.model_construct)
     params: dict[str, Any] = {}
 
 

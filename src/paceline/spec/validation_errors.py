@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from paceline.contract.redaction import REDACTED
 from paceline.errors import SpecError
 from paceline.spec.synonyms import find_key, is_of_script
 from paceline.spec.tables import Tables
@@ -27,6 +28,8 @@ _EXPECTED = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
+
+HIDDEN = {"webhook", "command"}  # keys of [notify] whose wrong values may be secrets
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -134,10 +137,12 @@ def explain(
         return _unknown(where, [*prefix, *path], known)
     full = [*prefix, *path]
     table = f"[{'.'.join(full[:-1])}] of {where}" if len(full) > 1 else where
-    return SpecError(f"Invalid {full[-1]} = {show(error['input'])} in {table}: use {_expected(error)}.")
+    value = REDACTED if "notify" in full and full[-1] in HIDDEN else show(error["input"])
+    return SpecError(f"Invalid {full[-1]} = {value} in {table}: use {_expected(error)}.")
 
 
 def explain_flag(problem: ValidationError, flag: str) -> SpecError:
     """Return the same for a value from the command line."""
     error = problem.errors(include_url=False)[0]
-    return SpecError(f"Invalid {flag} {show(error['input'])}: use {_expected(error)}.")
+    value = REDACTED if flag.removeprefix("--notify-") in HIDDEN else show(error["input"])
+    return SpecError(f"Invalid {flag} {value}: use {_expected(error)}.")

@@ -33,6 +33,7 @@ _EXAMPLES = {
     "checkpoint": '[checkpoint]\nevery_seconds = "10m"\nkeep_last = 2',
     "resume": '[resume]\nmax_attempts = 5\nhang_timeout = "10m"',
     "data": '[data]\nstage = ["imagenet"]\nkeep = "2d"',
+    "notify": '[notify]\nwebhook = "SLACK_WEBHOOK"\non = ["failed", "stalled"]',
     "tracking": '[tracking]\nwandb_project = "vision"',
 }
 

@@ -28,7 +28,7 @@ from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import reload_job
 
 # Settings of a local run that are not about this machine: a job keeps them.
-_PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume")
+_PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,174 @@
+"""Send notifications about a run, each once, without ever holding it up.
+
+The head agent knows how an attempt ends, and mostly whether the job goes back into the queue. It leaves the rest to the
+next job start: a job that Slurm itself requeues gets SIGTERM, as one does that somebody cancels; a lost node gets none.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.agent.failures import FENCED_OFF
+from paceline.agent.notify.delivery import NotDelivered, post, run_command
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import redact_text
+from paceline.contract.run_folder import JobStartFolder, RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+
+if TYPE_CHECKING:
+    from paceline.agent.attempt import Outcome
+
+REQUEUED, STALLED, GPU_IDLE = "requeued", "stalled", "gpu_idle"
+FLUSH_TIMEOUT = 12.0  # seconds at the end of the agent for what is still to be sent
+MAX_MESSAGE = 1000  # characters
+
+
+class Notifier:
+    """Sends what the user wants to know; does nothing if that is nothing. Only a head agent has one."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        launch_spec: LaunchSpec,
+        job_start: JobStartFolder,
+        *,
+        environ: Mapping[str, str],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._run, self._launch_spec, self._job_start = run, launch_spec, job_start
+        self._environ, self._warn = environ, warn
+        self.settings: dict[str, Any] = launch_spec.notify
+        self._sent: set[tuple[str, int]] = set()
+        self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._waiting = threading.Semaphore(0)
+        self._undelivered = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._has_warned = False
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.settings)
+
+    # -- what happens to the run -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Tell that the run goes on, if the job start before this one has ended without telling anything."""
+        earlier = self._job_start_before() if self.enabled else None
+        if earlier is None or earlier.notified.exists() or read_verdict(earlier.verdict) in (DONE, FAILED):
+            return
+        _write(earlier, REQUEUED)
+        cause = "it was stopped" if read_verdict(earlier.verdict) == STOPPED else "its node or its agent was lost"
+        self.send(REQUEUED, "running", f"Slurm has requeued and restarted the job after {cause}", attempt=0)
+
+    def attempt_over(
+        self, outcome: Outcome, *, attempt: int, step: int | None, by_term: bool, from_queue: bool
+    ) -> None:
+        """Tell how the run has ended, or that it goes back into the queue, unless it starts again here."""
+        if not self.enabled or outcome.restart_delay is not None or outcome.agent_killed:
+            return
+        failure = outcome.failure
+        if failure is not None and failure.cause == FENCED_OFF:
+            return  # another job start has the run, and tells about it
+        message = "" if failure is None else failure.headline(self._launch_spec.world_size)
+        verdict = read_verdict(self._job_start.verdict) or outcome.verdict
+        may_requeue = from_queue and self._job_start.requeue.exists() and self.settings.get("requeues", True)
+        if verdict in (DONE, FAILED) and not (verdict == FAILED and may_requeue):
+            event = verdict
+        elif self._run.cancelled.exists() or not may_requeue:
+            event = STOPPED
+        elif by_term:
+            return  # somebody cancels the job, or Slurm requeues it: then the next job start tells
+        else:
+            event, message = REQUEUED, message or "it has saved and goes back into the queue"
+        _write(self._job_start, event)
+        status = "queued" if event == REQUEUED else event
+        self.send(event, status, message, attempt=attempt, step=step)
+
+    def failed(self, message: str) -> None:
+        """Tell that the agents themselves have failed."""
+        if self.enabled and not self._job_start.notified.exists():
+            _write(self._job_start, FAILED)
+            self.send(FAILED, FAILED, message, attempt=0)
+
+    # -- sending ---------------------------------------------------------------------------------------
+
+    def send(self, event: str, status: str, message: str, *, attempt: int, step: int | None = None) -> None:
+        """Send a notification in the background, if the user wants this kind, and once for each attempt."""
+        if event not in self.settings.get("on", ()) or (event, attempt) in self._sent:
+            return
+        self._sent.add((event, attempt))
+        spec, message = self._launch_spec, redact_text(message)[:MAX_MESSAGE]
+        name = "/".join(part for part in (spec.project, spec.experiment, spec.run_id) if part)
+        step = step if step is not None and step > 0 else None  # scripts without the runtime have no steps
+        at = f" at step {step}" if step is not None else ""
+        text = f"{name}: {event.replace('_', ' ')}{at}{f': {message}' if message else ''}"
+        payload = {
+            "text": text, "event": event, "run_id": spec.run_id, "project": spec.project, "experiment": spec.experiment,
+            "status": status, "message": message, "step": step, "attempt": attempt or None, "time": time.time(),
+        }  # fmt: skip
+        with self._lock:
+            self._undelivered += 1
+        self._queue.put(payload)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._deliver_all, name="notify", daemon=True)
+            self._thread.start()
+
+    def flush(self, timeout: float = FLUSH_TIMEOUT) -> None:
+        """Wait until everything is sent, for a limited time."""
+        deadline = time.monotonic() + timeout
+        while self._undelivered and time.monotonic() < deadline:
+            self._waiting.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if self._undelivered:
+            self._warn_once("notifications were not sent in time")
+
+    def _deliver_all(self) -> None:
+        while True:
+            payload = self._queue.get()
+            try:
+                self._deliver(payload)
+            finally:
+                with self._lock:
+                    self._undelivered -= 1
+                self._waiting.release()
+
+    def _deliver(self, payload: dict[str, Any]) -> None:
+        webhook, command = self.settings.get("webhook"), self.settings.get("command")
+        if webhook:
+            address = self._environ.get(webhook, "")
+            try:
+                if not address:
+                    raise NotDelivered("the variable is not set")
+                post(address, payload)
+            except NotDelivered as why:
+                self._warn_once(f"cannot send notifications to the webhook in {webhook}: {why}")
+        if command:
+            try:
+                run_command(command, payload, self._environ)
+            except NotDelivered as why:
+                self._warn_once(f"the command for notifications failed: {why}")
+
+    def _warn_once(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{text}; the run continues")
+
+    def _job_start_before(self) -> JobStartFolder | None:
+        number = self._run.claim_number(self._job_start.path.name)
+        try:
+            return self._run.job_start(os.readlink(self._run.claims / str(number - 1))) if number > 1 else None
+        except OSError:
+            return None
+
+
+def _write(job_start: JobStartFolder, event: str) -> None:
+    """Leave a mark for the next job start."""
+    try:
+        job_start.notified.write_text(f"{event}\n", encoding="utf-8")
+    except OSError:
+        pass  # a full disk: the worst is a notification too many

@@ -1,0 +1,226 @@
+"""Notifications of an agent: to a real server, and to a real command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.notify import stall_watch
+from paceline.agent.notify.delivery import NotDelivered, post, run_command
+from paceline.agent.notify.notifier import Notifier
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+from tests.agent.conftest import Launch, until
+from tests.agent.notify.server import Webhook, serve_webhook
+
+DEFAULT = ["done", "failed", "requeued", "stalled", "gpu_idle"]
+FAILS = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('a bad value')\n"
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with serve_webhook() as served:
+        yield served
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"command": "", "webhook": "HOOK", "on": DEFAULT, "stalled_after": 1800, "requeues": True, **changes}
+
+
+def payload(event: str = "done") -> dict[str, Any]:
+    return {"text": f"x: {event}", "event": event, "run_id": "x", "status": event}
+
+
+def all_text(folder: Path) -> str:
+    """Everything in a run folder."""
+    return "\n".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_end_of_a_run(launch: Launch, webhook: Webhook) -> None:
+    started = launch("pass", nproc=1, notify=settings(), project="vision", env={"HOOK": webhook.address})
+    assert started.wait() == 0, started.err()
+    (sent,) = webhook.received
+    assert (sent["event"], sent["run_id"], sent["status"], sent["attempt"]) == ("done", "test", "done", 1)
+    assert sent["text"] == "vision/test: done"
+    assert "warning" not in started.err()
+    assert "hush-1234" not in started.err() + started.out() + all_text(started.run.path)
+
+
+def test_a_failure_is_told_once_with_its_reason(launch: Launch, webhook: Webhook) -> None:
+    started = launch(FAILS, notify=settings(), env={"HOOK": webhook.address})
+    assert started.wait() == 1
+    (sent,) = webhook.received
+    assert (sent["event"], sent["status"]) == ("failed", "failed")
+    assert "rank 1 of 2" in sent["message"]
+    assert "ValueError: a bad value" in sent["text"]
+
+
+def test_a_restart_here_is_not_the_end(launch: Launch, webhook: Webhook) -> None:
+    script = f"import os\nif os.environ['PACELINE_ATTEMPT'] == '1':\n{'    '.join(['', *FAILS.splitlines(True)])}"
+    started = launch(script, notify=settings(), max_restarts=1, env={"HOOK": webhook.address})
+    assert started.wait() == 0, started.err()
+    assert [(sent["event"], sent["attempt"]) for sent in webhook.received] == [("done", 2)]
+
+
+def test_only_what_was_asked_for(launch: Launch, webhook: Webhook) -> None:
+    started = launch("pass", nproc=1, notify=settings(on=["failed"]), env={"HOOK": webhook.address})
+    assert started.wait() == 0
+    assert webhook.received == []
+
+
+def test_trials_tell_nothing(launch: Launch, webhook: Webhook) -> None:
+    started = launch("pass", nproc=1, notify=settings(), trial={"number": 1}, env={"HOOK": webhook.address})
+    started.wait()
+    assert webhook.received == []
+
+
+def test_a_command_gets_the_notification(launch: Launch, tmp_path: Path) -> None:
+    command = f'cd {tmp_path}; cat > got; echo "$PACELINE_NOTIFY_TEXT" > text; echo "$KEY" > key'
+    started = launch("pass", nproc=1, notify=settings(webhook="", command=command), env={"KEY": "from the environment"})
+    assert started.wait() == 0, started.err()
+    assert json.loads((tmp_path / "got").read_text())["event"] == "done"
+    assert (tmp_path / "text").read_text() == "test: done\n"
+    assert (tmp_path / "key").read_text() == "from the environment\n"
+
+
+def test_stalled_ranks_are_told_once(launch: Launch, webhook: Webhook) -> None:
+    script = "import time, pathlib\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.05)\n"
+    started = launch(script, nproc=1, notify=settings(stalled_after=0.5), env={"HOOK": webhook.address})
+    until(lambda: webhook.received, "a notification")
+    (started.run.path / "go").touch()
+    assert started.wait() == 0, started.err()
+    assert webhook.events() == ["stalled", "done"]
+    assert webhook.received[0]["message"].startswith("no step for ")
+
+
+def test_a_script_that_prints_is_not_stalled(launch: Launch, webhook: Webhook) -> None:
+    script = "import time\nfor number in range(40):\n    print(number, flush=True)\n    time.sleep(0.1)\n"
+    started = launch(script, nproc=1, notify=settings(stalled_after=3), env={"HOOK": webhook.address})
+    assert started.wait() == 0, started.err()
+    assert webhook.events() == ["done"]
+
+
+@pytest.mark.parametrize("problem", ["not set", "nobody there", "no answer", "server error", "no address", "command"])
+def test_what_cannot_be_sent_costs_one_warning(
+    problem: str, launch: Launch, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, env, silent = {}, {"HOOK": webhook.address}, None
+    if problem == "not set":
+        env = {}
+    elif problem in ("nobody there", "no answer"):
+        silent = socket.create_server(("127.0.0.1", 0))
+        env = {"HOOK": f"http://127.0.0.1:{silent.getsockname()[1]}/hush-1234"}
+        if problem == "nobody there":
+            silent.close()
+    elif problem == "server error":
+        webhook.status = 500
+    elif problem == "no address":
+        env = {"HOOK": "file:///etc/passwd?hush-1234"}
+    else:
+        changes = {"webhook": "", "command": "exit 3"}
+    script = "import time, pathlib\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.05)\n"
+    started = launch(script, nproc=1, notify=settings(stalled_after=0.5, **changes), env=env)
+    until(lambda: "warning" in started.err(), "a warning")
+    (started.run.path / "go").touch()
+    assert started.wait() == 0
+    if silent is not None:
+        silent.close()
+    assert started.err().count("warning") == 1
+    assert "the run continues" in started.err()
+    assert "hush-1234" not in started.err()
+    assert started.verdicts() == ("done", "done")
+
+
+def test_a_stop_by_hand_is_no_end_by_default(launch: Launch, webhook: Webhook) -> None:
+    script = "import time, pathlib\npathlib.Path('up').write_text('x')\ntime.sleep(100)\n"
+    for events, told in ((DEFAULT, []), (["stopped"], ["stopped"])):
+        started = launch(script, notify=settings(on=events), nproc=1, env={"HOOK": webhook.address})
+        started.await_file("up")
+        started.process.send_signal(signal.SIGINT)
+        started.wait()
+        assert webhook.events() == told
+        (started.run.path / "up").unlink()
+
+
+def make_notifier(tmp_path: Path, webhook: Webhook, job_start: str, **changes: Any) -> Notifier:
+    run = RunFolder(tmp_path / "run")
+    folder = run.job_start(job_start)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    run.claims.mkdir(exist_ok=True)
+    if not run.claim_number(job_start):
+        (run.claims / str(len(list(run.claims.iterdir())) + 1)).symlink_to(job_start)
+    spec = LaunchSpec(run_id="x", program="train.py", args=[], notify=settings(**changes))
+    return Notifier(run, spec, folder, environ={"HOOK": webhook.address}, warn=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "notified", "told"),
+    [("stopped", "", ["requeued"]), ("", "", ["requeued"]), ("stopped", "requeued", []), ("failed", "", [])],
+)
+def test_the_next_job_start_tells_what_the_last_one_could_not(
+    tmp_path: Path, webhook: Webhook, verdict: str, notified: str, told: list[str]
+) -> None:
+    """Slurm requeues a job that it preempts or whose node is lost: nobody there can know."""
+    first = make_notifier(tmp_path, webhook, "7-0")
+    first.begin()
+    for path, text in ((first._job_start.verdict, verdict), (first._job_start.notified, notified)):
+        if text:
+            path.write_text(f"{text}\n")
+    for _ in range(2):  # its agents may be started again
+        second = make_notifier(tmp_path, webhook, "7-1")
+        second.begin()
+        second.flush()
+    assert webhook.events() == told
+
+
+@pytest.mark.parametrize(
+    ("busy", "fresh", "told"), [([0, 2], True, True), ([0, 50], True, False), ([0, 0], False, False), ([], True, False)]
+)
+def test_gpus_without_work(tmp_path: Path, webhook: Webhook, busy: list[int], fresh: bool, told: bool) -> None:
+    notifier = make_notifier(tmp_path, webhook, "7-0", stalled_after=0.2, on=["gpu_idle"])
+    run = RunFolder(tmp_path / "run")
+    run.system.mkdir()
+    attempt = run.attempt(1)
+    attempt.path.mkdir()
+    for node, share in enumerate(busy):
+        sample = {"time": time.time() - (0 if fresh else 1000), "gpus": [{"busy": share}, {}]}
+        run.node_metrics(node).write_text(f"{json.dumps({'host': 'x'})}\n{json.dumps(sample)}\n")
+    heartbeats = Heartbeats(1)
+    watch = stall_watch.StallWatch(run, attempt, notifier, heartbeats, [0])
+    watch.start()
+    if told:
+        until(lambda: webhook.received, "a notification")
+    else:
+        time.sleep(0.6)  # three times as long as it takes
+    watch.close()
+    heartbeats.remove()
+    notifier.flush()
+    assert webhook.events() == (["gpu_idle"] if told else [])
+
+
+def test_addresses_never_appear_in_errors() -> None:
+    for address in (
+        "ftp://hush",
+        "http://127.0.0.1:1/hush",
+        "http://[hush",
+        "http://hush hush/",
+        "http://127.0.0.1:hush/",
+    ):
+        with pytest.raises(NotDelivered) as why:
+            post(address, payload())
+        assert "hush" not in str(why.value)
+
+
+def test_a_command_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("paceline.agent.notify.delivery.COMMAND_TIMEOUT", 0.5)
+    with pytest.raises(NotDelivered, match="did not end within"):
+        run_command("sleep 1000 & sleep 1000", payload(), {"PATH": "/usr/bin:/bin"})
+    run_command("true", {**payload(), "text": "a\0b"}, {"PATH": "/usr/bin:/bin"})
