@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from paceline.cli.doctor import names_a_run, report
+from paceline.cli import single_command
+from paceline.cli.doctor import command, names_a_run, report
 from paceline.cluster.checks import machine
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.errors import ClusterError
@@ -50,12 +52,26 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_is_told_from_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.touch()
-    assert names_a_run(["last"])
-    assert names_a_run(["1a2b", "--json", "--fitness"])
-    assert names_a_run([str(tmp_path)]), "a run's folder"
-    assert not names_a_run(["train.py"])
-    assert not names_a_run([str(script)])
-    assert not names_a_run(["train", "--lr", "0.1"])
+    assert names_a_run("last")
+    assert names_a_run(str(tmp_path)), "a run's folder"
+    assert not names_a_run("train.py")
+    assert not names_a_run(str(script))
+
+
+OPTIONS_AFTER_A_RUN = {
+    "last --json --scratch=/a": ["--json", "--scratch=/a", "last"],
+    "--json last --scratch /a": ["--json", "--scratch", "/a", "last"],
+    "train --lr 0.1": ["train", "--lr", "0.1"],
+    "train.py --json": ["train.py", "--json"],
+}
+
+
+@pytest.mark.parametrize("typed", OPTIONS_AFTER_A_RUN)
+def test_options_may_follow_a_run_but_those_of_a_script_are_its_own(typed: str) -> None:
+    parser = get_command(single_command(command))
+    expected = parser.make_context("doctor", OPTIONS_AFTER_A_RUN[typed]).params
+    assert parser.make_context("doctor", typed.split()).params == expected
+    assert expected["args"] == OPTIONS_AFTER_A_RUN[typed][-1:] or not expected["as_json"]
 
 
 def test_scratch_says_where_the_run_is(paceline: Callable[..., Any], tmp_path: Path) -> None:

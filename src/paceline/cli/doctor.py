@@ -28,7 +28,12 @@ MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad"
 INDENT = " " * 14
 
 
-@options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT))
+def names_a_run(name: str) -> bool:
+    """Whether the first argument names a run: a script is a file."""
+    return not name.endswith(".py") and not Path(name).is_file()
+
+
+@options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run)
 def command(
     args: Annotated[
         list[str] | None,
@@ -53,12 +58,10 @@ def command(
       paceline doctor                            this machine and its Slurm; the nodes of an allocation
       paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
     """
-    if args and not is_job and not module and names_a_run(args):
-        as_json |= "--json" in args[1:]  # options end at the first argument, which may be a script
+    if args and not args[1:] and not is_job and not module and names_a_run(args[0]):
         job = settings.load(Program(""), here=True)
-        fitness = "--fitness" in args[1:] or job.launch.fitness
         folder = find_run(args[0], resolve_scratch(job, os.environ))
-        return report(diagnose_run(folder, fitness=fitness), as_json=as_json)
+        return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
     if is_job or args:
         from paceline.cluster.slurm.draft import Draft
 
@@ -75,12 +78,6 @@ def command(
         [*machine, *allocation, inspect_secrets(job, os.environ), *inspect_site(os.environ), *inspect_slurm()],
         as_json=as_json,
     )
-
-
-def names_a_run(args: Sequence[str]) -> bool:
-    """Whether the arguments name a run: a script is a file, and may have arguments of its own."""
-    more = [each for each in args[1:] if each not in ("--json", "--fitness")]
-    return not more and not args[0].endswith(".py") and not Path(args[0]).is_file()
 
 
 def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:

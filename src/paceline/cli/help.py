@@ -35,8 +35,12 @@ class GroupedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options that nobody has typed get their default without typer, which takes 1 ms each."""
-        _, script, order = self.make_parser(ctx).parse_args(list(args))
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        takes_a_script = getattr(self.callback, "takes_a_script", False)
+        script = list(values.get("args") or ()) if takes_a_script else []
         typed = args[: len(args) - len(script)]
+        if self._has_options_after_run(script):
+            return self.parse_args(ctx, [*typed, *script[1:], script[0]])
         if any(param.is_eager for param in order):  # --help shows them all
             return super().parse_args(ctx, args)
         all_params, untyped = self.params, [each for each in self.params if each not in order and _has_default(each)]
@@ -49,6 +53,12 @@ class GroupedCommand(TyperCommand):
         ctx.params.update({str(each.name): each.get_default(ctx) for each in untyped})
         _reject_two_names(typed, order)
         return rest
+
+    def _has_options_after_run(self, script: list[str]) -> bool:
+        """Return whether what would be a script and its arguments is a run and options of this command."""
+        names_a_run = getattr(self.callback, "names_a_run", None)
+        own = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)}
+        return bool(names_a_run and script[1:] and script[1].partition("=")[0] in own and names_a_run(script[0]))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [self.options_metavar or "", *(_usage(each) for each in self.get_params(ctx) if _is_argument(each))]

@@ -88,10 +88,13 @@ def this_cluster(*, here: bool = False) -> ClusterProfileChoice:
     return ClusterProfile(find_name, ("project",) if here else None)
 
 
-def takes_settings(name: str, *, script: bool = False, shown: Sequence[str] = ()) -> Callable[[Command], Command]:
+def takes_settings(
+    name: str, *, script: bool = False, shown: Sequence[str] = (), names_a_run: Callable[[str], bool] | None = None
+) -> Callable[[Command], Command]:
     """Add the options that `paceline NAME` takes from the table to a command; it gets them as `settings`.
 
-    With `script`, options end where the user's script begins. `--help` shows only the groups in `shown`, if any.
+    With `script`, options end where the user's script begins, unless `names_a_run` says that it is none.
+    `--help` shows only the groups in `shown`, if any.
     """
 
     def decorate(function: Command) -> Command:
@@ -111,7 +114,7 @@ def takes_settings(name: str, *, script: bool = False, shown: Sequence[str] = ()
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
         command.__signature__ = inspect.Signature([*own[:first], *more, *own[first:]])  # type: ignore[attr-defined]
         command.__doc__, command.__name__, command.__annotations__ = function.__doc__, function.__name__, {}
-        command.takes_a_script = script  # type: ignore[attr-defined]
+        command.takes_a_script, command.names_a_run = script, names_a_run  # type: ignore[attr-defined]
         return command
 
     return decorate
