@@ -9,6 +9,9 @@ def main() -> None:
     try:
         _main()
     except KeyboardInterrupt:  # while a module is imported; afterwards, the command line handles it
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the command line
         sys.exit(130)
 
 

@@ -383,6 +383,26 @@ def test_ctrl_c_reaches_the_ranks_of_all_nodes(project: Path, scratch: Path) -> 
 
 
 @light
+def test_many_ctrl_c_before_the_ranks_start_are_one(project: Path, scratch: Path) -> None:
+    """Whatever starts or ends just then: the agent, its imports, or this command itself."""
+    (project / "train.py").write_text(SLEEP)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", "--nproc", "1", "--cpu", "train.py"],
+        cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(scratch.glob("*/*/*/launch.json")):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    stderr = process.communicate()[1]
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+
+
+@light
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_request_to_stop_is_passed_on(nodes: str, project: Path, scratch: Path) -> None:
     """To the ranks of all nodes, whether the script saves on SIGUSR1 or handles no signal."""

@@ -30,6 +30,7 @@ class Requests:
             signal.signal(signum, self._count)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, self._count)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command may have held it back until now
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import signal
 import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
@@ -79,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         where = f": {error.filename}" if error.filename else ""
         console.say_problem(f"{error.strerror or error}{where}.")
         code = 1
+    # While Python shuts down, another Ctrl-C would end the process by the signal and change its exit code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 

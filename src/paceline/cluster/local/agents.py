@@ -131,7 +131,8 @@ _RUN_VARIABLES = (
 def _agent_setup() -> Callable[[], None] | None:
     """Return a function that prepares a new agent process.
 
-    It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this process dies.
+    It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this process dies. A
+    Ctrl-C that we forward waits until the agent handles it.
     """
     if os.name != "posix":
         return None
@@ -139,6 +140,7 @@ def _agent_setup() -> Callable[[], None] | None:
 
     def prepare() -> None:
         os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         die_with_parent(parent, signal.SIGTERM)
 
     return prepare

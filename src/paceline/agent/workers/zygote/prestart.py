@@ -73,7 +73,7 @@ class EarlyAgent:
         reader, self._writer = os.pipe()
         self.process = subprocess.Popen(
             [*python_command(sys.executable, "early"), str(reader), str(os.getpid())],
-            pass_fds=(reader, zygote), preexec_fn=os.setpgrp,  # noqa: PLW1509 - this process has one thread
+            pass_fds=(reader, zygote), preexec_fn=_hold_back_interrupts,  # noqa: PLW1509 - this process has one thread
         )  # fmt: skip
         os.close(reader)
 
@@ -88,6 +88,12 @@ class EarlyAgent:
     def discard(self) -> None:
         os.close(self._writer)
         self.process.wait()
+
+
+def _hold_back_interrupts() -> None:
+    """Ctrl-C reaches the agent only through this command, and waits until the agent handles it."""
+    os.setpgrp()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 prestarted: Prestarted | None = None
