@@ -101,3 +101,15 @@ class NonFinite(RunError):
 
 class ReplicasDiffer(RunError):
     pass
+
+
+def in_one_line(text: str) -> str:
+    """Return the first line of an error as text ("ValueError: ..."), with the advice of one of ours."""
+    first, *more = text.splitlines() or [""]
+    is_ours = any(f"{name}: " in first for name in _names(PacelineError))
+    advice = more[-1] if is_ours and more and more[-1].startswith("  ") else ""
+    return f"{first} {advice.strip()}" if advice else first
+
+
+def _names(kind: type[PacelineError]) -> list[str]:
+    return [kind.__name__, *(name for each in kind.__subclasses__() for name in _names(each))]

@@ -15,6 +15,7 @@ from paceline.agent.failures import Failure, RankExit, conclude, first_failure
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
+from paceline.errors import CheckpointError
 from tests.agent.conftest import Launch, is_alive, until
 from tests.small_disk import mount_small_disk
 
@@ -121,6 +122,15 @@ def test_a_lost_connection_is_never_the_cause() -> None:
     late = Failure(restart_policy.KILLED, "b", 1, -9, time=2.0)
     assert first_failure([early, late]) is late
     assert first_failure([early]) is early
+
+
+def test_the_advice_of_our_own_errors_is_part_of_the_summary() -> None:
+    error = CheckpointError("Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict.")
+    failure = Failure(restart_policy.ERROR, "a", 0, 1, type="CheckpointError", message=str(error))
+    assert failure.summary == f"CheckpointError: {error.message} Take what fits: --no-strict."
+    assert failure.error == f"CheckpointError: {error.message}"
+    other = Failure(restart_policy.ERROR, "a", 0, 1, type="ValueError", message="wrong\n  some detail")
+    assert other.summary == "ValueError: wrong"
 
 
 def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:

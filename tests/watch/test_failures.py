@@ -11,6 +11,7 @@ import pytest
 from paceline.cli import logs, show
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.errors import CheckpointError
 from paceline.sweep.results import _find_error
 from paceline.watch.failures import describe_failure
 from paceline.watch.records import read_record
@@ -81,3 +82,12 @@ def test_a_run_whose_last_state_is_not_saved_is_not_plainly_done(tmp_path: Path)
     record = read_record(folder)
     assert (record.status, record.is_over) == ("done, not saved", True)
     assert record.detail == "the last state (step 8) could not be saved"
+
+
+def test_the_advice_of_our_own_errors_is_in_the_row_of_the_run(tmp_path: Path) -> None:
+    """`ps` shows one line, which says what to do about weights that do not fit."""
+    error = CheckpointError("Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict.")
+    failure = {"type": "CheckpointError", "message": str(error), "code": 1}
+    folder = fail(make_run(tmp_path, verdict="failed"), failure)
+    detail = read_record(folder, lambda jobs: {"7": JobState("7", "FAILED")}).detail
+    assert detail == f"rank 3 on n2: CheckpointError: {error.message} Take what fits: --no-strict."

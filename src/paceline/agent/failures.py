@@ -19,6 +19,7 @@ from paceline.agent.workers.output import OutputCapture
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.errors import in_one_line
 
 INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user asked twice
 FENCED_OFF = "fenced off"  # likewise: another job start has the run folder now
@@ -70,7 +71,9 @@ class Failure:
     @property
     def summary(self) -> str:
         """One line for people: the exception, or how the rank exited and what it printed last."""
-        return f"{self.error}: {self.last_line}" if self.last_line else self.error
+        if self.last_line:
+            return f"{self.error}: {self.last_line}"
+        return in_one_line(f"{self.type}: {self.message}") if self.type else self.error
 
     def _describe_exit(self) -> str:
         return processes.describe_exit(self.code) if self.code is not None else self.message

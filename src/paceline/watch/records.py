@@ -29,7 +29,7 @@ from paceline.contract.files.foreign_records import (
 )
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, in_one_line
 from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure, failed_saves
@@ -187,7 +187,7 @@ class Record:
     def _problem(self) -> str:
         if self.status == DONE_UNSAVED:
             return unsaved_state(self.folder)
-        return next(iter(describe_failure(self.folder)), "").partition("\n")[0]
+        return in_one_line(next(iter(describe_failure(self.folder)), ""))
 
     def _dependency(self, state: JobState) -> str:
         jobs = ", ".join(awaited_jobs(self.folder, state.id))

@@ -152,6 +152,11 @@ def own_error(run: RecordedRun) -> None:
     run.fails(type="ValueError", message="no such class", where="train.py:9 in main")
 
 
+def left_early(run: RecordedRun) -> None:
+    left = "Rank 1 has ended normally, without the collective in which rank 3 waits. No rank has crashed."
+    run.fails(type="RuntimeError", message=f"{left}\nConnection closed by peer")
+
+
 def flight_recorder(run: RecordedRun) -> None:
     run.fails(cause="crash", code=-6, message="")
     for rank in range(4):
@@ -213,6 +218,16 @@ def test_a_fault_is_named_and_nothing_else(fault: str, tmp_path: Path) -> None:
     assert any(fact in each for each in found.evidence), found.evidence
     assert found.hint
     assert found.docs.startswith("docs/troubleshooting.md")
+
+
+def test_a_rank_that_left_early_has_nothing_in_its_log(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    left_early(run)
+    (found,) = run.problems()
+    assert "Rank 1 has ended normally" in found.text
+    assert "the same number of batches" in found.hint
+    assert "log" not in found.hint
 
 
 @pytest.mark.parametrize("fault", GPU_FAULTS)

@@ -20,6 +20,7 @@ _REFUSED = re.compile(
 _OWN = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|errno 28\b|errno 122\b|database or disk is full", re.I)
 _PATH = re.compile(r"(?:device|exceeded): '?([^'\n]+?)'?$", re.MULTILINE)
+_LEFT = re.compile(r"Ranks? [\d, ]+ ha(?:s|ve) ended normally, without the collective")
 NO_SPACE = 64 << 20  # bytes
 MIN_PEAK = 64 << 20  # bytes; an agent alone, without its ranks, uses less
 WAYS_OUT = (
@@ -170,7 +171,12 @@ def check_failure(evidence: Evidence) -> list[Finding]:
     facts = [f"at {failure['where']}"] if failure.get("where") else []
     facts += [failure["log"]] if failure.get("log") else []
     rank = failure.get("rank")
-    hint = f"Read its log: paceline logs --rank {rank} {record.run_id}." if rank is not None else "Read its log."
+    if _LEFT.search(lines[0]):
+        hint = "Give all ranks the same number of batches and steps, or leave the loop on all of them at once."
+    elif rank is not None:
+        hint = f"Read the log of rank {rank}: paceline logs --rank {rank} {record.run_id}."
+    else:
+        hint = f"Read the logs: paceline logs {record.run_id}."
     return [Finding("error", PROBLEM, lines[0], hint, tuple(facts), f"{DOCS}#it-died")]
 
 
