@@ -170,7 +170,8 @@ def test_a_start_is_divided_by_what_agents_and_rank_0_have_measured() -> None:
             at(12, "started", job_start="7-0", index=0),
             at(13, "staging"),
             at(18, "staged", seconds=5.0),
-            at(20, "ranks", attempt=1, ranks=[0, 1], uses_runtime=True),
+            at(20, "launch", attempt=1, ranks=[0, 1]),
+            at(24, "ranks", attempt=1, ranks=[0, 1], uses_runtime=True),
             at(22, "ranks", attempt=1, ranks=[2, 3], uses_runtime=True),
             at(35, "training", step=10, seconds=phases),
             at(48, "first_step", step=11, seconds={**phases, "first_batch": 2.0, "first_step": 11.0}),
@@ -242,8 +243,8 @@ def test_a_time_line_stays_small() -> None:
 
 
 EVENTS = st.sampled_from(
-    ["queued", "node", "started", "staging", "staged", "ranks", "training", "first_step", "saving", "progress", "saved",
-     "failed", "stopped", "done", "restarted", "files"]
+    ["queued", "node", "started", "staging", "staged", "launch", "ranks", "training", "first_step", "saving",
+     "progress", "saved", "failed", "stopped", "done", "restarted", "files"]
 )  # fmt: skip
 SECONDS = st.floats(0, 1000)
 FIELDS = st.fixed_dictionaries(
@@ -273,9 +274,8 @@ def test_parts_always_sum_to_the_wall_time(moments: list[tuple[float, str, dict[
     for name, parts in result.parts.items():
         assert sum(parts.values()) == pytest.approx(result.seconds[name], abs=1e-6)
     # Without spans are only the times before the run began, after it was done, and until somebody resumed it.
-    resumed = [
-        event["time"] for event in events if event["event"] in ("queued", "node", "started", "ranks", "training")
-    ]
+    starts = {"queued", "node", "started", "launch", "ranks", "training"}
+    resumed = [event["time"] for event in events if event["event"] in starts]
     gaps = [right.began for left, right in pairwise(spans) if left.ended < right.began]
     assert set(gaps) <= set(resumed)
     if spans and now is not None and events[-1]["event"] not in ("done", "queued"):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.agent import restart_policy
 from paceline.agent.agent_placement import Placement, find_placement
@@ -316,7 +316,8 @@ class Agent:
         if self.placement.is_head:
             self.verdicts.begin_attempt(folder, saved_before=saved_before)
         self.heartbeats.reset(self.attempt_number)
-        workers = self.workers.select(self.placement, self.heartbeats)
+        self.events.write("launch", attempt=self.attempt_number, ranks=self.placement.ranks)
+        workers = self.workers.select(self.placement, self.heartbeats)  # it may wait for torch to be imported
         launch = self._make_launch(folder)
         output = OutputCapture(
             log_path=launch.log, shared_log=folder.node_log(self.placement.node) if launch.shares_log else None,
@@ -380,7 +381,11 @@ class Agent:
         """Send the verdict to the other agents, and write it to the events."""
         assert self.rendezvous is not None
         failure = outcome.failure if outcome.verdict == FAILED else None
-        fields = {} if failure is None else {"rank": failure.rank, "host": failure.host, "error": failure.error}
+        fields: dict[str, Any] = {}
+        if failure is not None:
+            fields = {"rank": failure.rank, "host": failure.host, "error": failure.error}
+        if self.heartbeats is not None:
+            fields["waited"] = round(self.heartbeats.read_times(0)[0], 3)  # of rank 0, for data
         if failure is None or failure.cause != FENCED_OFF:  # the events are another job start's now
             self.events.write(outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields)
         if outcome.restart_delay is not None:

@@ -20,7 +20,7 @@ COMMANDS = {
     "sweep": ("paceline.cli.sweep", "start many runs: grid, random, TPE, seeds; as job arrays or here"),
     "ps": ("paceline.cli.ps", "list runs and their status"),
     "top": ("paceline.cli.top", "watch your runs on the whole screen: loss, ranks, nodes, log"),
-    "show": ("paceline.cli.show", "show one run: its attempts, and where its time went"),
+    "show": ("paceline.cli.show", "show one run: its curves, its nodes, and where its time went"),
     "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
     "wait": ("paceline.cli.wait", "wait until runs are over; the exit code says how they ended"),
     "ui": ("paceline.cli.ui", "look at your runs in the browser"),

@@ -8,6 +8,7 @@ import sys
 from typing import IO, TYPE_CHECKING
 
 from paceline.errors import PacelineError
+from paceline.ui.terminal import text as safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +23,7 @@ _ESCAPE = re.compile(
     r"(\x1b\[[0-9;:]*[mK])|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
     r"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
+printable = safe_text.printable
 _BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]{0,4096}\x1b?|[ -/]*)\Z")
 
 
@@ -31,11 +33,6 @@ def is_colourful(stream: IO[str]) -> bool:
 
 def paint(text: str, colour: str, stream: IO[str]) -> str:
     return f"{colour}{text}{PLAIN}" if is_colourful(stream) else text
-
-
-def printable(text: str) -> str:
-    """Replace control characters, which would act on the terminal: names and messages may be anybody's."""
-    return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
 
 
 class ScriptOutput:

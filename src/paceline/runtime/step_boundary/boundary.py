@@ -113,6 +113,11 @@ class Boundary:
         self.metrics.throughput.end_loop()
         self.progress.end()
 
+    def note_restore(self, seconds: float) -> None:
+        """Count the loading of a checkpoint as a phase of the start."""
+        if self._phases is not None:
+            self._phases.take_out("restore", seconds)
+
     def begin_evaluation(self) -> None:
         self._sync_buffers()
         self.consensus.begin_loop()
@@ -142,9 +147,9 @@ class Boundary:
         """Run the boundary before the first step. A stop requested during set-up ends here; nothing is saved."""
         self.heartbeat.state = RUNNING
         self.heartbeat.write(step)
-        self.events.write("training", step=step)
         if self._phases is not None:
             self._phases.mark("setup")
+        self.events.write("training", step=step, **({"seconds": self._phases.seconds} if self._phases else {}))
         if self.profiler.is_on:
             self.profiler.after_step(step)
         self._run_consensus()
@@ -323,7 +328,8 @@ class Boundary:
             "position": self.loop_position() if next_epoch is None else {},
             "trackers": self.tracker_ids,
         }
-        self.checkpoint_schedule.save(step, epoch=epoch, meta=meta, wait=wait, replace=replace)
+        waited = self.metrics.throughput.waited_in_all
+        self.checkpoint_schedule.save(step, epoch=epoch, meta=meta, waited=waited, wait=wait, replace=replace)
         if self.stragglers.on:
             self.stragglers.mark_start()  # the save was not part of the step
 

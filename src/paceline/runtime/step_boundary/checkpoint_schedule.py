@@ -83,14 +83,26 @@ class CheckpointSchedule:
 
     # -- save ------------------------------------------------------------------------------------------
 
-    def save(self, step: int, *, epoch: int, meta: dict[str, Any], wait: bool = False, replace: bool = False) -> None:
-        """Save this step, unless it is saved already; with `replace`, save it again."""
+    def save(
+        self,
+        step: int,
+        *,
+        epoch: int,
+        meta: dict[str, Any],
+        waited: float = 0.0,
+        wait: bool = False,
+        replace: bool = False,
+    ) -> None:
+        """Save this step, unless it is saved already; with `replace`, save it again.
+
+        `waited` are the seconds for which the loop has waited for data so far.
+        """
         if self.checkpoints is None:
             return
         self._since = time.perf_counter()
         blocked = self.checkpoints.save(step, epoch, meta, wait, replace=replace)
         self.last_step = step
-        self.events.write("saving", step=step, blocked=round(blocked, 6))
+        self.events.write("saving", step=step, blocked=round(blocked, 6), waited=round(waited, 3))
         self.collect_finished()
 
     def collect_finished(self) -> None:

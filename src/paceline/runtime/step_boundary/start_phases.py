@@ -17,6 +17,11 @@ class StartPhases:
         self.seconds[name] = round(now - self._last, 3)
         self._last = now
 
+    def take_out(self, name: str, seconds: float) -> None:
+        """Count a part of the phase that goes on under another name."""
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
+        self._last += seconds
+
     def finish(self, waited: float) -> dict[str, float]:
         """Return all phases. The last two are the first batch, for which the loop has waited, and the first step."""
         took = time.perf_counter() - self._last

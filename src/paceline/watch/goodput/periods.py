@@ -1,9 +1,10 @@
 """The periods of a run, one after the other, from its events.
 
 The events used are `queued` (or `submitted`), `node` and `started` (an agent arrives, and has met the others),
-`staging` and `staged`, `ranks` (with `uses_runtime`), `training` (the first step boundary of an attempt, with its first
-step and the seconds of its start), `first_step`, `saving` (with `step`, `blocked` seconds and `waited`, the seconds for
-which rank 0 has waited for data so far), `progress` (how far a live run is), `failed`, `stopped` and `done`.
+`staging` and `staged`, `launch` and `ranks` (ranks start, and have started, with `uses_runtime`), `training` (the first
+step boundary of an attempt, with its first step and the seconds of its start), `first_step`, `saving` (with `step`,
+`blocked` seconds and `waited`, the seconds for which rank 0 has waited for data so far), `progress` (how far a live run
+is), `failed`, `stopped` and `done`.
 
 When a requeued job starts again, the time since the last event of the previous job start counts as queued. Nobody
 counts the time in which a run was over, until somebody resumed it.
@@ -91,9 +92,9 @@ class PeriodReader:
             assert self._current is not None
             if self._current.part in ("agents", "staging"):
                 self._enter("starting", time, part="staging" if name == "staging" else "agents")
-        elif name == "ranks":
+        elif name in ("launch", "ranks"):
             if 0 in event.get("ranks", [0]):
-                self._start_ranks(event, time)
+                self._start_ranks(event, name, time)
         elif name == "training" and phase != "training":
             self._start_training(event, time)
         elif name in ("first_step", "saving", "progress") and phase == "training":
@@ -120,12 +121,15 @@ class PeriodReader:
             self.failures += phase in ACTIVE and name == known
         self._enter("starting", time, part="agents")
 
-    def _start_ranks(self, event: Mapping[str, Any], time: float) -> None:
+    def _start_ranks(self, event: Mapping[str, Any], name: str, time: float) -> None:
         number = event.get("attempt", len(self.attempts) + 1)
-        if self._current is not None and self._current.kind in ("running", "training"):
+        phase = self._current.kind if self._current is not None else ""
+        uses_runtime = event.get("uses_runtime", True)
+        if name == "ranks" and phase == "starting" and number in self.attempts and uses_runtime:
+            return  # since `launch`
+        if phase in ("running", "training"):
             self.failures += 1  # without an event at its end
         self.attempts.add(number)
-        uses_runtime = event.get("uses_runtime", True)
         self._enter("starting" if uses_runtime else "running", time, part="ranks" if uses_runtime else "")
         for period in reversed(self.periods):  # what its agents did before it belongs to it
             if period.kind != "starting" or period.attempt or period.part == "ranks":

@@ -1,0 +1,148 @@
+"""Plots made of characters: a curve with axes, a sparkline, bars. Plain text, also without Unicode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = " .:-=+*#@"
+BRAILLE = 0x2800
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character: rows from the top, two columns
+ASCII_DOTS = {0: " ", 1: "'", 2: ".", 3: ":"}  # two rows, one column
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+
+Point = tuple[float, float]
+
+
+def supports_unicode(encoding: str | None) -> bool:
+    """Return whether a stream can print these characters."""
+    try:
+        (BLOCKS + chr(BRAILLE)).encode(encoding or "ascii")
+    except (LookupError, UnicodeError):
+        return False
+    return True
+
+
+def short_number(value: float) -> str:
+    """Return a number in a few characters: 0.01234, 12.35, 512k."""
+    for size, unit in UNITS:
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> str:
+    """Return a curve in one line: the mean of the values in each column."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known or width < 1:
+        return ""
+    columns = min(width, len(known))
+    means = []
+    for column in range(columns):
+        part = known[column * len(known) // columns : (column + 1) * len(known) // columns]
+        means.append(math.fsum(value / len(part) for value in part))
+    low, high = min(means), max(means)
+    blocks = BLOCKS if unicode else ASCII_BLOCKS
+    top = len(blocks) - 1
+    if high / 2 - low / 2 <= 0:
+        return blocks[top // 2] * columns
+    # Halves, so that the difference of the largest floats is one too.
+    return "".join(blocks[1 + round((mean / 2 - low / 2) / (high / 2 - low / 2) * (top - 1))] for mean in means)
+
+
+def line_plot(
+    points: Iterable[Point], *, width: int, height: int, unicode: bool = True, x_name: str = "step"
+) -> list[str]:
+    """Return a curve with axes in `height` lines and two more; no line is wider than `width`.
+
+    Empty without points, or if the width is too small to show any.
+    """
+    known = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if not known or height < 1:
+        return []
+    low, high = _range([y for _, y in known])
+    ticks = {0: high, height - 1: low}
+    if height >= 5:
+        ticks[height // 2] = high - (high - low) * (height // 2) / (height - 1)
+    # Beside the others, a tiny number is 0.
+    labels = {row: short_number(tick if abs(tick) > (high - low) * 1e-6 else 0.0) for row, tick in ticks.items()}
+    margin = max(map(len, labels.values()))
+    columns = width - margin - 2
+    if columns < 2:
+        return []
+    left, right = min(x for x, _ in known), max(x for x, _ in known)
+    canvas = _Canvas(columns, height, unicode=unicode)
+    canvas.draw([(_share(x, left, right), _share(y, low, high)) for x, y in known])
+    axis, tick, corner, line = ("│", "┤", "└", "─") if unicode else ("|", "+", "+", "-")
+    rows = [
+        f"{labels.get(row, ''):>{margin}} {tick if row in labels else axis}{text}"
+        for row, text in enumerate(canvas.rows())
+    ]
+    first, last = short_number(left), short_number(right)
+    between = columns - len(first) - len(last)
+    named = f"{x_name:^{between}}" if between >= len(x_name) + 2 else " " * max(1, between)
+    below = f"{first}{named}{last}"[:columns]
+    return [row.rstrip() for row in [*rows, f"{'':>{margin}} {corner}{line * columns}", f"{'':>{margin}}  {below}"]]
+
+
+def bar(share: float, width: int, *, unicode: bool = True) -> str:
+    """Return a bar that is full for a share of 1."""
+    full = round(min(1.0, max(0.0, share)) * width) if math.isfinite(share) else 0
+    return ("█" if unicode else "#") * full + ("░" if unicode else ".") * (width - full)
+
+
+def divide_width(amounts: Mapping[str, float], width: int) -> dict[str, int]:
+    """Divide a width in proportion to amounts: the columns sum to it, and no amount above 0 is without one."""
+    total = math.fsum(amounts.values())
+    known = [name for name, amount in amounts.items() if amount > 0]
+    if total <= 0 or width < len(known):
+        return {}
+    columns = {name: max(1, round(width * amounts[name] / total)) for name in known}
+    while (excess := sum(columns.values()) - width) != 0:
+        largest = max(columns, key=lambda name: columns[name])
+        columns[largest] -= 1 if excess > 0 else -1
+    return columns
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    limit = 1e300  # so that differences are finite
+    low, high = max(low, -limit), min(high, limit)
+    if low >= high:
+        away = abs(low) * 0.1 or 1.0
+        return low - away, low + away
+    return low, high
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
+
+
+class _Canvas:
+    """Dots in characters: 2 x 4 in one of Braille, or 1 x 2 in ASCII."""
+
+    def __init__(self, columns: int, rows: int, *, unicode: bool) -> None:
+        self._unicode = unicode
+        self._across, self._down = (2, 4) if unicode else (1, 2)
+        self._cells = [[0] * columns for _ in range(rows)]
+        self._width, self._height = columns * self._across, rows * self._down
+
+    def draw(self, points: Sequence[Point]) -> None:
+        """Draw a line through points within (0, 0), at the lower left, and (1, 1)."""
+        dots = [(round(x * (self._width - 1)), round((1 - y) * (self._height - 1))) for x, y in points]
+        self._set(*dots[0])
+        for (x, y), (to_x, to_y) in pairwise(dots):
+            length = max(abs(to_x - x), abs(to_y - y))
+            for position in range(1, length + 1):
+                self._set(round(x + (to_x - x) * position / length), round(y + (to_y - y) * position / length))
+
+    def _set(self, x: int, y: int) -> None:
+        bit = DOTS[y % 4][x % 2] if self._unicode else 1 << y % 2
+        self._cells[y // self._down][x // self._across] |= bit
+
+    def rows(self) -> list[str]:
+        if self._unicode:
+            return ["".join(chr(BRAILLE + cell) if cell else " " for cell in row) for row in self._cells]
+        return ["".join(ASCII_DOTS[cell] for cell in row) for row in self._cells]

@@ -1,0 +1,14 @@
+"""Text that is safe to print: names, messages and metrics may be anybody's."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which would act on the terminal."""
+    return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Return one line of text in at most so many characters."""
+    line = printable(text).partition("\n")[0].replace("\t", " ")
+    return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."
