@@ -184,8 +184,9 @@ def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, mon
         return error.value.message, error.value.hint
 
     waits = f"Wait for it with `paceline logs -f {run}`."
-    assert problem() == ("There is no output yet; the run is queued (Priority).", waits)
-    assert problem("--rank", "0") == ("There is no log of rank 0 yet; the run is queued (Priority).", waits)
+    queued = "the run is queued (waits for nodes: other jobs come first)."
+    assert problem() == (f"There is no output yet; {queued}", waits)
+    assert problem("--rank", "0") == (f"There is no log of rank 0 yet; {queued}", waits)
     assert problem("--rank", "2") == (f"Run {run} has no rank 2.", "It has 2 ranks, from 0.")
     assert problem("--batch")[1] == waits.replace("-f", "-f --batch")
     state["7"] = JobState("7", "FAILED")

@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import json
 import numbers
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
@@ -311,10 +310,7 @@ class Run:
         )  # fmt: skip
         in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
         checkpoints.declare(per_rank=own, in_sync=in_sync)
-        began = time.perf_counter()
-        restored = schedule.resume(checkpoints, objects, strict=strict)
-        if restored is not None:
-            self._boundary.note_restore(time.perf_counter() - began)
+        restored = self._boundary.restore(checkpoints, objects, strict=strict)
         self._restored = None if restored is not None and restored.weights_only else restored
         if restored is not None and not restored.weights_only:
             position = (restored.meta or {}).get("position", {})

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.jsonl import EventWriter
+from paceline.runtime.checkpoint import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import ProgressBar
@@ -113,10 +114,13 @@ class Boundary:
         self.metrics.throughput.end_loop()
         self.progress.end()
 
-    def note_restore(self, seconds: float) -> None:
-        """Count the loading of a checkpoint as a phase of the start."""
-        if self._phases is not None:
-            self._phases.take_out("restore", seconds)
+    def restore(self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool) -> Restored | None:
+        """Load the newest complete checkpoint. The time that it takes is a phase of the start."""
+        began = time.perf_counter()
+        restored = self.checkpoint_schedule.resume(checkpoints, objects, strict=strict)
+        if self._phases is not None and restored is not None:
+            self._phases.take_out("restore", time.perf_counter() - began)
+        return restored
 
     def begin_evaluation(self) -> None:
         self._sync_buffers()
