@@ -64,7 +64,8 @@ class Answers:
                 self._readers.popitem(last=False)
         return reader
 
-    def runs(self) -> dict[str, Any]:
+    def runs(self) -> bytes:
+        """Return the rows of all runs, as JSON already."""
         return self.rows.read()
 
     def run(self, key: str) -> dict[str, Any]:
@@ -98,10 +99,13 @@ class Answers:
         count = min(DEFAULT_TAIL if tail is None else tail, MAX_TAIL)
         return self.reader(key).log(count, rank=rank, attempt=attempt, grep=grep)
 
-    def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any]:
-        """Return the answer to a path such as `api/runs/KEY/curves`. Raises NoSuchRun if there is none."""
+    def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any] | bytes:
+        """Return the answer to a path such as `api/runs/KEY/curves`, in bytes if it is JSON already.
+
+        Raises NoSuchRun if there is none.
+        """
         parts = path.split("/")
-        known: dict[tuple[str, int, str], Callable[[], dict[str, Any]]] = {
+        known: dict[tuple[str, int, str], Callable[[], dict[str, Any] | bytes]] = {
             ("runs", 2, ""): self.runs,
             ("cluster", 2, ""): read_cluster,
             ("runs", 3, ""): lambda: self.run(parts[2]),

@@ -29,9 +29,10 @@ MAX_PAGES = 200
 MAX_WAITING = 64  # events
 
 
-def format_event(name: str, data: Any, position: int | None = None) -> bytes:
+def format_event(name: str, data: dict[str, Any] | bytes, position: int | None = None) -> bytes:
     head = f"id: {position}\n" if position is not None else ""
-    return f"{head}event: {name}\ndata: ".encode() + encode(data) + b"\n\n"
+    text = data if isinstance(data, bytes) else encode(data)
+    return f"{head}event: {name}\ndata: ".encode() + text + b"\n\n"
 
 
 @dataclass(eq=False)
@@ -115,12 +116,12 @@ class Events:
 
     async def _send_rows(self, pages: list[Page]) -> None:
         for since in {page.position for page in pages}:
-            news = await asyncio.to_thread(self.answers.rows.read_new, since)
-            if news["position"] <= since:
+            position, news = await asyncio.to_thread(self.answers.rows.read_new, since)
+            if not news:
                 continue
-            event = format_event("runs", news, news["position"])
+            event = format_event("runs", news, position)
             for page in [page for page in pages if page.position == since]:
-                page.position = news["position"]
+                page.position = position
                 page.send(event)
 
     async def _send_run(self, key: str, pages: list[Page]) -> None:
