@@ -84,3 +84,15 @@ def test_searching_a_log_does_not_move_what_others_follow(client: httpx.Client, 
     assert found["lines"] == []
     assert found["position"] == before["position"] + 1
     assert client.get(f"api/runs/{RUN}/log").json()["position"] == found["position"]
+
+
+def test_trials_of_sweeps_are_rows_too(client: httpx.Client, scratch: Path) -> None:
+    make_run(scratch)
+    sweep = scratch / "digits" / "first" / "lr"
+    make_run(sweep.parent, "3", project="lr", experiment="trials")
+    (sweep / "sweep.json").write_text("{}")
+    rows = {row["run_id"]: row for row in client.get("api/runs").json()["runs"]}
+    assert (rows["3"]["sweep"], rows["3"]["trial"], rows[RUN]["sweep"]) == ("lr", 3, "")
+    assert client.get("api/runs/lr-3").json()["overview"]["path"] == str(sweep / "trials" / "3")
+    assert client.get("api/runs/3").status_code == 404
+    assert client.get("api/runs/lr-4").status_code == 404

@@ -51,6 +51,15 @@ def find_sweeps(scratch: Path) -> list[SweepFolder]:
     return [SweepFolder(path) for path in sorted(found, key=_modified, reverse=True)]
 
 
+def find_trials(scratch: Path) -> list[RunFolder]:
+    """Return the trials of all sweeps that have started."""
+    found = []
+    for sweep in find_sweeps(scratch):
+        entries = [entry for entry in _entries(sweep.trials) if entry.name.isdigit() and not entry.is_symlink()]
+        found += [folder for entry in entries if (folder := RunFolder(Path(entry.path))).run_json.is_file()]
+    return found
+
+
 def find_sweep_folder(name: str, scratch: Path) -> SweepFolder:
     """Return the sweep of a name, your own first. Raises NoSuchRun."""
     found = [sweep for sweep in find_sweeps(scratch) if sweep.name == name]
