@@ -23,6 +23,7 @@ COMMANDS = {
     "show": ("paceline.cli.show", "show one run: its curves, its nodes, and where its time went"),
     "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
     "wait": ("paceline.cli.wait", "wait until runs are over; the exit code says how they ended"),
+    "metrics": ("paceline.cli.metrics", "write a run's numbers for a monitoring system (OpenMetrics)"),
     "ui": ("paceline.cli.ui", "look at your runs in the browser"),
     "cancel": ("paceline.cli.cancel", "cancel a run for good"),
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),

@@ -1,0 +1,80 @@
+"""`paceline metrics`: a run's numbers for a monitoring system."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import console, runs
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.spec.quantities import parse_time_limit
+from paceline.watch.details import read_details
+from paceline.watch.openmetrics import read_last_values, write_openmetrics
+from paceline.watch.records import Record, find_runs, read_records
+
+MIN_INTERVAL = 10.0  # seconds
+NEWEST = 1000  # runs among which --active looks
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="RUN", help="Run ids, names, job ids, folders, or `last`, the default.")
+]
+
+
+def command(
+    names: Names = None,
+    *,
+    active: Annotated[bool, typer.Option("--active", help="All your runs that are not over.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, all at once.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Write the file again and again, until the runs are over.")
+    ] = False,
+    interval: Annotated[
+        str, typer.Option("--interval", metavar="TIME", help="Time between two writes; at least 10s.")
+    ] = "60s",
+) -> int:
+    """Write the numbers of runs as OpenMetrics text: steps, metrics, goodput and its parts, attempts, failures.
+
+    \b
+      paceline metrics 1a2b
+      paceline metrics --active --follow -o /var/lib/node_exporter/paceline.prom
+    """
+    if active and names:
+        raise UsageError("--active means all active runs, but you have named some.", hint="Use one of both.")
+    if follow and output is None:
+        raise UsageError("--follow needs a file to write to.", hint="Add -o FILE.")
+    pause = max(MIN_INTERVAL, float(parse_time_limit(interval)))
+    while True:
+        records = _read(None if active else [runs.named(name) for name in names or ["last"]])
+        text = write_openmetrics((read_details(each), read_last_values(each.folder.metrics)) for each in records)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            _write(output, text)
+        if not follow or (not active and all(record.is_over for record in records)):
+            return 0
+        try:
+            time.sleep(pause)
+        except KeyboardInterrupt:
+            console.say_note(f"{output} is not updated any more")
+            raise
+
+
+def _read(folders: list[RunFolder] | None) -> list[Record]:
+    if folders is not None:
+        return read_records(folders)
+    found = read_records(find_runs(runs.scratch_here(), limit=NEWEST))
+    return [record for record in found if not record.is_over]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise EnvironmentProblem(f"Cannot write {path}: {error.strerror}.", hint="Give another file.") from None
