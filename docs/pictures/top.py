@@ -58,7 +58,6 @@ def make_runs(samples: SampleRuns) -> None:
 async def draw(scratch: Path, samples: SampleRuns, keys: list[str], size: tuple[int, int]) -> str:
     app = TopApp(scratch, query=samples.query)
     app.scratch = Path("/scratch/ada/runs")
-    app.title = "paceline top"
     async with app.run_test(size=size) as pilot:
         await until_drawn(app)
         for key in keys:

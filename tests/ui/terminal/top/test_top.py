@@ -67,7 +67,7 @@ def test_a_local_run_from_its_start_to_its_end(
 ) -> None:
     async def work(screen: Screen) -> None:
         await screen.until("[i]tiny", "running", "1 running", "local · 2 ranks")
-        before = await screen.until("loss 0.", "line 20 [red]kept[/red] red", "time", "training")
+        before = await screen.until("loss 0.", "line 20 [red]kept[/red] red", "goodput", "training")
         assert "\x1b" not in before
         first = [line for line in before.splitlines() if "step " in line and "⠀" not in line]
         assert first, before
@@ -79,6 +79,7 @@ def test_a_local_run_from_its_start_to_its_end(
         (tmp_path / "finish").touch()
         await screen.until("done", "1 over", "the needle is here", gone="running")
         await screen.press("slash")
+        await screen.until("search the log:")
         await screen.type("needle")
         found = await screen.until("with 'needle'", gone="line 20")
         assert found.count("the needle is here") == 2, "both ranks print it"

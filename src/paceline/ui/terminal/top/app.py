@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from paceline.contract.files.ownership import is_own_folder
 from paceline.errors import PacelineError
 from paceline.ui.terminal.top.actions import Action, find_action
 from paceline.ui.terminal.top.data.reader import Poller, RunList
-from paceline.ui.terminal.top.data.rows import Row, summary
+from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import SelectedRun
 from paceline.ui.terminal.top.messages import RunRead, RunsRead, Said
 from paceline.ui.terminal.top.panes.log_pane import LogPane
@@ -29,16 +30,20 @@ from paceline.ui.terminal.top.panes.run_table import RunTable, Titles
 from paceline.ui.terminal.top.screens import NO_RUNS, Help, Question, key_line
 from paceline.ui.terminal.top.style import CSS
 from paceline.ui.terminal.top.text.facts import heading
+from paceline.ui.terminal.top.text.titles import list_title, log_title
 from paceline.ui.terminal.top.text.words import plain
+from paceline.watch.details import RunDetails
 from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
 
-LIST_INTERVAL, RUN_INTERVAL = 3.0, 1.0  # seconds
+LIST_INTERVAL, RUN_INTERVAL = 5.0, 1.0  # seconds
+SEARCH, FILTER = "search the log: ", "filter runs: "
 
 
 class TopApp(App[None]):
     CSS = CSS
+    TITLE = "paceline top"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", show=False),
@@ -61,11 +66,13 @@ class TopApp(App[None]):
         self._selected: SelectedRun | None = None
         self._is_own = False
         self._searched = ""
+        self._is_filter = False  # what is typed; or else a search
         # Kept, since a query finds only what is on the topmost screen.
         self._title_line = Static("", id="title", markup=False)
         self._table = RunTable("runs")
         self._heading, self._log_heading = Rule("heading"), Rule("log-heading")
         self._curves, self._facts, self._log_pane = CurvePane("curves"), FactsPane("facts"), LogPane("log")
+        self._prompt = Static("", id="prompt", markup=False)
         self._input = Input(id="input", compact=True)
         self._key_line = Static(key_line(), id="keys", markup=False)
         self._pollers = (Poller(self._read_list, LIST_INTERVAL, "list"), Poller(self._read_run, RUN_INTERVAL, "run"))
@@ -80,7 +87,7 @@ class TopApp(App[None]):
         yield Horizontal(self._curves, self._facts, id="middle")
         yield self._log_heading
         yield self._log_pane
-        yield self._input
+        yield Horizontal(self._prompt, self._input, id="typing")
         yield self._key_line
 
     def on_mount(self) -> None:
@@ -120,7 +127,7 @@ class TopApp(App[None]):
         if self._selected is None or (self._selected.path, self._selected.searched) != wanted:
             self._selected = SelectedRun(path, self._query_states, searched=searched)
         selected = self._selected
-        self._guarded(lambda: RunRead(selected.read(), is_own_folder(Path(path))))
+        self._guarded(lambda: RunRead(selected.read(self._curves.choice), is_own_folder(Path(path))))
 
     def _guarded(self, read: Callable[[], Message]) -> None:
         """Send what was read to the screen. A problem ends neither the thread nor the program."""
@@ -145,13 +152,16 @@ class TopApp(App[None]):
             return  # the user has gone on meanwhile
         self._is_own = message.is_own
         if news.details is not None:
-            self._heading.show(heading(news.details.overview))
-            self._facts.show(news.details)
+            self._show_details(news.details)
         if news.curves is not None:
             self._curves.show(news.curves)
         if news.anew or news.lines:
             self._log_pane.show(news.lines, anew=news.anew, searched=news.searched)
             self._show_log_title()
+
+    def _show_details(self, details: RunDetails) -> None:
+        self._heading.show(heading(details.overview))
+        self._facts.show(details)
 
     def on_said(self, message: Said) -> None:
         self.say(message.text, is_problem=message.is_problem)
@@ -165,6 +175,8 @@ class TopApp(App[None]):
             self._show_sweep(row)
         elif self._wanted is None or self._wanted[0] != row.run.path:
             self._want(row.run.path, "")
+        elif self._facts.details is not None:  # the list has newer numbers
+            self._show_details(replace(self._facts.details, overview=row.run))
 
     def _show_sweep(self, row: Row | None) -> None:
         self._clear()
@@ -195,7 +207,8 @@ class TopApp(App[None]):
         self.push_screen(Help())
 
     def action_metric(self) -> None:
-        self._curves.next_metric()
+        self._curves.choice.first += 1
+        self._pollers[1].hurry()
 
     def on_run_table_opened(self) -> None:
         self._show_whole(True)
@@ -223,14 +236,15 @@ class TopApp(App[None]):
 
     def action_search(self) -> None:
         if self._wanted is not None:
-            self._ask_for("search the log: ", self._searched)
+            self._ask_for(SEARCH, self._searched)
 
     def action_filter(self) -> None:
-        self._ask_for("filter runs: ", self._table.wanted)
+        self._ask_for(FILTER, self._table.wanted)
 
     def _ask_for(self, what: str, value: str) -> None:
         field = self._input
-        field.placeholder = what
+        self._prompt.update(what)
+        self._is_filter = what == FILTER
         field.value = value
         self._main.add_class("-typing")
         field.focus()
@@ -238,7 +252,7 @@ class TopApp(App[None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         table, text = self._table, event.value.strip()
         self._stop_typing()
-        if event.input.placeholder.startswith("filter"):
+        if self._is_filter:
             table.filter(text)
             self._show_title(table.runs)
             table.focus()
@@ -278,15 +292,7 @@ class TopApp(App[None]):
         self._key_line.update(key_line())
 
     def _show_title(self, runs: list[Overview]) -> None:
-        wanted = self._table.wanted
-        filtered = (f"  filter: {plain(wanted)}" if wanted else "", "yellow")
-        where = (f"  {plain(self.scratch)}", "dim")
-        title = Text.assemble(("paceline top", "bold"), f"  {summary(runs)}", filtered, where)
-        self._title_line.update(title)
+        self._title_line.update(list_title(runs, self._table.wanted, self.scratch))
 
     def _show_log_title(self) -> None:
-        count = self._log_pane.count()
-        text = Text.assemble(("log", "bold"), (f"  {count:,} line{'s' * (count != 1)}" if count else "", "dim"))
-        if self._searched:
-            text.append(f" with {plain(self._searched)!r}", "yellow").append("  escape: all lines", "dim")
-        self._log_heading.show(text)
+        self._log_heading.show(log_title(self._log_pane.count(), self._searched))

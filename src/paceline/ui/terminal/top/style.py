@@ -12,16 +12,18 @@ Screen { background: ansi_default; color: ansi_default; layout: vertical; }
 #facts Static { width: 100%; height: auto; }
 #log { height: 3fr; min-height: 3; }
 #keys { text-wrap: nowrap; text-overflow: ellipsis; }
-#input { display: none; height: 1; border: none; }
-.-typing #input { display: block; }
+#typing { display: none; height: 1; }
+#prompt { width: auto; text-style: bold; }
+#input { width: 1fr; height: 1; border: none; }
+.-typing #typing { display: block; }
 .-typing #keys { display: none; }
 .-whole #titles, .-whole #runs { display: none; }
 .-whole #middle { height: 3fr; }
 .-whole #log { height: 1fr; }
-Help, Question { align: center middle; }
+Help, Question { align: center middle; background: transparent; }
 .box { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 1 2; border: round ansi_cyan;
        background: ansi_default; color: ansi_default; }
-.help { padding: 0 2; }
+.help { padding: 0 1; width: 78; scrollbar-size-vertical: 1; }
 #question { width: 100%; height: auto; }
 #answers { height: 1; margin-top: 1; }
 #answers Button { width: auto; height: 1; border: none; margin-right: 4; background: ansi_default;

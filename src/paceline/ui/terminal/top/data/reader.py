@@ -16,7 +16,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import QueryStates, find_runs, read_records
 
-IDLE_SHARE = 40  # a read that takes CPU time is followed by a pause of so many times that
+IDLE_SHARE = 60  # a read that takes CPU time is followed by a pause of so many times that
 
 
 class Poller:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.ui.terminal.top.data.reader import newest_change
-from paceline.ui.terminal.top.panes.log_pane import MAX_LINES
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
@@ -16,8 +16,12 @@ from paceline.watch.metrics.metrics_file import MetricsFile
 from paceline.watch.overview import make_overview
 from paceline.watch.records import QueryStates, read_record
 
-DETAILS_INTERVAL = 5.0  # seconds between reads of what nodes and events say
+NUMBERS_INTERVAL = 2.0  # seconds between new numbers, and between drawings of the curves
+DETAILS_INTERVAL = 8.0  # seconds between reads of what nodes and events say
 STATE_INTERVAL = 15.0  # seconds after which a run whose files are silent is looked at again
+MAX_LINES = 2000  # of a log
+# What every run logs about itself comes after the script's own metrics.
+COMMON = frozenset({"seconds", "data_wait", "samples_per_second", "tokens_per_second", "peak_memory", "mfu", "lr"})
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,23 @@ class News:
 
     path: str
     details: RunDetails | None
-    curves: list[Curve] | None
+    curves: list[Curve] | None  # those to draw
     lines: list[LogLine]
     anew: bool  # the lines replace all earlier ones
     searched: str
+
+
+@dataclass
+class Choice:
+    """Which metrics to draw: so many, from this one on, the loss first."""
+
+    first: int = 0
+    count: int = 1
+
+    def names(self, known: Sequence[str]) -> list[str]:
+        ordered = sorted(known, key=lambda name: (name in COMMON, "loss" not in name.lower()))
+        first = self.first % max(1, len(ordered))
+        return [*ordered[first:], *ordered[:first]][: self.count]
 
 
 class SelectedRun:
@@ -40,16 +57,22 @@ class SelectedRun:
         self._log = RunLog(self._folder)
         self._details: RunDetails | None = None
         self._changes: tuple[int, ...] = ()
-        self._read_details_at = 0.0
-        self._has_lines = False
+        self._read_details_at = self._read_numbers_at = 0.0
+        self._drawn: list[str] = []
+        self._has_lines = self._has_new_numbers = False
 
-    def read(self) -> News:
+    def read(self, choice: Choice) -> News:
         """Return what is new."""
-        added = list(self._metrics.read_new())
-        self._curves.add(added)
-        details = self._read_details(changed=bool(added))
-        curves = self._curves.all() if added or not self._has_lines else None
-        return News(self.path, details, curves, *self._read_lines(), self.searched)
+        position = self._metrics.position
+        self._curves.add(self._metrics.read_new())
+        self._has_new_numbers = self._has_new_numbers or self._metrics.position != position
+        is_due = self._has_new_numbers and time.monotonic() - self._read_numbers_at >= NUMBERS_INTERVAL
+        if is_due:
+            self._has_new_numbers, self._read_numbers_at = False, time.monotonic()
+        names = choice.names(self._curves.names)
+        curves = [self._curves.curve(name) for name in names] if is_due or names != self._drawn else None
+        self._drawn = names
+        return News(self.path, self._read_details(numbers=is_due), curves, *self._read_lines(), self.searched)
 
     def _read_lines(self) -> tuple[list[LogLine], bool]:
         if self._has_lines:
@@ -57,7 +80,7 @@ class SelectedRun:
         self._has_lines = True
         return self._log.tail(MAX_LINES, grep=self.searched, complete=True), True
 
-    def _read_details(self, *, changed: bool) -> RunDetails | None:
+    def _read_details(self, *, numbers: bool) -> RunDetails | None:
         """Read the details again if their files have changed, or else only the numbers that the metrics have."""
         now, folder = time.monotonic(), self._folder
         if self._details is None or now - self._read_details_at >= DETAILS_INTERVAL:
@@ -66,7 +89,7 @@ class SelectedRun:
                 self._changes, self._read_details_at = changes, now
                 self._details = read_details(read_record(folder, self._query))
                 return self._details
-        if changed and self._details is not None:
+        if numbers and self._details is not None:
             self._details = replace(self._details, overview=make_overview(read_record(folder, self._query)))
             return self._details
         return None

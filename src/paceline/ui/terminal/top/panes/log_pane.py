@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from rich.text import Text
 from textual.events import Resize
 
+from paceline.ui.terminal.top.data.selected_run import MAX_LINES
 from paceline.ui.terminal.top.panes.lines import Lines
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.logs.run_log import LogLine
 
-MAX_LINES = 2000
 RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from paceline.ui.terminal.top.data.rows import Row
+from paceline.ui.terminal.top.data.selected_run import Choice
 from paceline.ui.terminal.top.text.curve import plot
 from paceline.ui.terminal.top.text.facts import facts
 from paceline.ui.terminal.top.text.words import plain, short_number
@@ -21,8 +22,6 @@ from paceline.watch.details import RunDetails
 from paceline.watch.metrics.curves import Curve
 
 MIN_PLOT, MAX_PLOTS = 9, 4  # lines of a plot that shares the pane with others, and how many there may be
-# What every run logs about itself comes after the script's own metrics.
-COMMON = frozenset({"seconds", "data_wait", "samples_per_second", "tokens_per_second", "peak_memory", "mfu", "lr"})
 STYLES = ("cyan", "magenta", "green", "yellow")
 
 
@@ -46,32 +45,28 @@ class Rule(Widget):
 
 
 class CurvePane(Widget):
-    """One metric after the other, the loss first; several if there is room."""
+    """One metric, or several if there is room."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self.curves: list[Curve] = []
-        self.first = 0
+        self.choice = Choice()
 
     def show(self, curves: Sequence[Curve]) -> None:
-        self.curves = sorted(curves, key=lambda curve: (curve.name in COMMON, "loss" not in curve.name.lower()))
+        self.curves = list(curves)
         self.refresh()
 
-    def next_metric(self) -> None:
-        self.first = (self.first + 1) % max(1, len(self.curves))
-        self.refresh()
+    def on_resize(self, event: Resize) -> None:
+        self.choice.count = max(1, min(self.size.height // MIN_PLOT, MAX_PLOTS))
 
     def render(self) -> Text:
         if not self.curves:
             return Text("no metrics yet", "dim")
-        width, height = self.size.width - 1, self.size.height
-        first = self.first % len(self.curves)
-        ordered = [*self.curves[first:], *self.curves[:first]]
-        count = max(1, min(len(ordered), height // MIN_PLOT, MAX_PLOTS))
-        room = [height // count + (number < height % count) for number in range(count)]
+        height, shown = self.size.height, self.curves[: self.choice.count]
+        room = [height // len(shown) + (number < height % len(shown)) for number in range(len(shown))]
         plots = [
-            plot(curve, width, lines, style=STYLES[self.curves.index(curve) % len(STYLES)])
-            for curve, lines in zip(ordered, room, strict=False)
+            plot(curve, self.size.width - 1, lines, style=STYLES[(self.choice.first + number) % len(STYLES)])
+            for number, (curve, lines) in enumerate(zip(shown, room, strict=True))
         ]
         return Text("\n").join(plots)
 

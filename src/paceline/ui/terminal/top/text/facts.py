@@ -16,6 +16,7 @@ from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunD
 from paceline.watch.overview import Overview
 
 TRACEBACK_LINES = 12
+MIN_BAR = 5
 # What counts is green, what was wasted red; all others are told apart by their order and the line below.
 SHARE_COLOURS = {
     "training": "green", "running": "green", "compute": "green", "saving": "cyan", "starting": "yellow",
@@ -62,8 +63,6 @@ def progress(run: Overview, width: int) -> Text:
         facts.append(f"{plain(run.loss_name)} {short_number(run.loss)}")
     if run.rate is not None:
         facts.append(f"{short_number(run.rate)} {plain(run.rate_unit)}")
-    if run.goodput is not None:
-        facts.append(f"goodput {run.goodput:.0%}")
     if facts:
         lines.append(label("now" if not run.is_over else "at end", " · ".join(facts)))
     return Text("\n").join(lines)
@@ -74,9 +73,11 @@ def _step(run: Overview, width: int) -> Text:
         return label("step", f"{run.step:,}")
     share = (run.step or 0) / run.total_steps
     left = f" · {duration(run.seconds_left)} left" if run.seconds_left is not None and not run.is_over else ""
-    text = f" {share:.0%} of {run.total_steps:,}{left}"
     line = label("step", f"{run.step:,} ")
-    return line.append(bar(share, max(5, min(30, width - line.cell_len - len(text)))), "cyan").append(text)
+    text = f" {share:.0%} of {run.total_steps:,}{left}"
+    if width - line.cell_len - len(text) < MIN_BAR:
+        text = f" {share:.0%}{left}"
+    return line.append(bar(share, max(MIN_BAR, min(30, width - line.cell_len - len(text)))), "cyan").append(text)
 
 
 def goodput(found: GoodputDetails, width: int) -> Text:
@@ -85,17 +86,20 @@ def goodput(found: GoodputDetails, width: int) -> Text:
     total = sum(known.values())
     if total <= 0:
         return Text()
-    room = max(10, width - LABEL - 9)
-    line = label("time", "")
+    counts = (known.get("training", 0.0) + known.get("running", 0.0)) / total
+    text = f" {counts:.0%} of {duration(total)}"
+    room = max(10, width - LABEL - len(text))
+    line = label("goodput", "")
     ends = 0.0
     for name, value in known.items():
         begins, ends = ends, ends + value / total * room
         line.append(FULL * (round(ends) - round(begins)), SHARE_COLOURS.get(name, "white"))
-    line.append(f" {duration(total)}", "dim")
+    line.append(text)
     legend = label("", "")
     for name, value in sorted(known.items(), key=lambda item: -item[1]):
         if value / total >= 0.01:
-            legend.append(FULL, SHARE_COLOURS.get(name, "white")).append(f" {plain(name)} {value / total:.0%}  ")
+            legend.append(FULL, SHARE_COLOURS.get(name, "white"))
+            legend.append(f"\u00a0{plain(name)}\u00a0{value / total:.0%}  ")  # not to be cut in between
     data = found.parts.get("training", {}).get("data", 0.0)
     if data / total >= 0.01:
         legend.append(f"({data / total:.0%} waiting for data)")

@@ -1,0 +1,24 @@
+"""The lines above the list and above the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.text import Text
+
+from paceline.ui.terminal.top.data.rows import summary
+from paceline.ui.terminal.top.text.words import plain
+from paceline.watch.overview import Overview
+
+
+def list_title(runs: Iterable[Overview], wanted: str, scratch: Path) -> Text:
+    filtered = (f"  filter: {plain(wanted)}" if wanted else "", "yellow")
+    return Text.assemble(("paceline top", "bold"), f"  {summary(runs)}", filtered, (f"  {plain(scratch)}", "dim"))
+
+
+def log_title(count: int, searched: str) -> Text:
+    text = Text.assemble(("log", "bold"), (f"  {count:,} line{'s' * (count != 1)}" if count else "", "dim"))
+    if searched:
+        text.append(f" with {plain(searched)!r}", "yellow").append("  escape: all lines", "dim")
+    return text
