@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import re
+import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +28,7 @@ from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import NoSuchRun
 from paceline.ui.web.security import HEADERS, Access, is_entrance, judge, make_policy
 
+_UNSAFE = re.compile(r"[^\x20-\x7e\n]")
 SMALL = 1000  # bytes that are not worth compressing
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
 ENTRANCE = (
@@ -135,7 +139,15 @@ async def _answer(request: Request, question: Callable[[], dict[str, Any] | byte
     """Answer in a thread: what reads files, and what turns ten thousand rows into JSON."""
 
     def work() -> Response:
-        return _json(request, question())
+        try:
+            return _json(request, question())
+        except OSError as error:  # such as a folder of another user, or one that has just been removed
+            return _error(request, 404, f"{error.strerror or 'It cannot be read'}: {error.filename or ''}".rstrip(": "))
+        except PacelineError:
+            raise
+        except Exception:  # it must not end in silence, nor may what a run contains act on the terminal
+            print(_UNSAFE.sub("?", traceback.format_exc()), file=sys.stderr)
+            return _error(request, 500, "Paceline could not read this. The terminal of `paceline ui` says why.")
 
     return await run_in_threadpool(work)
 

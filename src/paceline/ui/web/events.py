@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import PacelineError
 from paceline.ui.web.answers import Answers
 from paceline.ui.web.json_text import encode
 
@@ -108,7 +107,7 @@ class Events:
                         await self._send_rows(pages)
                     else:
                         await self._send_run(key, pages)
-                except (PacelineError, OSError, ValueError):  # such as a run folder that was removed meanwhile
+                except Exception:  # such as a run folder that was removed meanwhile; the page asks again, and is told
                     for page in pages:
                         page.end()
             self._next_details = {key: at for key, at in self._next_details.items() if at > began - 3600}
