@@ -314,3 +314,18 @@ def test_without_an_interval_every_look_asks(fake: FakeSlurm, monkeypatch: pytes
         for _ in range(3):
             query_states(["7", "8"])
     assert fake.calls == ["squeue", "sacct 8"] * 3
+
+
+def test_the_name_of_the_cluster_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles need it in every command, such as a `ps` in a loop."""
+    put_command(tmp_path, "sbatch", "exit 9")
+    put_command(tmp_path, "scontrol", f"echo x >>{tmp_path}/calls; cat {tmp_path}/answer")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert slurm.cluster_name() is None, "nothing to remember"
+        (tmp_path / "answer").write_text("ClusterName             = east\n")
+        assert [slurm.cluster_name() for _ in range(3)] == ["east"] * 3
+        assert (tmp_path / "calls").read_text() == "x\nx\n"
+        patch.setenv("SLURM_CONF", str(tmp_path / "answer"))
+        (tmp_path / "answer").write_text("ClusterName             = west\n")
+        assert slurm.cluster_name() == "west", "another Slurm has another name"

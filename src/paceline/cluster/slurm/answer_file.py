@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -142,6 +142,31 @@ def forget_answer() -> None:
         AnswerFile(folder / name).mark_changed()
 
 
+def remember_name(ask: Callable[[], str]) -> str:
+    """Return the name of the cluster, asking for it once a day: it does not change. An empty name is not kept."""
+    name = _name("scontrol")
+    if name is None:
+        return ask()
+    try:
+        path = (make_own_folder(_base()) / name).with_suffix(".name")
+    except OSError:
+        return ask()
+    try:
+        if 0 <= time.time() - path.lstat().st_mtime < MAX_AGE:
+            with os.fdopen(open_own_file(path), encoding="utf-8") as file:
+                return file.read(200)
+    except (OSError, ValueError):
+        pass
+    found = ask()
+    with suppress(OSError):
+        if found:
+            new = path.with_suffix(f".name-{os.getpid()}")
+            with os.fdopen(open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+                file.write(found)
+            os.replace(new, path)
+    return found
+
+
 def _acquire(descriptor: int) -> None:
     deadline, pause = time.monotonic() + LOCK_TIMEOUT, 0.01
     while True:
@@ -162,9 +187,9 @@ def _base() -> str:
     return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
-def _name() -> str | None:
+def _name(command: str = "squeue") -> str | None:
     """Return the file's name, which differs for each Slurm: a sandbox that is started again numbers its jobs anew."""
-    program = shutil.which("squeue")
+    program = shutil.which(command)
     if program is None:
         return None
     conf, version = os.environ.get("SLURM_CONF", ""), ""

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from paceline.cluster.slurm.answer_file import forget_answer
+from paceline.cluster.slurm.answer_file import forget_answer, remember_name
 from paceline.cluster.slurm.states import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
@@ -38,14 +38,16 @@ def cluster_name() -> str | None:
     chosen = os.environ.get("SLURM_CLUSTERS", "")
     if name := os.environ.get("SLURM_CLUSTER_NAME", "") if not chosen or "," in chosen else chosen:
         return name
-    if not available():
-        return None
+    return (remember_name(_ask_cluster_name) or None) if available() else None
+
+
+def _ask_cluster_name() -> str:
     try:
         done = call(["scontrol", "show", "config"], check=False)
     except ClusterError:
-        return None
+        return ""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
-    return found[1] if found else None
+    return found[1] if found else ""
 
 
 def call(
