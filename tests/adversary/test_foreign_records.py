@@ -93,7 +93,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 
 def check_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """List all runs and show the one in question; the ordinary run keeps its row."""
-    assert ps.command(count=20, live=False) == 0
+    assert ps.command() == 0
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if line.startswith("ours ") and "done" in line], shown
     with suppress(PacelineError):  # a clear error is fine

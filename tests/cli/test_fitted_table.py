@@ -14,6 +14,7 @@ from rich.console import Console
 from paceline.cli import console, ps, show, sweep_show
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.watch.overview import make_overviews
 from paceline.watch.records import Record
 from tests.sweep.folders import end, grid, make_sweep
 
@@ -62,9 +63,8 @@ def test_ps_never_cuts_ids_and_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None
 ) -> None:
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "find_runs", lambda *_, **__: [])
-    monkeypatch.setattr(ps, "read_records", lambda _: make_records(tmp_path))
-    text = draw(width, lambda: ps.command(count=20, live=False))
+    monkeypatch.setattr(ps, "_read", lambda *_: (make_overviews(make_records(tmp_path)), 0))
+    text = draw(width, lambda: ps.command(count=20))
     lines = text.splitlines()
     assert max(map(len, lines)) <= (width or console.PIPE_WIDTH)
     for number in range(3):
@@ -94,9 +94,8 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
     found[1].folder.attempt(1).path.mkdir(parents=True)
     found[1].folder.attempt(1).failure.write_text(json.dumps(failure))
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "find_runs", lambda _: [])
-    monkeypatch.setattr(ps, "read_records", lambda _: found)
-    lines = draw(80, lambda: ps.command(count=20, live=False)).splitlines()
+    monkeypatch.setattr(ps, "_read", lambda *_: (make_overviews(found), 0))
+    lines = draw(80, lambda: ps.command(count=20)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["RUN", "STATUS", "STEP", "AGE", "PROGRAM", "WHERE", "/", "WHY"]
     assert all("1234  " in line and "  pkg.sub.train  " in line for line in lines if line.startswith("2026"))
@@ -107,10 +106,9 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
 def test_ps_says_how_many_runs_are_older(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, capsys: pytest.CaptureFixture[str], live: bool
 ) -> None:
-    records = [record for record in make_records(tmp_path) if not live or not record.is_over]
+    records = make_overviews(record for record in make_records(tmp_path) if not live or not record.is_over)
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "find_runs", lambda _: [record.folder for record in records])
-    monkeypatch.setattr(ps, "read_records", lambda folders: records[: len(folders)])
+    monkeypatch.setattr(ps, "_read", lambda _, limit: (records[:limit], len(records[limit:]) if limit else 0))
     text = draw(80, lambda: ps.command(count=1, live=live))
     assert "d7f0" in text
     assert "d7f1" not in text

@@ -198,7 +198,8 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
 
 def test_a_trial_is_found_by_its_name(paceline: Paceline, folder: Path, scratch: Path) -> None:
     paceline("sweep", "--local", "--count", "1", "digits.toml", cwd=folder, check=True)
-    assert "digits-0" not in paceline("ps", cwd=folder, check=True).stdout  # a sweep has its own table
+    rows = paceline("ps", cwd=folder, check=True).stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["digits"]  # a sweep is one row
     shown = paceline("show", "digits-0", cwd=folder, check=True)
     assert "done" in shown.stdout
     again = paceline("run", "--resume", "digits-0", cwd=folder, check=True)

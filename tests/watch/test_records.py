@@ -14,7 +14,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
-from paceline.watch.records import find_runs, last_step, read_record, read_records
+from paceline.watch.records import find_runs, read_record, read_records
 
 
 def make_run(
@@ -215,13 +215,6 @@ def test_without_metrics_the_step_is_that_of_the_checkpoint(tmp_path: Path) -> N
     assert read_record(folder, lambda jobs: {}).step == 3
     folder.metrics.write_text('{"step": 2, "loss": 1.5}\n')
     assert read_record(folder, lambda jobs: {}).step == 2
-
-
-def test_the_last_step_skips_a_truncated_line(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    assert last_step(metrics) is None
-    metrics.write_text('{"step": 41}\n{"step": 42, "loss": 1.0}\n{"step": 4')
-    assert last_step(metrics) == 42
 
 
 def test_a_run_that_had_nothing_left_to_do_says_so(tmp_path: Path) -> None:

@@ -78,9 +78,12 @@ def say_problem(message: str, hint: str = "") -> None:
 
 def cell(value: object) -> str:
     """Return text for a table of rich: no control characters, no markup."""
+    text = printable(str(value))
+    if "[" not in text and "\\" not in text:  # most cells of a long table
+        return text
     from rich.markup import escape
 
-    return escape(printable(str(value)))
+    return escape(text)
 
 
 def print_table(out: Console, table: Table) -> None:

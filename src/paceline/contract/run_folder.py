@@ -16,6 +16,7 @@ SAVES_FIRST = "save"  # in the mark of a cancelled run whose ranks were asked to
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
 FLIGHT_RECORDER = "nccl-trace-"  # in an attempt's folder, with a rank: the collectives that NCCL last recorded
+_ATTEMPT = re.compile(r"attempt-(\d+)")
 READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 
 
@@ -61,12 +62,15 @@ class RunFolder:
 
     def attempts(self) -> list[AttemptFolder]:
         """Return all attempts so far, oldest first."""
-        found = []
-        for entry in self.path.glob("attempt-*"):
-            match = re.fullmatch(r"attempt-(\d+)", entry.name)
-            if match:
-                found.append(AttemptFolder(entry, int(match[1])))
-        return sorted(found, key=lambda attempt: attempt.number)
+        return [self.attempt(number) for number in self.attempt_numbers()]
+
+    def attempt_numbers(self) -> list[int]:
+        """Return the numbers of all attempts so far."""
+        try:
+            names = os.listdir(self.path)
+        except OSError:
+            return []
+        return sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
 
     def claim_number(self, job_start: str) -> int:
         """Return which job start of the run this is, from 1; 0 if it never had the run folder."""

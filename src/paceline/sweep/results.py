@@ -31,7 +31,7 @@ from paceline.watch.scheduler.shared_answer import query_states
 RUNNING, PENDING = "running", "pending"
 MISSING = "missing"  # it has no result and no job: stopped, cancelled or lost
 STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order of the progress bar
-SPEC_FIELDS: Fields = {"metric": str, "direction": str, "space": dict}
+SPEC_FIELDS: Fields = {"metric": str, "direction": str, "space": dict, "created": NUMBER}
 TRIAL_FIELDS: Fields = {
     "number": int, "group": int, "point": dict, "seed": int, "state": str, "seconds": NUMBER, "started": NUMBER,
     "ended": NUMBER, "error": str, "step": int,

@@ -1,10 +1,10 @@
-"""Why a run failed, in a few lines, and which of its checkpoints could not be written."""
+"""Why a run failed, in a few lines."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
+from paceline.contract.files.foreign_records import Fields, keep_valid, read_object
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.watch.goodput import read_events
 
@@ -13,7 +13,6 @@ FAILURE_FIELDS: Fields = {
 }  # fmt: skip
 MAX_MESSAGE_LINES = 4
 MAX_LINE = 300  # characters
-TAIL = 65536  # bytes at the end of an events file to search for failed saves
 
 
 def read_failure(attempt: AttemptFolder) -> dict[str, Any]:
@@ -49,14 +48,3 @@ def describe_failure(folder: RunFolder) -> list[str]:
     if failure.get("where"):
         lines.append(f"  at {failure['where']}")
     return [*lines, f"  its log: paceline logs --rank {rank} {run}"]
-
-
-def failed_saves(folder: RunFolder) -> int:
-    """Return how many checkpoints could not be written, as far as the ends of the events tell."""
-    count = 0
-    for path in folder.events.glob("*.jsonl"):
-        try:
-            count += sum(b'"save_failed"' in line for line in read_tail(path, TAIL).splitlines())
-        except OSError:
-            continue
-    return count

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.runs.folder import TRIALS
 from paceline.cluster.slurm.states import WAITING
-from paceline.watch.goodput import compute_goodput, find_end, read_events
-from paceline.watch.metrics.latest import Latest, as_number, read_latest
+from paceline.watch.goodput import compute_goodput, find_end
+from paceline.watch.metrics.latest import Latest, as_number
 from paceline.watch.records import Record
 
 
@@ -48,15 +48,14 @@ class Overview:
     hint: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
 
 def make_overview(record: Record) -> Overview:
     """Return the row of a run. Reads the end of its metrics, and its events."""
     details, folder = record.details, record.folder
-    latest = read_latest(folder.metrics, with_pace=not record.is_over)
-    events = read_events(folder.events)
-    step = record.step if latest.step is None else latest.step
+    latest = record.latest
+    events = record.events
     total = read_total_steps(events)
     is_trial = folder.path.parent.name == TRIALS
     return Overview(
@@ -76,7 +75,7 @@ def make_overview(record: Record) -> Overview:
         attempts=record.attempts,
         created=as_number(details.get("created")),
         updated=latest.time,
-        step=step,
+        step=latest.step if record.step is None else record.step,
         total_steps=total,
         seconds_left=_seconds_left(record, latest, total),
         loss=latest.loss,

@@ -5,35 +5,30 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from paceline.cluster.runs import claims
-from paceline.cluster.runs.claims import find_holder
+from paceline.cluster.runs.claims import Holder, find_holder
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.files.foreign_records import (
-    NUMBER,
-    Fields,
-    keep_valid,
-    parse_object,
-    read_bounded,
-    read_object,
-    read_tail,
-)
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError, in_one_line
 from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE
-from paceline.watch.failures import describe_failure, failed_saves
+from paceline.watch.failures import describe_failure
 from paceline.watch.goodput import had_nothing_left, read_events
+from paceline.watch.metrics.latest import Latest, read_latest
 from paceline.watch.scheduler.evidence import read_evidence
 from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason, show_start
 from paceline.watch.scheduler.shared_answer import query_states
@@ -78,10 +73,22 @@ class Record:
     attempts: int
     step: int | None
     no_answer: ClusterError | None = None  # why Slurm could not be asked, if the status is unknown for that reason
+    holder: Holder | None = None  # the job start that has the run folder, or had it last
+    newest: Latest | None = None  # what it logged last, if that has been read
 
     @property
     def run_id(self) -> str:
         return self.folder.path.name
+
+    @property
+    def latest(self) -> Latest:
+        """What the run logged last, and its pace unless it is over."""
+        return self.newest or read_latest(self.folder.metrics, with_pace=not self.is_over)
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened in the run, in order of time."""
+        return read_events(self.folder.events)
 
     @property
     def is_over(self) -> bool:
@@ -92,7 +99,9 @@ class Record:
     @property
     def requeue_problem(self) -> str:
         """Why a run that is over did not go back into the queue; empty if it was not meant to."""
-        holder = find_holder(self.folder) if self.is_over else None
+        if not self.is_over or self.status == DONE:
+            return ""
+        holder = find_holder(self.folder)
         if holder is None:
             return ""
         with suppress(OSError, ValueError):
@@ -139,7 +148,7 @@ class Record:
     @property
     def detail(self) -> str:
         """Why the run waits, where it runs, why it failed or had nothing to do, or why Slurm did not requeue it."""
-        saves = failed_saves(self.folder)
+        saves = sum(event["event"] == "save_failed" for event in self.events)
         parts = [self._reason(), f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else ""]
         return "; ".join(part for part in parts if part)
 
@@ -153,13 +162,13 @@ class Record:
             return describe_silence(silence, nodes=nodes, verdict=verdict, remedy=self.restart_command)
         if killed := killed_shell(self.folder, self.state):
             return killed
-        if self.requeue_problem:
-            return f"not requeued: {self.requeue_problem}"
+        if problem := self.requeue_problem:
+            return f"not requeued: {problem}"
         if self.status == LOST and self.job is not None:
             return f"Slurm forgot job {self.job} (a controller that crashes may); {self._how_to_resume}"
         if self.is_over and self.status not in (DONE, STOPPED, "cancelled") and (problem := self._problem()):
             return problem
-        if self.status == DONE and had_nothing_left(read_events(self.folder.events)):
+        if self.status == DONE and had_nothing_left(self.events):
             return "nothing was left to do"
         if self.state is None:
             return str(self.details.get("host", "")) if self.job is None else ""
@@ -200,11 +209,30 @@ class Record:
 
 def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
     """Return the runs in a scratch folder, newest first (run ids sort by time)."""
-    found = (path.parent for path in scratch.glob("*/*/*/run.json"))
+    found = list_folders(scratch, "run.json")
+    return [RunFolder(Path(path)) for path in (found if limit is None else islice(found, limit))]
+
+
+def list_folders(scratch: Path, record: str) -> Iterator[str]:
+    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last one.
+
+    Nothing but names is read of those that the caller does not come to.
+    """
     # Snapshots lie beside the runs, and may contain a file called run.json.
-    paths = sorted((path for path in found if path.parent.name != STORE), key=lambda path: path.name)
-    newest = paths[::-1]
-    return [RunFolder(path) for path in (newest if limit is None else newest[:limit])]
+    experiments = [
+        path for project in _subfolders(str(scratch)) for path in _subfolders(project) if not path.endswith(f"/{STORE}")
+    ]
+    folders = [path for experiment in experiments for path in _subfolders(experiment)]
+    folders.sort(key=os.path.basename, reverse=True)
+    return (path for path in folders if os.path.lexists(f"{path}/{record}"))
+
+
+def _subfolders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.path for entry in entries if entry.is_dir()), reverse=True)
+    except OSError:
+        return []
 
 
 def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:
@@ -228,44 +256,49 @@ def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:
 
 def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState], problem: ClusterError | None) -> Record:
     state = states.get(job) if job is not None else None
-    status = _status(folder, job, state, reachable=problem is None)
+    holder = find_holder(folder)
+    status = _status(folder, job, state, holder, reachable=problem is None)
+    is_over = state.phase == ENDED if state is not None else status in OVER
+    latest = read_latest(f"{folder.path}/metrics.jsonl", with_pace=not is_over)
     return Record(
         folder=folder,
         details=keep_valid(read_json(folder.run_json), RUN_FIELDS),
         status=status,
         job=job,
         state=state,
-        attempts=len(folder.attempts()),
-        step=_step(folder),
+        attempts=len(folder.attempt_numbers()),
+        step=_step(folder) if latest.step is None else latest.step,
         no_answer=problem if job is not None and status == "unknown" else None,
+        holder=holder,
+        newest=latest,
     )
 
 
-def _status(folder: RunFolder, job: str | None, state: JobState | None, *, reachable: bool) -> str:
+def _status(
+    folder: RunFolder, job: str | None, state: JobState | None, holder: Holder | None, *, reachable: bool
+) -> str:
     """Return the status. The verdict overrides Slurm's state of an ended job, because exit codes arrive garbled."""
     if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
         return state.label
-    verdict = newest_verdict(folder)
+    verdict = read_verdict(holder.job_start.verdict) if holder else None
     if verdict == DONE:
-        return DONE_UNSAVED if unsaved_state(folder) else DONE
-    if folder.cancelled.exists() and not (job is None and _runs_here(folder)):
+        return DONE_UNSAVED if _unsaved_state(holder) else DONE
+    if folder.cancelled.exists() and not (job is None and _runs_here(holder)):
         return "cancelled"
     if state is not None:
         # A job is completed only after a verdict: this one is another's, with an id that Slurm has given away twice.
         return state.label if state.label != DONE else verdict or LOST
     if job is not None and not reachable and verdict in (None, STOPPED):
         return "unknown"  # the last job start may have stopped, with the job back in the queue
-    if job is None and find_holder(folder) is None and folder.script.exists():
+    if job is None and holder is None and folder.script.exists():
         return "prepared"  # `submit --script-only` wrote its script
     if job is None and verdict is None:
-        holder = find_holder(folder)
         return _LOCAL_STATUS[holder.whereabouts() if holder else claims.OVER]
     # Without a verdict, neither the queue nor accounting knows the job any more.
     return verdict or LOST
 
 
-def _runs_here(folder: RunFolder) -> bool:
-    holder = find_holder(folder)
+def _runs_here(holder: Holder | None) -> bool:
     return holder is not None and holder.whereabouts() == claims.HERE
 
 
@@ -277,7 +310,10 @@ def newest_verdict(folder: RunFolder) -> str | None:
 
 def unsaved_state(folder: RunFolder) -> str:
     """Return which last state of the run could not be saved; empty if it could."""
-    holder = find_holder(folder)
+    return _unsaved_state(find_holder(folder))
+
+
+def _unsaved_state(holder: Holder | None) -> str:
     try:
         return read_bounded(holder.job_start.unsaved, 10_000).decode().strip() if holder else ""
     except (OSError, ValueError):
@@ -290,8 +326,10 @@ def killed_shell(folder: RunFolder, state: JobState | None) -> str:
     The shell exits on its own with a code, whatever becomes of the run. Slurm fails a job whose shell ends by a
     signal, and ends its steps. Some versions call that a launch failure, also after hours.
     """
+    if state is None or state.state != "FAILED":
+        return ""
     holder = find_holder(folder)
-    if state is None or state.state != "FAILED" or holder is None or not holder.job_start.agent.exists():
+    if holder is None or not holder.job_start.agent.exists():
         return ""
     number = re.match(r"RaisedSignal:(\d+)", state.reason) or re.fullmatch(r"\d+:([1-9]\d*)", state.exit_code)
     if number is None and state.reason != "JobLaunchFailure":
@@ -308,21 +346,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _step(folder: RunFolder) -> int | None:
-    """Return the last step that was logged, or else that of the newest checkpoint."""
-    step = last_step(folder.metrics)
-    found = find_checkpoints(folder.path) if step is None else []
-    return checkpoint_step(found[0].name) if found else step
-
-
-def last_step(metrics: Path) -> int | None:
-    """Return the step of the last complete line, reading only the end of the file."""
-    try:
-        lines = read_tail(metrics, 8192).splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        with suppress(ValueError):
-            step = parse_object(line).get("step")
-            if isinstance(step, int):
-                return step
-    return None
+    """Return the step of the newest checkpoint."""
+    found = find_checkpoints(folder.path)
+    return checkpoint_step(found[0].name) if found else None

@@ -20,7 +20,7 @@ def describe_throughput(metrics: Path) -> str:
     """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if unknown."""
     records = _read_end(metrics)
     medians = {name: _median(records, name) for name in (*RATES, "seconds", "data_wait", "mfu", "peak_memory")}
-    parts = [f"{_short(value)} {unit}" for name, unit in RATES.items() if (value := medians[name]) is not None]
+    parts = [f"{short_number(value)} {unit}" for name, unit in RATES.items() if (value := medians[name]) is not None]
     if (seconds := medians["seconds"]) is not None:
         parts.append(f"{show_step(seconds)} per step")
     if (wait := medians["data_wait"]) is not None:
@@ -70,6 +70,6 @@ def _median(records: list[dict[str, Any]], name: str) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
-def _short(number: float) -> str:
+def short_number(number: float) -> str:
     size, unit = next((each for each in UNITS if number >= each[0]), UNITS[-1])
     return f"{number / size:.3g}{unit}"

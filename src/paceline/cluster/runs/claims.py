@@ -84,11 +84,11 @@ class Holder:
 
 def find_holder(run: RunFolder) -> Holder | None:
     """Return who has the run folder, or had it last."""
-    number = 0
-    while os.path.lexists(run.claims / str(number + 1)):
+    number, claims = 0, f"{run.path}/claims"
+    while os.path.lexists(f"{claims}/{number + 1}"):
         number += 1
     try:
-        name = os.readlink(run.claims / str(number)) if number else ""
+        name = os.readlink(f"{claims}/{number}") if number else ""
     except OSError:  # not a link: nobody's claim
         name = ""
     return Holder(run, name, number) if re.fullmatch(r"[\w-]+", name) else None

@@ -96,7 +96,7 @@ def version() -> tuple[int, int] | None:
 def read_job_id(folder: RunFolder) -> str | None:
     """Return the id of the run's newest job, or None if the run was never submitted."""
     try:
-        text = read_bounded(folder.job, 100).decode().strip()
+        text = read_bounded(f"{folder.path}/job", 100).decode().strip()
     except (OSError, ValueError):
         return None
     return text if re.fullmatch(r"\d+(_\d+)?", text) else None

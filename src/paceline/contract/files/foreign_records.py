@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from paceline.contract.files.shared_places import open_without_waiting
 
 MAX_RECORD = 16 << 20  # bytes of a file with one object
 MAX_LINES = 256 << 20  # bytes at the end of a file with one object per line
+MANY_LINES = 1000
+CHUNK = 1 << 20  # bytes per call
 _MAX_DIGITS = 300  # of an integer, so that it fits into a float
 _LARGEST = 1e18
 _LATEST = 1e11  # seconds since 1970
@@ -29,26 +32,43 @@ Fields = Mapping[str, "type | tuple[type, ...]"]
 T = TypeVar("T")
 
 
-def read_bounded(path: Path, limit: int = MAX_RECORD) -> bytes:
+def read_bounded(path: Path | str, limit: int = MAX_RECORD) -> bytes:
     """Return a regular file's content. Raises ValueError if there is more than `limit`."""
-    with open(open_without_waiting(path, follow=True), "rb") as file:
-        content = file.read(limit + 1)
+    descriptor = open_without_waiting(path, follow=True)
+    try:
+        content = _read(descriptor, limit + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > limit:
-        raise ValueError(f"{path.name} has more than {limit} bytes")
+        raise ValueError(f"{os.path.basename(path)} has more than {limit} bytes")
     return content
 
 
-def read_tail(path: Path, size: int) -> bytes:
+def read_tail(path: Path | str, size: int) -> bytes:
     """Return the end of a regular file."""
-    with open(open_without_waiting(path, follow=True), "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-        return file.read(size)
+    descriptor = open_without_waiting(path, follow=True)
+    try:
+        if (skipped := os.fstat(descriptor).st_size - size) > 0:
+            os.lseek(descriptor, skipped, os.SEEK_SET)
+        return _read(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    """Read up to `size` bytes. Thousands of small files are read in a row, so this has no file object."""
+    parts = []
+    while size > 0 and (part := os.read(descriptor, min(size, CHUNK))):
+        parts.append(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def parse(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
+    decoder = _DECODER if len(text) > _MAX_DIGITS else _SHORT_DECODER
     try:
-        return json.loads(text, parse_int=_integer)
+        return decoder.decode(text if isinstance(text, str) else text.decode("utf-8", "surrogatepass"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -60,18 +80,24 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path | str) -> dict[str, Any]:
     """Return the object in a file. Raises OSError or ValueError."""
     return parse_object(read_bounded(path))
 
 
-def read_objects(path: Path, limit: int = MAX_LINES) -> Iterator[dict[str, Any]]:
+def read_objects(path: Path | str, limit: int = MAX_LINES) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON-lines file. A missing file is empty; other lines are skipped."""
     try:
-        content = read_tail(path, limit)
+        lines = read_tail(path, limit).splitlines()
     except OSError:
         return
-    for line in content.splitlines():
+    if len(lines) <= MANY_LINES:  # at once is quicker, but only if all of them are whole
+        with suppress(ValueError):
+            found = parse(b"[" + b",".join(lines) + b"]")
+            if len(found) == len(lines) and all(isinstance(each, dict) for each in found):
+                yield from found
+                return
+    for line in lines:
         try:
             yield parse_object(line)
         except ValueError:
@@ -80,7 +106,11 @@ def read_objects(path: Path, limit: int = MAX_LINES) -> Iterator[dict[str, Any]]
 
 def keep_valid(table: Mapping[str, Any], expected: Fields) -> dict[str, Any]:
     """Return an object without the values that have another type than they should, or are not finite."""
-    return {key: value for key, value in table.items() if key not in expected or _is_valid(key, value, expected[key])}
+    found = dict(table)
+    for key in expected:
+        if key in found and not _is_valid(key, found[key], expected[key]):
+            del found[key]
+    return found
 
 
 def _is_valid(key: str, value: Any, types: type | tuple[type, ...]) -> bool:
@@ -128,3 +158,7 @@ def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
         raise ValueError("a number has too many digits")
     return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
+_SHORT_DECODER = json.JSONDecoder()  # quicker; a text with fewer characters has no number with too many digits

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """Replace control characters, which would act on the terminal."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +24,12 @@ ENDS = frozenset({"failed", "stopped", "done"})
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """Return all writers' events in order of time, skipping lines truncated by a crash."""
     found = []
-    for file in sorted(folder.glob("*.jsonl")):
-        for line in read_objects(file):
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
+    except OSError:
+        return []
+    for name in names:
+        for line in read_objects(f"{folder}/{name}"):
             event = keep_valid(line, EVENT_FIELDS)
             if "time" in event and "event" in event:
                 found.append(event)

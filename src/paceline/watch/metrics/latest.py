@@ -14,7 +14,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import parse_object, read_tail
 
 TAIL = 16384  # bytes
-FEW_LINES = 8  # enough for the newest values of a run that is over
+FEW_LINES = 4  # enough for the newest values of a run that is over
 RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
 LOSSES = ("loss", "train_loss", "train/loss")  # the first that a run logs; else any name with "loss" in it
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
@@ -34,14 +34,14 @@ class Latest:
     seconds_per_step: float | None = None
 
 
-def read_latest(metrics: Path, *, with_pace: bool = True) -> Latest:
+def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
     """Read the end of a metrics file. Without the pace, that is a few lines."""
     try:
-        lines = read_tail(metrics, TAIL).splitlines()
+        end = read_tail(metrics, TAIL)
     except OSError:
         return Latest()
     records = []
-    for line in lines if with_pace else lines[-FEW_LINES:]:
+    for line in end.splitlines() if with_pace else end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:]:
         with suppress(ValueError):
             records.append(parse_object(line))
     last: dict[str, Any] = {}

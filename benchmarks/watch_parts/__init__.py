@@ -1,0 +1,1 @@
+"""The parts of benchmarks/watch.py, one per file, each with a `measure`."""

@@ -1,0 +1,79 @@
+"""The columns of `paceline ps`, by how much they matter in a narrow terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from paceline.cli import console
+from paceline.cli.fitted_table import Column
+from paceline.spec.quantities import show_seconds
+from paceline.sweep.overview import SweepOverview
+from paceline.watch.overview import Overview
+from paceline.watch.records import OVER
+from paceline.watch.throughput import short_number
+
+COLOURS = {
+    "done": "good", "failed": "bad", "lost": "bad", "missing": "bad", "running": "name", "queued": "dim",
+    "cancelled": "dim", "stopped": "warn",
+}  # fmt: skip
+
+
+def make_columns(rows: Iterable[Overview | SweepOverview]) -> list[Column]:
+    columns = [
+        Column("RUN"), Column("STATUS"), Column("JOB", rank=1), Column("RANKS", rank=10, optional=True),
+        Column("ATTEMPT", rank=11, optional=True), Column("STEP", rank=3), Column("LEFT", rank=4),
+        Column("LOSS", rank=6, optional=True), Column("RATE", rank=8, optional=True),
+        Column("GOODPUT", rank=9, optional=True), Column("AGE", rank=7, optional=True),
+        Column("PROGRAM", rank=5, wraps_at=8, wraps_well_at=16, crops=True),
+        Column("WHERE / WHY", rank=2, wraps_at=16, wraps_well_at=18),
+    ]  # fmt: skip
+    now = time.time()
+    for row in rows:
+        cells = _sweep_cells(row, now) if isinstance(row, SweepOverview) else _run_cells(row, now)
+        for column, text in zip(columns, cells, strict=True):
+            column.cells.append(text)
+    return columns
+
+
+def _run_cells(row: Overview, now: float) -> tuple[str, ...]:
+    return (
+        console.cell(f"{row.sweep}-{row.trial}" if row.trial is not None else row.run_id),
+        _status(row.status),
+        row.job,
+        f"{row.nodes} x {row.nproc}",
+        str(row.attempts or ""),
+        _step(row),
+        "" if row.seconds_left is None else show_seconds(row.seconds_left),
+        "" if row.loss is None else f"{row.loss:.4g}",
+        "" if row.rate is None or row.is_over else f"{short_number(row.rate)} {row.rate_unit}",
+        "" if row.goodput is None else f"{row.goodput:.0%}",
+        _age(row.created, now),
+        console.cell(row.name or row.program),
+        console.cell(row.detail),
+    )
+
+
+def _sweep_cells(row: SweepOverview, now: float) -> tuple[str, ...]:
+    ended = sum(count for state, count in row.counts.items() if state not in ("running", "pending"))
+    counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
+    best = "" if row.best is None else f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
+    return (
+        console.cell(row.name), _status(row.status), "", "", "", f"{ended}/{row.trials}", "", "", "", "",
+        _age(row.created, now), f"{row.trials} trial{'s' * (row.trials != 1)}", console.cell(f"{counts}{best}"),
+    )  # fmt: skip
+
+
+def _status(status: str) -> str:
+    colour = COLOURS.get(status, "bad" if status in OVER else "name")
+    return f"[{colour}]{console.cell(status)}[/]"
+
+
+def _step(row: Overview) -> str:
+    if row.step is None:
+        return ""
+    return str(row.step) if row.total_steps is None or row.is_over else f"{row.step}/{row.total_steps}"
+
+
+def _age(created: float | None, now: float) -> str:
+    return show_seconds(max(0.0, now - (created or now)))

@@ -1,0 +1,74 @@
+"""Read the rows of runs. Those that are over hardly change: a few times of last change tell whether one has."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from paceline.cluster.runs.claims import Holder
+from paceline.contract.run_folder import RunFolder
+from paceline.watch.index.index_file import FIELDS, Entry, load_index, save_index
+from paceline.watch.overview import Overview, make_overview
+from paceline.watch.records import LOST, QueryStates, find_runs, read_records
+from paceline.watch.scheduler.shared_answer import query_states
+
+SETTLED = 120.0  # seconds without a change until a run that is over counts as unchanging: file servers show it late
+FORGOTTEN = 86400.0  # the same for a job that Slurm does not know: its controller may have been away
+FEW = 100  # runs that are read as quickly as the index
+
+
+def read_overviews(scratch: Path, *, limit: int | None = None, query: QueryStates = query_states) -> list[Overview]:
+    """Return the rows of the runs in a scratch folder, newest first."""
+    return read_rows(find_runs(scratch, limit=limit), scratch, query)
+
+
+def read_rows(folders: Sequence[RunFolder], scratch: Path, query: QueryStates = query_states) -> list[Overview]:
+    """Return the rows of these runs, in their order. The scheduler is asked about those that may not be over."""
+    if len(folders) < FEW:
+        return [make_overview(record) for record in read_records(folders, query)]
+    index = load_index(scratch)
+    kept: dict[str, Overview] = {}
+    for folder in folders:
+        path = str(folder.path)
+        entry = index.get(path)
+        if entry is not None and entry.stamp == _stamp(path, entry.job_start):
+            kept[path] = entry.row
+    records = read_records([folder for folder in folders if str(folder.path) not in kept], query)
+    read = {str(record.folder.path): make_overview(record) for record in records}
+    added = dict(_settled((record.holder, read[str(record.folder.path)]) for record in records))
+    gone = [path for path in index if path not in kept and path not in added and not os.path.lexists(path)]
+    if added or gone:
+        for path in gone:
+            del index[path]
+        save_index(scratch, index | added)
+    return [kept.get(path) or read[path] for path in (str(folder.path) for folder in folders)]
+
+
+def _settled(rows: Iterable[tuple[Holder | None, Overview]]) -> Iterable[tuple[str, Entry]]:
+    """Yield entries for runs that are over, and whose folders have not changed for a while."""
+    now = time.time()
+    for holder, row in rows:
+        if not row.is_over:
+            continue
+        job_start = holder.name if holder else ""
+        stamp = _stamp(row.path, job_start)
+        changed = max(max(stamp) / 1e9, row.updated or 0.0)
+        if now - changed > (FORGOTTEN if row.status == LOST and row.job else SETTLED):
+            yield row.path, Entry(stamp, job_start, [getattr(row, name) for name in FIELDS])
+
+
+def _stamp(path: str, job_start: str) -> tuple[int, ...]:
+    """Return when the run folder, its claims and its newest job start last changed.
+
+    A run that starts again is claimed. One that is cancelled or submitted again, or gets a verdict, has a new file.
+    """
+    return _changed(path), _changed(f"{path}/claims"), _changed(f"{path}/job-starts/{job_start}")
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
