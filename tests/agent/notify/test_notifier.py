@@ -162,11 +162,17 @@ def make_notifier(tmp_path: Path, webhook: Webhook, job_start: str, **changes: A
 
 
 @pytest.mark.parametrize(
-    ("verdict", "notified", "told"),
-    [("stopped", "", ["requeued"]), ("", "", ["requeued"]), ("stopped", "requeued", []), ("failed", "", [])],
+    ("verdict", "notified", "job_start", "told"),
+    [
+        ("stopped", "", "7-1", ["requeued"]),
+        ("", "", "7-1", ["requeued"]),
+        ("stopped", "requeued", "7-1", []),
+        ("failed", "", "7-1", []),
+        ("", "", "8-0", []),  # the user has submitted the run again
+    ],
 )
 def test_the_next_job_start_tells_what_the_last_one_could_not(
-    tmp_path: Path, webhook: Webhook, verdict: str, notified: str, told: list[str]
+    *, tmp_path: Path, webhook: Webhook, verdict: str, notified: str, job_start: str, told: list[str]
 ) -> None:
     """Slurm requeues a job that it preempts or whose node is lost: nobody there can know."""
     first = make_notifier(tmp_path, webhook, "7-0")
@@ -175,7 +181,7 @@ def test_the_next_job_start_tells_what_the_last_one_could_not(
         if text:
             path.write_text(f"{text}\n")
     for _ in range(2):  # its agents may be started again
-        second = make_notifier(tmp_path, webhook, "7-1")
+        second = make_notifier(tmp_path, webhook, job_start)
         second.begin()
         second.flush()
     assert webhook.events() == told

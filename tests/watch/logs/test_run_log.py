@@ -243,6 +243,19 @@ def test_grep_reads_what_a_terminal_shows(folder: RunFolder) -> None:
     assert RunLog(folder).tail(1, grep="loss 2.5")[0].plain == "loss 2.5"
 
 
+def test_a_search_has_a_limit(folder: RunFolder) -> None:
+    for number in (1, 2):
+        for rank in (0, 1):
+            write_log(folder.attempt(number).log(rank), [(1.0, f"{number} loss {rank}\n" + "x\n" * 500)])
+    found = [f"{rank} {number} loss {rank}" for number in (1, 2) for rank in (0, 1)]
+    assert texts(RunLog(folder).tail(9, grep="loss")) == found
+    assert texts(RunLog(folder).tail(9, grep="loss", scan=1 << 20)) == found
+    assert texts(RunLog(folder).tail(9, grep="loss", scan=2020)) == found[2:]
+    assert texts(RunLog(folder).tail(9, grep="loss", scan=1000)) == []
+    assert texts(RunLog(folder).tail(2, scan=1000)) == ["1 x", "1 x"]
+    assert len(RunLog(folder).tail(9000, rank=0, scan=1001)) == 500, "no part of a line"
+
+
 @pytest.mark.parametrize("harm", ["link", "pipe", "folder", "unreadable times", "times of zeros", "bytes"])
 def test_foreign_files_do_no_harm(folder: RunFolder, tmp_path: Path, harm: str) -> None:
     attempt = folder.attempt(1)

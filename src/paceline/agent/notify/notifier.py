@@ -58,7 +58,7 @@ class Notifier:
     # -- what happens to the run -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Tell that the run goes on, if the job start before this one has ended without telling anything."""
+        """Tell that Slurm has requeued the job, if its start before this one has ended without telling anything."""
         earlier = self._job_start_before() if self.enabled else None
         if earlier is None or earlier.notified.exists() or read_verdict(earlier.verdict) in (DONE, FAILED):
             return
@@ -159,11 +159,15 @@ class Notifier:
             self._warn(f"{text}; the run continues")
 
     def _job_start_before(self) -> JobStartFolder | None:
-        number = self._run.claim_number(self._job_start.path.name)
+        """Return the last start of the same job; None if a person has started the run again."""
+        name = self._job_start.path.name
+        number = self._run.claim_number(name)
         try:
-            return self._run.job_start(os.readlink(self._run.claims / str(number - 1))) if number > 1 else None
+            before = os.readlink(self._run.claims / str(number - 1)) if number > 1 else ""
         except OSError:
             return None
+        is_same_job = before != name and before.rpartition("-")[0] == name.rpartition("-")[0]
+        return self._run.job_start(before) if is_same_job else None
 
 
 def _write(job_start: JobStartFolder, event: str) -> None:

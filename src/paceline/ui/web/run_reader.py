@@ -18,6 +18,7 @@ from paceline.watch.records import QueryStates, read_record
 MAX_BATCHES = 30  # kept for pages that lost their connection for a moment
 MAX_LINES = 2000  # of a log, in one batch
 FIRST_LINES = 500  # of the log, for a page that has none
+SCAN = 1 << 30  # bytes at the end of the logs that a search reads: seconds of work at most
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class RunReader:
         with self._lock:
             self._refresh()
             position = self.position
-        lines = RunLog(self.folder).tail(count, rank=rank, attempt=attempt, grep=grep)  # a search may take a while
+        lines = RunLog(self.folder).tail(count, rank=rank, attempt=attempt, grep=grep, scan=SCAN)
         return {"position": position, "lines": lines_to_json(lines)}
 
     def read_new(self, since: int) -> list[News]:

@@ -99,28 +99,28 @@ class LogFile:
         for data in self.chunks(splitter.offset, end):
             yield from splitter.feed(data)
 
-    def lines_backwards(self, end: int, lookup: Lookup) -> Iterator[Piece]:
-        """Yield the lines before an offset, the last one first."""
+    def lines_backwards(self, end: int, lookup: Lookup, first: int = 0) -> Iterator[Piece]:
+        """Yield the lines before an offset, the last one first; none that begin before the offset `first`."""
         rest, rest_end = b"", end  # the end of a line, of which the beginning is to come
         is_whole = False  # whether that line has an end of its own; otherwise there is none if it is empty
-        while end > 0:
-            start = max(0, end - CHUNK)
+        while end > first:
+            start = max(first, end - CHUNK)
             data = b"".join(self.chunks(start, end))
             if len(data) < end - start:
                 return  # the file has become shorter
-            first, newline, others = (data + rest).partition(b"\n")
+            head, newline, others = (data + rest).partition(b"\n")
             if newline:
                 if lookup.may_match(others):
-                    found = _reversed_lines(others, start + len(first) + 1, rest_end, lookup)
+                    found = _reversed_lines(others, start + len(head) + 1, rest_end, lookup)
                     yield from found if is_whole else (piece for piece in found if piece != (rest_end, b""))
-                rest_end, is_whole = start + len(first), True
-            rest, end = first, start
+                rest_end, is_whole = start + len(head), True
+            rest, end = head, start
             if not lookup.keeps_states and b"\r" in rest.rstrip(b"\r"):
                 rest = b"\r" + lookup.state(rest)  # what comes before it was drawn over
             elif len(rest) > MAX_LINE:
                 yield rest_end, rest
                 rest, rest_end, is_whole = b"", start, False
-        if rest or is_whole:
+        if first == 0 and (rest or is_whole):
             yield rest_end, lookup.state(rest)
 
     def line_start(self, offset: int) -> int:

@@ -65,10 +65,10 @@ class RankLog:
         self._refresh()
         return self.make_lines(self.file.lines(splitter, end), chosen)
 
-    def backwards(self, end: int, chosen: Filter) -> Iterator[OrderedLine]:
-        """Yield the lines before an offset, the last one first."""
+    def backwards(self, end: int, chosen: Filter, first: int = 0) -> Iterator[OrderedLine]:
+        """Yield the lines before an offset, the last one first; none that begin before the offset `first`."""
         self._refresh()
-        pieces = self.file.lines_backwards(end, chosen.lookup)
+        pieces = self.file.lines_backwards(end, chosen.lookup, first)
         since = chosen.since
         if since is not None:
             pieces = takewhile(lambda piece: self._time(piece[0])[0] >= since, pieces)

@@ -49,10 +49,12 @@ class RunLog:
         grep: str = "",
         since: float | None = None,
         complete: bool = False,
+        scan: int | None = None,
     ) -> list[LogLine]:
         """Return the last lines, oldest first. `read_new` goes on after them.
 
-        The last line of a log may have no end yet; `complete` leaves it to `read_new`.
+        The last line of a log may have no end yet; `complete` leaves it to `read_new`. A search for a text that is
+        nowhere reads everything, unless `scan` says how many bytes at the end of the output are enough.
         """
         chosen = Filter(rank, grep, since, self._keeps_states)
         found: list[LogLine] = []
@@ -62,11 +64,14 @@ class RunLog:
             ends = [self._end(log, complete=complete) for log in logs]
             if each is attempts[-1]:
                 self._go_on_after(each, logs)
-            streams = [log.backwards(end, chosen) for log, end in zip(logs, ends, strict=True)]
+            most = max(ends, default=0) if scan is None else scan // max(1, len(logs))
+            streams = [log.backwards(end, chosen, max(0, end - most)) for log, end in zip(logs, ends, strict=True)]
             for _, line in merge(*reversed(streams), key=_by_time, reverse=True):
                 if len(found) >= count:
                     return found[::-1]
                 found.append(line)
+            if scan is not None and (scan := scan - sum(min(end, most) for end in ends)) <= 0:
+                break
         return found[::-1]
 
     def lines(

@@ -20,6 +20,7 @@ NUMBERS_INTERVAL = 2.0  # seconds between new numbers, and between drawings of t
 DETAILS_INTERVAL = 8.0  # seconds between reads of what nodes and events say
 STATE_INTERVAL = 15.0  # seconds after which a run whose files are silent is looked at again
 MAX_LINES = 2000  # of a log
+SCAN = 1 << 28  # bytes at the end of the logs that a search reads
 # What every run logs about itself comes after the script's own metrics.
 COMMON = frozenset({"seconds", "data_wait", "samples_per_second", "tokens_per_second", "peak_memory", "mfu", "lr"})
 
@@ -78,7 +79,7 @@ class SelectedRun:
         if self._has_lines:
             return self._log.read_new(grep=self.searched)[-MAX_LINES:], False
         self._has_lines = True
-        return self._log.tail(MAX_LINES, grep=self.searched, complete=True), True
+        return self._log.tail(MAX_LINES, grep=self.searched, complete=True, scan=SCAN), True
 
     def _read_details(self, *, numbers: bool) -> RunDetails | None:
         """Read the details again if their files have changed, or else only the numbers that the metrics have."""
