@@ -118,6 +118,8 @@ def test_make_demo_reads_the_digits(copy: Path, tmp_path: Path) -> None:
     assert accuracy, done.stdout[-2000:]
     assert float(accuracy[1]) >= 60, "a fifth of an epoch; tests/examples trains two"
     assert str(tmp_path / "scratch") in done.stdout + done.stderr, "the run folder's path is printed"
+    assert re.search(r"^time line  .*█", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^loss .*┤", done.stdout, flags=re.MULTILINE)
 
 
 def test_the_two_commands_come_first() -> None:

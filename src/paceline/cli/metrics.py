@@ -14,11 +14,11 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.quantities import parse_time_limit
 from paceline.watch.details import read_details
+from paceline.watch.index.rows import read_rows
 from paceline.watch.openmetrics import read_last_values, write_openmetrics
 from paceline.watch.records import Record, find_runs, read_records
 
 MIN_INTERVAL = 10.0  # seconds
-NEWEST = 1000  # runs among which --active looks
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="RUN", help="Run ids, names, job ids, folders, or `last`, the default.")
@@ -69,8 +69,9 @@ def command(
 def _read(folders: list[RunFolder] | None) -> list[Record]:
     if folders is not None:
         return read_records(folders)
-    found = read_records(find_runs(runs.scratch_here(), limit=NEWEST))
-    return [record for record in found if not record.is_over]
+    scratch = runs.scratch_here()
+    rows = read_rows(find_runs(scratch), scratch)
+    return read_records([RunFolder(Path(row.path)) for row in rows if not row.is_over])
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import console, runs
+from paceline.cli.json_output import print_json
 from paceline.cli.show_facts import asked_facts, command_facts, state_facts
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.verdict import DONE
@@ -33,6 +33,7 @@ def command(
         bool, typer.Option("--diff", help="Show how the code has changed since the run was started.")
     ] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Show only the curves, and where the time went.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for other programs.")] = False,
 ) -> int:
     """Show one run: how it stands, what was asked, its curves, its nodes, and where its time went.
@@ -50,27 +51,36 @@ def command(
     record = read_record(runs.named(run))
     details = read_details(record)
     if as_json:
-        print(json.dumps(details.to_json(), indent=1))
+        print_json(**details.to_json())
         return 0
-    show_run(record, details, console.console())
+    if plots:
+        show_pictures(record, details, console.console())
+    else:
+        show_run(record, details, console.console())
     return 0
 
 
 def show_run(record: Record, details: RunDetails, out: Console) -> None:
     """Print a run, the most important first."""
-    from paceline.ui.terminal.plots import supports_unicode
-    from paceline.ui.terminal.run_view import curve_lines, failure_lines, node_lines
+    from paceline.ui.terminal.run_view import failure_lines, node_lines
+
+    width, unicode = _picture_size(out)
+    _print_facts(state_facts(record, details.overview), out)
+    _print_lines([] if record.status == DONE else failure_lines(details.failure), out)
+    _print_facts(asked_facts(record), out, apart=True)
+    show_pictures(record, details, out)
+    _print_lines(node_lines(details, width=width, unicode=unicode), out)
+    _print_facts(command_facts(record, details.commands), out, apart=True)
+
+
+def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
+    """Print where the time of a run went, and its curves."""
+    from paceline.ui.terminal.run_view import curve_lines
     from paceline.ui.terminal.time_view import goodput_lines, timeline_lines
 
-    width = (PICTURE_WIDTH if out.width == console.PIPE_WIDTH else min(out.width, MAX_PICTURE_WIDTH)) - INDENT
-    unicode = supports_unicode(out.encoding)
+    width, unicode = _picture_size(out)
     curves, metrics = Curves(), MetricsFile(record.folder.metrics)
     curves.add(metrics.read_new())
-    is_done = record.status == DONE
-
-    _print_facts(state_facts(record, details.overview), out)
-    _print_lines([] if is_done else failure_lines(details.failure), out)
-    _print_facts(asked_facts(record), out, apart=True)
     _print_lines(timeline_lines(details, width=width, unicode=unicode), out)
     # The time line of a single attempt is a bar of its goodput already.
     has_bar = len(details.attempts) > 1
@@ -78,8 +88,14 @@ def show_run(record: Record, details: RunDetails, out: Console) -> None:
     _print_lines(curve_lines(curves.all(), first=details.overview.loss_name, width=width, unicode=unicode), out)
     if metrics.is_sampled:
         _print_facts([("", "The metrics file is large: these curves are drawn from a sample of its lines.")], out)
-    _print_lines(node_lines(details, width=width, unicode=unicode), out)
-    _print_facts(command_facts(record, details.commands), out, apart=True)
+
+
+def _picture_size(out: Console) -> tuple[int, bool]:
+    """Return how wide pictures may be, and whether they may have more characters than ASCII."""
+    from paceline.ui.terminal.plots import supports_unicode
+
+    width = PICTURE_WIDTH if out.width == console.PIPE_WIDTH else min(out.width, MAX_PICTURE_WIDTH)
+    return width - INDENT, supports_unicode(out.encoding)
 
 
 def _print_facts(facts: list[tuple[str, str]], out: Console, *, apart: bool = False) -> None:

@@ -99,7 +99,7 @@ def test_the_time_line_shows_what_happened_when(folder: RunFolder) -> None:
     text = " ".join("\n".join(lines).split())
     assert "2 failures: one per 6m" in text
     assert "n1" in text
-    assert "CPU ████░░░░ 50% · memory ██░░░░░░ 25% · 2 GPUs ██████░░ 75%" in text
+    assert "CPU ███░░░ 50% · memory ██░░░░ 25% · 2 GPUs ████░░ 75% GPU memory ███░░░ 50%" in text
     assert '... File "train.py", line 27' in text
 
 
@@ -110,11 +110,12 @@ def test_without_unicode_the_pictures_are_ascii(folder: RunFolder) -> None:
     )
     text = done.stdout.decode("ascii")
     assert re.search(r"^time line  \.+s+#+w+x+\.+s+#+$", text, re.M)
-    assert "CPU ####.... 50%" in text
+    assert "CPU ###... 50%" in text
 
 
 def test_json_is_the_details(folder: RunFolder) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "show", str(folder.path), "--json"], capture_output=True, check=True
     )
-    assert json.loads(done.stdout) == json.loads(json.dumps(read_details(read_record(folder)).to_json()))
+    details = read_details(read_record(folder)).to_json()
+    assert json.loads(done.stdout) == json.loads(json.dumps({"format": 1, **details}))

@@ -18,7 +18,7 @@ from paceline.watch.metrics.curves import Curve
 PLOT_HEIGHT = 7
 MAX_SPARKLINES = 6
 TRACEBACK_LINES = 14  # at its end
-BAR = 8  # characters
+BAR = 6  # characters
 MAX_NODES = 8
 NAME_WIDTH = 20
 MEASURED = frozenset(
@@ -45,10 +45,10 @@ def curve_lines(curves: Sequence[Curve], *, first: str, width: int, unicode: boo
         if curve.name == first:
             points = list(zip(curve.steps, curve.values, strict=True))
             plot = line_plot(points, width=width, height=PLOT_HEIGHT, unicode=unicode)
-            style = ["green"] * PLOT_HEIGHT + ["dim"] * 2
-            lines += [("", Text(row, style[number])) for number, row in enumerate(plot)]
-            if lines:
-                lines[0] = (shorten(curve.name, 10), lines[0][1])
+            for number, row in enumerate(plot):
+                axis = len(plot[-2]) - len(plot[-2].lstrip()) + 1 if number < PLOT_HEIGHT else len(row)
+                text = Text().append(row[:axis], "dim").append(row[axis:], "green")
+                lines.append(("" if number else shorten(curve.name, 10), text))
     others = [curve for curve in curves if curve.name != first and curve.values]
     others.sort(key=lambda curve: curve.name in MEASURED)  # what the script logs comes first
     margin = max((min(NAME_WIDTH, len(printable(curve.name))) for curve in others[:MAX_SPARKLINES]), default=0)
@@ -90,13 +90,19 @@ def _node(node: NodeDetails, *, width: int, unicode: bool) -> Text:
         shares += [(f"{count} GPUs" if count > 1 else "GPU", _mean(gpus, "busy", 100.0))]
         shares += [("GPU memory", _mean(gpus, "memory", memory))]
     text = Text(shorten(node.host, NAME_WIDTH))
+    margin, length = text.cell_len + 3, text.cell_len
     for name, share in shares:
         if share is not None:
-            piece = Text(f" · {name} ").append(bar(share, BAR, unicode=unicode), _colour(name, share))
+            piece = Text(f"{name} ").append(bar(share, BAR, unicode=unicode), _colour(name, share))
             piece.append(f" {share:.0%}")
-            if text.cell_len + piece.cell_len > width and text.plain.count("\n") == 0:
-                text.append("\n  ")
+            if length + 3 + piece.cell_len > width:
+                text.append("\n" + " " * margin)
+                length = margin
+            else:
+                text.append(" · ")
+                length += 3
             text.append_text(piece)
+            length += piece.cell_len
     return text
 
 

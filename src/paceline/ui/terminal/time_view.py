@@ -52,7 +52,7 @@ def _legend(goodput: GoodputDetails, *, unicode: bool) -> Iterable[Text]:
     for name in SHARES:
         if goodput.seconds[name] <= 0:
             continue
-        text = Text(_glyph(name, unicode), LOOKS[name][0])
+        text = Text().append(_glyph(name, unicode), LOOKS[name][0])
         text.append(f" {name} {_share(goodput.seconds[name], goodput.total)}")
         parts = {
             PART_NAMES.get(part, part): seconds
