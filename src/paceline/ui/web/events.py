@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +91,11 @@ class Events:
                 yield event
         finally:
             self.pages.discard(page)
+
+    def prepare(self) -> None:
+        """Read the rows for the first page. Whatever is wrong, the page is told when it asks."""
+        with suppress(Exception):
+            self.answers.runs()
 
     def close(self) -> None:
         """End all streams, so that the server can end."""

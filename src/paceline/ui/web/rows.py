@@ -12,10 +12,13 @@ from typing import Any
 from paceline.contract.run_folder import RunFolder
 from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import find_trials
-from paceline.watch.overview import Overview, make_overviews
-from paceline.watch.records import LOST, QueryStates, find_runs, read_records
+from paceline.watch.index.rows import read_rows
+from paceline.watch.overview import Overview
+from paceline.watch.records import LOST, QueryStates, find_runs
 
-INTERVAL = 1.0  # seconds, at least, between two looks at the scratch folder
+INTERVAL = 1.0  # seconds between reads of the runs that are not over, at least
+LISTING_INTERVAL = 20.0  # seconds after which all runs are listed even if no folder has changed
+RESTLESS = 10.0  # seconds after such a change in which a new run may still get its first files
 SETTLED = 120.0  # seconds after its last change in which a run that is over may go back into the queue
 RECHECK = 5.0  # seconds between looks at such a run
 IDLE_SHARE = 5  # a look that takes long is followed by a pause of so many times its duration
@@ -43,7 +46,9 @@ class Rows:
         self._rows: dict[Path, _Row] = {}
         self._by_key: dict[str, list[Path]] = {}
         self._gone: list[tuple[int, str]] = []  # positions and paths of rows that have disappeared
-        self._next = 0.0
+        self._stamps: dict[Path, Stamp] = {}  # of all runs
+        self._marks: dict[Path, int] = {}  # when the folders that contain runs have changed
+        self._next = self._next_listing = self._restless_until = 0.0
         self._lock = Lock()
 
     def read(self) -> bytes:
@@ -72,41 +77,62 @@ class Rows:
         return RunFolder(found[0]) if len(found) == 1 else None
 
     def _refresh(self) -> None:
+        """Read the runs that may have changed. New ones are looked for if a folder that contains runs has changed."""
         began = time.monotonic()
         if began < self._next:
             return
-        folders = [*find_runs(self.scratch), *find_trials(self.scratch)]
-        stamps = {folder.path: _stamp(folder) for folder in folders}
-        stale = [folder for folder in folders if self._is_stale(folder, stamps[folder.path])]
-        position = self.position + 1
-        fresh = dict(zip((f.path for f in stale), make_overviews(read_records(stale, self._query)), strict=True))
-        rows: dict[Path, _Row] = {}
-        for folder in folders:
-            old, new = self._rows.get(folder.path), fresh.get(folder.path)
-            if old is not None and new is None:
-                rows[folder.path] = old
-            elif old is not None and new == old.overview:
-                rows[folder.path] = replace(old, stamp=stamps[folder.path], read=began)
-            elif new is not None:
-                rows[folder.path] = _Row(new, encode(new.to_json()), stamps[folder.path], began, position)
-                self.position = position
-        for path in self._rows.keys() - rows.keys():
-            self._gone = [*self._gone[-999:], (position, str(path))]
-            self.position = position
-        self._rows = dict(sorted(rows.items(), key=lambda item: item[1].overview.created or 0.0, reverse=True))
-        by_key: dict[str, list[Path]] = {}
-        for path, row in self._rows.items():
-            by_key.setdefault(_key(row.overview), []).append(path)
-        self._by_key = by_key
+        marks = {path: _changed(path) for path in self._marks}
+        if marks != self._marks:
+            self._restless_until = began + RESTLESS
+        if began > self._next_listing or began < self._restless_until:
+            self._list()
+            self._next_listing = time.monotonic() + max(LISTING_INTERVAL, IDLE_SHARE * (time.monotonic() - began))
+        stale = [RunFolder(path) for path, stamp in self._stamps.items() if self._is_stale(path, stamp)]
+        self._put(dict(zip((each.path for each in stale), self._read(stale), strict=True)), began)
         self._next = time.monotonic() + max(INTERVAL, IDLE_SHARE * (time.monotonic() - began))
 
-    def _is_stale(self, folder: RunFolder, stamp: Stamp) -> bool:
+    def _list(self) -> None:
+        """Find all runs, and what tells whether they have changed."""
+        folders = [*find_runs(self.scratch), *find_trials(self.scratch)]
+        self._stamps = {folder.path: _stamp(folder) for folder in folders}
+        parents = {folder.path.parent for folder in folders}
+        above = {path for parent in parents for path in list(parent.parents)[:2] if path.is_relative_to(self.scratch)}
+        self._marks = {path: _changed(path) for path in {self.scratch, *parents, *above}}
+        gone = self._rows.keys() - self._stamps.keys()
+        self.position += bool(gone)
+        for path in gone:
+            self._gone = [*self._gone[-999:], (self.position, str(path))]
+            del self._rows[path]
+
+    def _read(self, folders: list[RunFolder]) -> list[Overview]:
+        return read_rows(folders, self.scratch, self._query)
+
+    def _put(self, read: dict[Path, Overview], now: float) -> None:
+        added = read.keys() - self._rows.keys()
+        changed = {path: row for path, row in read.items() if path in added or row != self._rows[path].overview}
+        self.position += bool(changed)
+        for path, overview in read.items():
+            if path in changed:
+                row = _Row(overview, encode(overview.to_json()), self._stamps[path], now, self.position)
+            else:
+                row = replace(self._rows[path], stamp=self._stamps[path], read=now)
+            self._rows[path] = row
+        if added:
+            ordered = sorted(self._rows.items(), key=lambda item: item[1].overview.created or 0.0, reverse=True)
+            self._rows = dict(ordered)
+            by_key: dict[str, list[Path]] = {}
+            for path, row in ordered:
+                by_key.setdefault(_key(row.overview), []).append(path)
+            self._by_key = by_key
+
+    def _is_stale(self, path: Path, stamp: Stamp) -> bool:
         """A run that is over changes only if it is resumed, or if it was on its way back into the queue."""
-        row = self._rows.get(folder.path)
+        row = self._rows.get(path)
         if row is None or not row.overview.is_over or row.stamp != stamp:
             return True
+        may_come_back = row.overview.status == LOST and bool(row.overview.job)  # its controller may have been away
         is_recent = time.time() - max(stamp) / 1e9 < SETTLED
-        return (is_recent or row.overview.status == LOST) and time.monotonic() - row.read > RECHECK
+        return (is_recent or may_come_back) and time.monotonic() - row.read > RECHECK
 
 
 def _key(row: Overview) -> str:

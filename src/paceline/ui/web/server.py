@@ -70,6 +70,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # Read the runs while the user opens the link, so that the first page appears at once.
+        threading.Thread(target=self._app.state.events.prepare, daemon=True).start()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.events.close()
         await super().shutdown(sockets)
