@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as tree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +17,12 @@ import pytest
 from paceline.cli import sweep_show
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep import results
-from paceline.sweep.report.html import render
 from paceline.sweep.report.importance import importances
 from paceline.sweep.report.rows import best_first, rows
+from paceline.sweep.report.summary import describe_trials
 from paceline.sweep.results import read_sweep
 from tests.sweep.folders import end, grid, make_sweep
+from tests.ui.report.answers import read_answers
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -109,33 +109,32 @@ def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
         end(folder, trial.number, value=1.5)
         config = {"lr": trial.point["lr"], "data": "<books>", "model": {"width": 8 + trial.number}}
         trial.folder.config.write_text(json.dumps(config))
-    page = render(read_sweep(folder))
-    assert '<h2>Settings of all trials</h2><table class="point"><tr><th>data</th><td>&lt;books&gt;</td></tr>' in page
-    assert re.findall(r"<th tabindex='0'>(.*?)</th>", page)[3:] == ["lr", "model.width", "time"]
-    assert [cells[4] for row in re.findall(r"<tr>(<td data-v=.*?)</tr>", page)
-            if (cells := re.findall(r'data-v="(.*?)"', row))] == ["8", "9", ""]  # fmt: skip
+    answer = describe_trials(read_sweep(folder))
+    assert answer["settings"] == {"data": "<books>"}
+    assert [row["config"] for row in answer["rows"]] == [{"model.width": 8}, {"model.width": 9}, {"model.width": None}]
 
 
-def test_the_report_is_one_self_contained_file(
+def test_the_report_has_the_figures_of_optuna(
     searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:
     paceline("sweep", "show", "digits", "--report", "report.html", check=True, cwd=tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?://|<link|src=|@import|url\(", page)
     assert "<b>out" not in page  # output of trials is text, not markup
-    pictures = [tree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
-    assert [each.get("aria-label") for each in pictures] == [
-        "parallel coordinates of 52 points", "importance of each parameter", "values in the order of the trials",
+    answers = read_answers(page)
+    sweep = answers["api/sweeps/digits"]
+    assert [figure["title"] for figure in sweep["figures"]] == [
+        "History", "Importance", "Parallel coordinates", "Slices",
     ]  # fmt: skip
-    lines, bars, history = pictures
-    assert len(lines.findall("path")) == 52
-    names = [text.text for text in lines.findall("text") if text.get("class") == "name"]
-    assert names == ["lr", "optimizer", "width", "momentum", "loss"]
-    assert bars.findall("text")[0].text == "lr"
-    assert len(history.findall("circle")) == 52
-    assert page.count("<tr><td data-v=") == 60
-    best = min((trial for trial in read_sweep(searched).trials if trial.value), key=lambda trial: trial.value or 0)
-    assert page.count("<tr><th>") == len(best.point)
+    history, importance, lines, slices = (figure["figure"] for figure in sweep["figures"])
+    assert len(history["data"][0]["x"]) == 52
+    assert importance["data"][0]["y"][-1] == "lr"
+    assert sum(len(trace["x"]) == 4 for trace in lines["data"]) >= 52  # lr, optimizer, width and the loss
+    assert len(slices["data"]) == 4
+    assert len(sweep["rows"]) == 60
+    done = [trial for trial in read_sweep(searched).trials if trial.value is not None]
+    best = min(done, key=lambda trial: trial.value or 0)
+    assert (sweep["best"]["number"], sweep["best"]["point"]) == (best.number, best.point)
+    assert f"api/runs/digits-{best.number}" in answers  # its own page
 
 
 def test_the_decisive_parameter_ranks_as_most_important(searched: SweepFolder) -> None:
@@ -148,9 +147,11 @@ def test_the_decisive_parameter_ranks_as_most_important(searched: SweepFolder) -
 
 def test_reports_without_values(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "begun", grid([{"lr": 0.1}, {"lr": 0.2}]))
-    assert "No trial has a value yet" in render(read_sweep(folder))
-    end(folder, 0, value=0.5)  # one value alone is an axis and a history too
-    assert "parallel coordinates of 1 points" in render(read_sweep(folder))
+    answer = describe_trials(read_sweep(folder))
+    assert (answer["best"], answer["figures"]) == (None, [])
+    end(folder, 0, value=0.5)  # one value alone is a history too
+    answer = describe_trials(read_sweep(folder))
+    assert [figure["title"] for figure in answer["figures"]] == ["History"]
 
 
 def test_the_report_shows_pruned_trials(tmp_path: Path) -> None:
@@ -159,14 +160,11 @@ def test_the_report_shows_pruned_trials(tmp_path: Path) -> None:
     end(folder, 1, "pruned", value=0.2, step=40)
     end(folder, 2, "pruned", value=900.0, step=20)
     end(folder, 3, "pruned")  # before its first report
-    page = render(read_sweep(folder))
-    lines, history = (tree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
-    assert [path.get("class") for path in lines.findall("path")] == ["line early", "line early", "line"]
-    assert [dot.get("class") for dot in history.findall("circle")] == ["early outside", "early outside", "dot"]
-    assert "trial 1 (pruned): loss 0.2" in page
-    assert "Grey: 2 pruned, at their last report." in page
-    assert "pruned at step 40" in page
-    assert '<p class="facts">trial 0 ' in page  # an early value is not the best
+    answer = describe_trials(read_sweep(folder))
+    assert [(row["number"], row["state"], row["step"]) for row in answer["rows"]] == [
+        (0, "done", None), (1, "pruned", 40), (2, "pruned", 20), (3, "pruned", None),
+    ]  # fmt: skip
+    assert answer["best"]["number"] == 0  # an early value is not the best
 
 
 def test_a_pruned_point_does_not_rank_by_its_lucky_seeds(tmp_path: Path) -> None:
@@ -185,8 +183,9 @@ def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "equal", grid([{"lr": 0.1, "depth": depth} for depth in range(12)]))
     for number in range(12):
         end(folder, number, value=0.25)
-    page = render(read_sweep(folder))
-    assert "nan" not in re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+    answer = describe_trials(read_sweep(folder))
+    assert "History" in [figure["title"] for figure in answer["figures"]]
+    assert "NaN" not in json.dumps(answer)
 
 
 def test_watching_ends_with_the_last_trial(

@@ -25,6 +25,7 @@ COMMANDS = {
     "wait": ("paceline.cli.wait", "wait until runs are over; the exit code says how they ended"),
     "metrics": ("paceline.cli.metrics", "write a run's numbers for a monitoring system (OpenMetrics)"),
     "ui": ("paceline.cli.ui", "look at your runs in the browser"),
+    "report": ("paceline.cli.report", "write a run or a sweep as one HTML file, to send or to keep"),
     "cancel": ("paceline.cli.cancel", "cancel a run for good"),
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),
     "sync": ("paceline.cli.sync", "send W&B data of offline runs"),

@@ -10,14 +10,14 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.cli.fitted_table import Column, fit, make_table
+from paceline.cli.report import write_report
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
 from paceline.spec.quantities import show_seconds
-from paceline.sweep.report.axes import to_label
-from paceline.sweep.report.plots import value_text
-from paceline.sweep.report.rows import Row, has_repeats, rows, sort_by
+from paceline.sweep.report.numbers import to_label
+from paceline.sweep.report.rows import Row, has_repeats, rows, sort_by, value_text
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def command(
     paceline sweep show digits --report digits.html
     paceline sweep show digits --watch           until all trials have ended
 
-    The report is one file: parallel coordinates, importances, history, and a sortable table.
+    The report is one file, as of `paceline report`: Optuna's figures, and a table that sorts and filters.
     """
     folder = find_sweep(name, runs.scratch_here())
     sweep = read_sweep(folder)
@@ -86,7 +86,6 @@ def _is_live(sweep: Sweep) -> bool:
 
 def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
     from paceline.sweep.report.csv import to_csv
-    from paceline.sweep.report.html import render
 
     for path in filter(None, (csv, report)):
         if not path.absolute().parent.is_dir():
@@ -98,8 +97,7 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
         write_atomically(csv.absolute(), to_csv(sweep))
         print(f"wrote {len(sweep.trials)} trials to {csv}")
     if report is not None:
-        write_atomically(report.absolute(), render(sweep))
-        print(f"wrote the report to {report}")
+        write_report(sweep.folder, report)
 
 
 def _render(sweep: Sweep, sort: str, count: int, width: int) -> RenderableType:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from paceline.sweep.report.axes import round_numbers, to_label
+from paceline.sweep.report.numbers import round_numbers, to_label
 
 # Told apart on white and on black, and by most people who see colours differently.
 COLOURS = ("#2f7fd6", "#e8590c", "#2f9e5b", "#a64ac9", "#c99a1d", "#d1383d", "#0ca5b0", "#8a93a0")

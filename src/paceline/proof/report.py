@@ -10,9 +10,9 @@ from pathlib import Path
 
 from paceline.proof.comparison import Comparison, relative
 from paceline.proof.curves import Curve, draw_differences, draw_losses, stand_alone
+from paceline.proof.page import PAGE, STYLE
 from paceline.proof.proof import Proof, last_loss
 from paceline.proof.records import CaseRecords
-from paceline.sweep.report.template import PAGE, STYLE
 
 OWN_STYLE = """
 .limit { stroke: var(--failed); stroke-dasharray: 4 4; } .good { color: var(--done); font-weight: 600; }
@@ -60,7 +60,7 @@ def render(proof: Proof, losses: str, *, title: str) -> str:
         _differences(proof),
         _scaled(proof),
     ]
-    return PAGE.format(title=escape(f"proof of {title}"), style=STYLE + OWN_STYLE, body="\n".join(body), script="")
+    return PAGE.format(title=escape(f"proof of {title}"), style=STYLE + OWN_STYLE, body="\n".join(body))
 
 
 def _causes(proof: Proof) -> str:

@@ -77,6 +77,7 @@ def test_a_wrong_token_is_refused(page: Any, served: Served) -> None:
 
 def test_a_name_that_leads_here_is_refused(page: Any, served: Served) -> None:
     page.goto(served.link)
+    page.wait_for_url(served.base)
     answer = page.goto(served.link.replace("127.0.0.1", "evil.example"))
     assert answer.status == 403
     assert not any("evil" in cookie["domain"] for cookie in page.context.cookies())
@@ -87,6 +88,7 @@ def test_another_page_gets_nothing(page: Any, served: Served, stranger: Stranger
     folder = make_run(scratch)
     page.goto(served.link)
     page.wait_for_url(served.base)
+    page.goto("about:blank")  # our own page asks as well
     statuses: dict[str, int] = {}
     page.on("response", lambda answer: statuses.__setitem__(answer.url, answer.status))
     stranger.content = (

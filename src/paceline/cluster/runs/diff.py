@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from paceline.cluster.runs.folder import run_path_of
+from paceline.cluster.runs.prepare import run_folders_inside
 from paceline.cluster.runs.snapshot import find_code
 from paceline.cluster.runs.snapshot_store import read_file
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import EnvironmentProblem
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared
@@ -31,6 +37,73 @@ class Difference:
     @property
     def removed(self) -> int:
         return sum(line.startswith("-") for line in self.lines[2:])
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """How a project has changed since a run was started. `notes` say what else the run uses."""
+
+    project: Path
+    files: list[Difference]
+    notes: list[str]
+
+    def to_text(self) -> str:
+        """Return it as one unified diff."""
+        lines: list[str] = []
+        for each in self.files:
+            lines += each.lines or [f"diff {each.name}: {each.kind}{f' ({each.note})' if each.note else ''}"]
+        return "\n".join(lines)
+
+
+def compare_run(folder: RunFolder) -> RunDifference:
+    """Compare the code of a run with its project as it is now. Raises EnvironmentProblem if either is not there."""
+    try:
+        record = read_object(folder.run_json)
+    except (OSError, ValueError):
+        record = {}
+    code = _table(record, "code")
+    project = Path(str(code.get("folder", "")))
+    if not folder.code.is_dir():
+        commit = code.get("commit")
+        raise EnvironmentProblem(
+            f"{folder.path.name} has no copy of its code: it runs, or ran, in place.",
+            hint=f"It was started from commit {commit}: git -C {project} diff {commit}"
+            if commit
+            else "Start runs without --no-snapshot to keep a copy.",
+        )
+    if not project.is_dir():
+        raise EnvironmentProblem(
+            f"The project of {folder.path.name} is gone: there is no folder {project}.",
+            hint=f"Its code is in {folder.code}.",
+        )
+    environment, settings = _table(record, "spec", "environment"), _table(record, "spec", "project")
+    named = _texts(environment.get("secret_files"))
+    found = compare_code(
+        folder.code.resolve(),
+        project,
+        exclude=_texts(settings.get("exclude")),
+        exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *(project / name for name in named)],
+    )
+    notes = [
+        f"this run uses the folder {name} of the project itself, also the code in it"
+        for name in _texts(code.get("in_place"))
+    ]
+    if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":
+        text = "this run imports its code from the copy, but reads other files from the project as it is now"
+        notes.insert(0, text)
+    return RunDifference(project, found, notes)
+
+
+def _table(record: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return a table inside a record; empty if there is none. The record may be anybody's."""
+    for key in keys:
+        value = record.get(key)
+        record = value if isinstance(value, dict) else {}
+    return record
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
 
 
 def compare_code(

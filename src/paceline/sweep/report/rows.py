@@ -83,6 +83,16 @@ def _repeats(trials: list[Trial]) -> Row:
     )
 
 
+def value_text(row: Row, digits: int = 5) -> str:
+    """Return a row's value; for repeats, the mean, the deviation and their number."""
+    if row.value is None:
+        return ""
+    if len(row.trials) == 1:
+        return f"{row.value:.{digits}g}"
+    spread = f" ± {row.deviation:.2g}" if row.deviation is not None else ""
+    return f"{row.value:.{digits}g}{spread} (n={row.count})"
+
+
 def best_first(sweep: Sweep, listed: Iterable[Row]) -> list[Row]:
     """Sort rows: done by value, then running, pruned, failed, missing and pending."""
     order = {DONE: 0, RUNNING: 1, PRUNED: 2, FAILED: 3, MISSING: 4, PENDING: 5}

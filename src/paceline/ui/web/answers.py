@@ -18,9 +18,12 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.cluster.runs.diff import compare_run
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.sweep.report.summary import describe_sweep, describe_trials
+from paceline.sweep.results import read_sweep
 from paceline.ui.web.cluster_answer import read_cluster
-from paceline.ui.web.lookup import NoSuchRun, find_key
+from paceline.ui.web.lookup import NoSuchRun, find_key, find_sweep_folder, find_sweeps
 from paceline.ui.web.rows import Rows
 from paceline.ui.web.run_actions import VERBS, act, allowed_verbs
 from paceline.ui.web.run_reader import RunReader
@@ -31,6 +34,7 @@ MAX_READERS = 48  # runs whose curves are kept
 MAX_TAIL = 5000  # lines of a log in one answer
 DEFAULT_TAIL = 500
 MAX_PATTERN = 500  # characters
+MAX_SWEEPS = 100  # in the list, newest first
 
 Query = Mapping[str, Sequence[str]]
 NO_QUERY: Query = MappingProxyType({})
@@ -99,6 +103,20 @@ class Answers:
         count = min(DEFAULT_TAIL if tail is None else tail, MAX_TAIL)
         return self.reader(key).log(count, rank=rank, attempt=attempt, grep=grep)
 
+    def difference(self, key: str) -> dict[str, Any]:
+        """Return how the project's code has changed since a run was started, or in `note` why that is not known."""
+        try:
+            return {"diff": compare_run(self.reader(key).folder).to_text(), "note": ""}
+        except EnvironmentProblem as problem:
+            return {"diff": "", "note": f"{problem.message} {problem.hint}"}
+
+    def sweeps(self) -> dict[str, Any]:
+        folders = find_sweeps(self.scratch)[:MAX_SWEEPS]
+        return {"sweeps": [describe_sweep(read_sweep(folder, self._query)) for folder in folders]}
+
+    def sweep(self, name: str) -> dict[str, Any]:
+        return describe_trials(read_sweep(find_sweep_folder(name, self.scratch), self._query))
+
     def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any] | bytes:
         """Return the answer to a path such as `api/runs/KEY/curves`, in bytes if it is JSON already.
 
@@ -111,6 +129,9 @@ class Answers:
             ("runs", 3, ""): lambda: self.run(parts[2]),
             ("runs", 4, "curves"): lambda: self.curves(parts[2], query),
             ("runs", 4, "log"): lambda: self.log(parts[2], query),
+            ("runs", 4, "diff"): lambda: self.difference(parts[2]),
+            ("sweeps", 2, ""): self.sweeps,
+            ("sweeps", 3, ""): lambda: self.sweep(parts[2]),
         }
         answer = known.get((parts[1] if len(parts) > 1 else "", len(parts), parts[3] if len(parts) == 4 else ""))
         if parts[0] != "api" or answer is None:

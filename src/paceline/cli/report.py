@@ -1,0 +1,73 @@
+"""`paceline report`: a run or a sweep as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cluster.runs.folder import find_run
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.errors import UsageError
+from paceline.sweep.results import find_sweep
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="RUN|SWEEP", help="Run (as for `show`), or a sweep's name or folder.")
+    ] = "last",
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = Path(
+        "report.html"
+    ),
+    light: Annotated[
+        bool, typer.Option("--light", help="Leave Plotly out and draw still pictures: small enough for a mail.")
+    ] = False,
+) -> int:
+    """Write a run or a sweep as one HTML file that opens without a network.
+
+    \b
+      paceline report                        the newest run, as report.html
+      paceline report 1a2b -o run.html       one run
+      paceline report digits -o digits.html  a sweep, with the pages of its best trials
+      paceline report 1a2b --light           less than 500 kB, with still pictures
+
+    The file has the pages of `paceline ui`: curves, log, nodes, where the time went, settings and code.
+    """
+    write_report(_find(name), output, light=light)
+    return 0
+
+
+def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool = False) -> None:
+    """Write the report of a run or a sweep, and say where it is."""
+    from paceline.ui.report.contents import run_answers, sweep_answers
+    from paceline.ui.report.page import render
+
+    if not output.absolute().parent.is_dir():
+        raise UsageError(
+            f"Cannot write {output}: there is no folder {str(output.parent)!r}.",
+            hint="Create it first, or name another file.",
+        )
+    answers, title = sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
+    page = render(answers, title=title, light=light)
+    write_atomically(output.absolute(), page)
+    size = len(page.encode())
+    hint = " (--light writes a small one, without Plotly)" if not light else ""
+    print(f"wrote the report to {output}, {size / 1e6:.1f} MB{hint}")
+
+
+def _find(name: str) -> RunFolder | SweepFolder:
+    """Return the run that is meant, or else the sweep."""
+    scratch = runs.scratch_here()
+    if SweepFolder(Path(name)).spec.is_file():
+        return find_sweep(name, scratch)
+    try:
+        return find_run(name, scratch)
+    except UsageError as no_run:
+        try:
+            return find_sweep(name, scratch)
+        except UsageError:
+            raise no_run from None

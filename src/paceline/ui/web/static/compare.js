@@ -1,0 +1,93 @@
+// Several runs on top of each other: curves and configurations.
+
+import { h, put } from "./dom.js";
+import { CurveGrid, curveControls, extend, lineColour, ordered } from "./curves.js";
+import { NOTHING, compact, duration, number, percent, plain, titleOf, value } from "./format.js";
+import { empty, pill } from "./parts.js";
+import { flatten } from "./settings.js";
+import { follow, get } from "./source.js";
+
+const options = { weight: 0, axis: "step", log: false };
+const MAX_FOLLOWED = 4; // a browser allows six connections to a server
+
+export async function comparePage(host, place, argument) {
+  const keys = [...new Set(argument.split(",").filter(Boolean))];
+  if (keys.length < 2) {
+    put(host, empty("Nothing to compare", "Tick two or more runs in the list, then choose Compare."));
+    return null;
+  }
+  const runs = await Promise.all(keys.map(async (key, index) => {
+    const [details, answer] = await Promise.all([get(`api/runs/${key}`), get(`api/runs/${key}/curves`)]);
+    const curves = new Map(answer.curves.map((curve) => [curve.name, curve]));
+    return { key, details, curves, colour: lineColour(index), isShown: true, position: answer.position ?? 0 };
+  }));
+  const grid = new CurveGrid(options, (name) =>
+    runs.filter((run) => run.isShown && run.curves.has(name)).map((run) => ({ label: titleOf(run.details.overview), curve: run.curves.get(name), colour: run.colour })),
+  );
+  const names = () => ordered(new Set(runs.flatMap((run) => [...run.curves.keys()])));
+  const all = h("input", { type: "checkbox", on: { change: () => put(table, differences(runs, all.checked)) } });
+  const table = h("div", { class: "table" }, differences(runs, false));
+  put(
+    host,
+    h("div", { class: "head" }, h("h1", null, `Compare ${runs.length} runs`)),
+    h("section", { class: "card flush summary" }, summary(runs, () => grid.refresh())),
+    h("div", { class: "toolbar", style: { "margin-top": "20px" } }, curveControls(options, () => grid.refresh())),
+    grid.host,
+    h("section", { class: "card flush", style: { "margin-top": "20px" } },
+      h("div", { class: "row", style: { padding: "14px 16px 6px" } }, h("h2", null, "Configuration"), h("span", { class: "spacer" }), h("label", null, all, "Also what is the same")), table),
+  );
+  grid.show(names());
+  const ends = runs.filter((run) => !run.details.overview.is_over).slice(0, MAX_FOLLOWED).map((run) =>
+    follow(`api/events?key=${run.key}&since=${run.position}`, { curves: (news) => take(run, news, grid, names) }),
+  );
+  return () => {
+    for (const end of ends) end();
+    grid.close();
+  };
+}
+
+function take(run, news, grid, names) {
+  for (const curve of news.curves) {
+    const known = run.curves.get(curve.name);
+    if (known && !news.whole) extend(known, curve);
+    else run.curves.set(curve.name, curve);
+  }
+  grid.show(names());
+}
+
+/** One line per run, with its colour and a box that hides it. */
+function summary(runs, refresh) {
+  const titles = ["", "Run", "State", "Step", "Loss", "Speed", "Goodput", "Time"];
+  return h("div", { class: "table" }, h("table", null,
+    h("thead", null, h("tr", null, titles.map((title, index) => h("th", { class: index > 2 ? "num" : null, scope: "col" }, title)))),
+    h("tbody", null, runs.map((run) => {
+      const { overview, goodput } = run.details;
+      const box = h("input", { type: "checkbox", checked: true, "aria-label": `Show ${titleOf(overview)}`, on: { change: () => { run.isShown = box.checked; refresh(); } } });
+      return h("tr", null,
+        h("td", null, h("label", null, box, h("span", { class: "swatch", style: { background: run.colour } }))),
+        h("td", null, h("a", { class: "name", href: `#/run/${run.key}` }, titleOf(overview))),
+        h("td", null, pill(overview.status)),
+        [number(overview.step), number(overview.loss), overview.rate ? `${compact(overview.rate)} ${overview.rate_unit}` : NOTHING, percent(overview.goodput), duration(goodput.total)].map((text) => h("td", { class: "num" }, text)),
+      );
+    })),
+  ));
+}
+
+function differences(runs, isAll) {
+  const tables = runs.map((run) => new Map([
+    ...Object.entries(run.details.config),
+    ...flatten(run.details.settings).map(([name, any]) => [`[${name}]`, any]),
+    ["command", run.details.command], ["commit", run.details.code.commit],
+  ]));
+  const names = [...new Set(tables.flatMap((each) => [...each.keys()]))];
+  const rows = names.map((name) => {
+    const texts = tables.map((each) => plain(value(each.get(name))));
+    return { name, texts, differs: new Set(texts).size > 1 };
+  }).filter((row) => isAll || row.differs);
+  if (!rows.length) return empty("No difference", "These runs have the same configuration.");
+  return h("table", null,
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, "Setting"), runs.map((run) => h("th", { scope: "col" }, h("span", { class: "swatch", style: { background: run.colour } }), ` ${titleOf(run.details.overview)}`)))),
+    h("tbody", null, rows.map((row) => h("tr", { class: row.differs && isAll ? "differs" : null },
+      h("td", { class: "quiet" }, plain(row.name)), row.texts.map((text) => h("td", { class: "clip mono", title: text }, text))))),
+  );
+}

@@ -1,0 +1,122 @@
+// The output of all ranks, merged, with search; new lines are appended.
+
+import { h, later, put } from "./dom.js";
+import { clock, count, date, plain } from "./format.js";
+import { PALETTE } from "./charts.js";
+import { empty } from "./parts.js";
+import { get, isReport } from "./source.js";
+
+const MAX_LINES = 3000; // on the page
+const TAIL = 1000; // fetched at first
+
+export class LogView {
+  constructor(key, path, details) {
+    this.path = path;
+    this.lines = [];
+    this.position = 0; // of the last answer: an event that is not newer brings the same lines again
+    this.wanted = { rank: "", attempt: "", grep: "" };
+    this.box = h("div", { class: "log", tabindex: 0, role: "log", "aria-label": "Output" });
+    this.said = h("span", { class: "quiet small" });
+    this.rank = h("select", { "aria-label": "Rank", on: { change: () => this.choose() } });
+    this.attempt = h("select", { "aria-label": "Attempt", on: { change: () => this.choose() } });
+    this.search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", on: { input: later(() => this.choose(), 250) } });
+    this.host = h("div", null, h("div", { class: "toolbar" }, this.search, this.rank, this.attempt, this.said), h("div", { class: "card flush" }, this.box));
+    this.update(details);
+    this.read();
+  }
+
+  /** Offer the ranks and attempts that the run has. */
+  update(details) {
+    const { nodes, nproc, attempts } = details.overview;
+    this.isOver = details.overview.is_over;
+    offer(this.rank, "All ranks", Array.from({ length: Math.min(nodes * nproc, 1024) }, (_, rank) => [rank, `Rank ${rank}`]));
+    offer(this.attempt, "All attempts", Array.from({ length: attempts }, (_, index) => [index + 1, `Attempt ${index + 1}`]));
+    this.attempt.hidden = attempts < 2;
+  }
+
+  choose() {
+    this.wanted = { rank: this.rank.value, attempt: this.attempt.value, grep: this.search.value };
+    this.read();
+  }
+
+  async read() {
+    const asked = this.wanted;
+    const query = new URLSearchParams({ tail: TAIL, ...Object.fromEntries(Object.entries(asked).filter(([, text]) => text !== "")) });
+    let answer, problem = "";
+    try {
+      answer = await get(`${this.path}/log?${query}`);
+    } catch (error) {
+      [answer, problem] = [{ lines: [] }, error.message];
+    }
+    if (asked !== this.wanted) return; // the reader has typed on
+    this.position = answer.position ?? 0;
+    this.lines = isReport ? answer.lines.filter((line) => this.matches(line)) : [...answer.lines];
+    this.isCut = this.lines.length >= TAIL;
+    put(this.box, this.lines.map((line) => this.element(line)));
+    this.tell(problem);
+    this.opened();
+  }
+
+  /** Append what the run has just written. */
+  addLines(news) {
+    const fresh = news.lines.filter((line) => this.matches(line));
+    if (news.position <= this.position || !fresh.length) return;
+    const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 40;
+    if (!this.lines.length) put(this.box);
+    this.lines.push(...fresh);
+    this.box.append(...fresh.map((line) => this.element(line)));
+    while (this.lines.length > MAX_LINES) {
+      this.lines.shift();
+      this.box.firstChild.remove();
+    }
+    this.tell("");
+    if (isAtEnd) this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  /** Go to the end, once the box has a height. */
+  opened() {
+    requestAnimationFrame(() => {
+      this.box.scrollTop = this.box.scrollHeight;
+    });
+  }
+
+  matches(line) {
+    const { rank, attempt, grep } = this.wanted;
+    return (rank === "" || line.rank === Number(rank)) && (attempt === "" || line.attempt === Number(attempt)) && plain(line.text).includes(grep);
+  }
+
+  element(line) {
+    const rank = line.rank === null ? "" : String(line.rank);
+    return h("div", { title: line.time ? date(line.time) : null },
+      line.time ? h("time", null, clock(line.time)) : null,
+      h("span", { class: "rank", title: rank && `Rank ${rank}`, style: { color: rank === "" ? "var(--quiet)" : `color-mix(in oklab, ${PALETTE[line.rank % PALETTE.length]} 80%, var(--text))` } }, rank),
+      h("span", { class: "text" }, highlighted(plain(line.text), this.wanted.grep)),
+    );
+  }
+
+  tell(problem) {
+    const { grep } = this.wanted;
+    const length = this.lines.length;
+    this.said.textContent = grep ? `${count(length, "line")} ${length === 1 ? "matches" : "match"}` : `${this.isCut ? "the last " : ""}${count(length, "line")}`;
+    if (this.lines.length) return;
+    put(this.box, problem ? empty("The log can't be read", problem) : grep ? empty("No line matches", "Search for something else, or choose all ranks.") : empty("No output yet", this.isOver ? "The run has written nothing." : "Lines appear here as ranks write them."));
+  }
+}
+
+function offer(select, all, choices) {
+  if (select.options.length === choices.length + 1) return;
+  const chosen = select.value;
+  put(select, h("option", { value: "" }, all), choices.map(([value, text]) => h("option", { value }, text)));
+  select.value = chosen;
+}
+
+function highlighted(text, part) {
+  if (!part) return text;
+  const found = [];
+  let from = 0;
+  for (let at = text.indexOf(part); at >= 0; at = text.indexOf(part, from)) {
+    found.push(text.slice(from, at), h("mark", null, text.slice(at, at + part.length)));
+    from = at + part.length;
+  }
+  return [...found, text.slice(from)];
+}

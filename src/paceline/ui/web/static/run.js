@@ -1,0 +1,146 @@
+// One run: its numbers, curves, output, nodes, time and settings.
+
+import { confirmed, h, notify, put, seldom } from "./dom.js";
+import { ago, compact, count, date, duration, number, percent, plain, titleOf, whole } from "./format.js";
+import { LogView } from "./log.js";
+import { MetricsView } from "./metrics.js";
+import { NodesView } from "./nodes.js";
+import { bar, pill, stateColour, tabs, tile } from "./parts.js";
+import { SettingsView } from "./settings.js";
+import { act, follow, get } from "./source.js";
+import { TimeView } from "./times.js";
+
+const TABS = { metrics: ["Metrics", MetricsView], log: ["Log", LogView], nodes: ["Nodes", NodesView], time: ["Time", TimeView], settings: ["Settings and code", SettingsView] };
+const ACTIONS = {
+  stop: ["Save and stop", "All ranks save a checkpoint at the same step, then the run ends. You can resume it."],
+  requeue: ["Requeue", "The run saves a checkpoint and goes back into the queue."],
+  cancel: ["Cancel", "The run ends for good, without a last checkpoint."],
+};
+
+export async function runPage(host, place, argument, [tab]) {
+  const key = decodeURIComponent(argument), path = `api/runs/${argument}`;
+  let details = await get(path);
+  const metrics = new MetricsView();
+  const views = new Map([["metrics", metrics]]); // by tab; the others are made when first opened
+  const head = h("div", { class: "head" }), tiles = h("div", { class: "tiles" }), banner = h("div"), panel = h("div", { role: "tabpanel" });
+  const update = () => {
+    place(details.overview.path);
+    drawHead(head, key, details);
+    drawTiles(tiles, details);
+    drawBanner(banner, details);
+    for (const view of views.values()) view.update(details);
+  };
+  const open = (name) => {
+    if (!views.has(name)) views.set(name, new TABS[name][1](key, path, details));
+    put(panel, views.get(name).host);
+    views.get(name).opened?.();
+    history.replaceState(null, "", `#/run/${argument}${name === "metrics" ? "" : `/${name}`}`);
+  };
+  const first = tab || (details.overview.step === null && details.overview.is_over ? "log" : "metrics");
+  put(host, head, tiles, banner, tabs(Object.entries(TABS).map(([name, [text]]) => [name, text]), first, open), panel);
+  update();
+
+  const redraw = seldom(update, 300);
+  let end = () => {};
+  let isClosed = false;
+  get(`${path}/curves`).catch(() => ({ curves: [], position: 0 })).then((answer) => {
+    metrics.addCurves({ whole: true, curves: answer.curves });
+    if (isClosed) return;
+    end = follow(`api/events?key=${argument}&since=${answer.position ?? 0}`, {
+      details: (news) => {
+        details = news;
+        redraw();
+      },
+      curves: (news) => metrics.addCurves(news),
+      log: (news) => views.get("log")?.addLines(news),
+    });
+  });
+  return () => {
+    isClosed = true;
+    end();
+    for (const view of views.values()) view.close?.();
+  };
+}
+
+function drawHead(host, key, details) {
+  const run = details.overview;
+  const second = [run.name ? key : "", plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `started ${date(run.created)}`, run.status === "running" && plain(run.detail)];
+  const crumb = run.sweep
+    ? h("p", { class: "crumb" }, "Trial of ", h("a", { href: `#/sweep/${encodeURIComponent(run.sweep)}` }, plain(run.sweep)))
+    : null;
+  if (same(host, [run.status, run.detail, run.name, details.actions, run.job])) return;
+  put(
+    host,
+    crumb,
+    h("div", { class: "row" }, h("h1", null, titleOf(run)), pill(run.status), h("span", { class: "spacer" }), actions(key, details)),
+    h("p", { class: "quiet small" }, second.filter(Boolean).join(" · ")),
+  );
+}
+
+function same(host, facts) {
+  const signature = JSON.stringify(facts);
+  if (host.dataset.signature === signature) return true;
+  host.dataset.signature = signature;
+  return false;
+}
+
+/** What the server lets readers do with a run that is not over. */
+function actions(key, details) {
+  const allowed = details.overview.is_over ? [] : details.actions || [];
+  return allowed.filter((verb) => ACTIONS[verb]).map((verb) => {
+    const [text, meaning] = ACTIONS[verb];
+    const ask = async () => {
+      if (!(await confirmed(`${text}: ${titleOf(details.overview)}?`, meaning, text))) return;
+      try {
+        const answer = await act(key, verb);
+        notify(answer.message || `${text}: asked`);
+      } catch (problem) {
+        notify(problem.message, true);
+      }
+    };
+    return h("button", { class: verb === "cancel" ? "danger" : null, on: { click: ask } }, text);
+  });
+}
+
+function drawTiles(host, details) {
+  const run = details.overview;
+  const goodput = details.goodput;
+  const failed = details.attempts.filter((attempt) => attempt.verdict === "failed").length;
+  put(
+    host,
+    barred(tile("Step", whole(run.step), run.total_steps ? `of ${whole(run.total_steps)}` : run.updated ? `logged ${ago(run.updated)}` : "none yet"), run.total_steps ? run.step / run.total_steps : 0, stateColour(run.status)),
+    tile(run.is_over ? "Took" : "Time left", run.is_over ? duration(goodput.total) : duration(run.seconds_left), run.is_over ? "from start to end" : `after ${duration(goodput.total)}`),
+    tile(run.loss_name ? plain(run.loss_name) : "Loss", number(run.loss), run.loss_name ? "newest" : "none is logged"),
+    tile("Speed", compact(run.rate), run.rate_unit || "not measured"),
+    barred(tile("Goodput", percent(run.goodput), "in steps that count"), run.goodput || 0, "var(--g-training)"),
+    tile("Ranks", `${run.nodes} × ${run.nproc}`, `${count(run.nodes, "node")}, ${run.nproc} per node`),
+    tile("Attempts", String(run.attempts), failed ? `${failed} failed` : details.checkpoints.length ? count(details.checkpoints.length, "checkpoint") : "no checkpoint"),
+  );
+}
+
+function barred(element, share, colour) {
+  element.append(bar([{ share, colour }]));
+  return element;
+}
+
+function drawBanner(host, details) {
+  const run = details.overview;
+  const failed = details.attempts.find((attempt) => attempt.failure);
+  if (same(host, [run.status, run.detail, run.hint, details.attempts])) return;
+  const notes = [];
+  if (failed) {
+    const { failure } = failed;
+    const who = failure.rank === null ? "The launch failed" : `Rank ${failure.rank} failed first`;
+    const later = details.overview.status === "failed" ? "" : `, in attempt ${failed.number}; a later attempt went on`;
+    notes.push(h("section", { class: `banner ${later ? "amber" : "red"}`, "aria-label": "First failure" },
+      h("strong", null, `${who}${failure.host ? ` on ${plain(failure.host)}` : ""}${later}: `),
+      h("span", null, plain(failure.text)),
+      failure.where && h("div", { class: "quiet small mono" }, `at ${plain(failure.where)}`),
+      failure.traceback && h("details", { open: !later }, h("summary", null, "Traceback"), h("pre", null, plain(failure.traceback))),
+    ));
+  }
+  if (run.detail && run.status !== "running" && !(failed && run.is_over)) {
+    notes.push(h("p", { class: `banner ${run.is_over ? "" : "amber"}` }, plain(run.detail), run.hint && h("span", { class: "quiet" }, ` ${plain(run.hint)}`)));
+  }
+  put(host, notes);
+}

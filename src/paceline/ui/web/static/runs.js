@@ -1,0 +1,206 @@
+// The list of all runs.
+
+import { h, later, put, seldom } from "./dom.js";
+import { NOTHING, ago, compact, count, date, keyOf, number, percent, plain, titleOf } from "./format.js";
+import { STATES, bar, empty, pill, progress, spark, stateColour, thin } from "./parts.js";
+import { follow, get } from "./source.js";
+import { Table } from "./table.js";
+
+// What the reader has chosen survives a visit to another page.
+const view = { text: "", state: "", trials: false, sort: "created", down: true, page: 0, selected: new Set() };
+const SPARKS = 3; // curves that are fetched at a time
+const SPARK_AGE = 10; // seconds until the curve of a live run is fetched again
+const sparks = new Map(); // path -> {time, values, updated}
+
+export async function runsPage(host, place) {
+  const rows = new Map();
+  const answer = await get("api/runs");
+  place(answer.scratch);
+  for (const run of answer.runs) rows.set(run.path, run);
+
+  const chips = h("div", { class: "chips", role: "group", "aria-label": "States" });
+  const filter = h("input", { type: "search", placeholder: "Filter: name, script, project, state …", "aria-label": "Filter runs", value: view.text });
+  const trials = h("input", { type: "checkbox", checked: view.trials });
+  const compare = h("button", { class: "primary", on: { click: () => { location.hash = `#/compare/${[...view.selected].map(encodeURIComponent).join(",")}`; } } });
+  const total = h("span", { class: "quiet" });
+  const table = new Table({ columns: columns(() => showSelected()), key: (row) => row.path, state: view, kind: "runs", label: "Runs" });
+  const content = h("div");
+  const draw = () => {
+    const all = [...rows.values()];
+    const listed = view.trials ? all : bundle(all);
+    const matching = listed.filter((row) => matches(row, view.text.toLowerCase()));
+    drawChips(chips, matching, draw);
+    total.textContent = count(all.length, "run");
+    table.set(view.state ? matching.filter((row) => hasState(row, view.state)) : matching);
+    trialsLabel.hidden = !all.some((run) => run.sweep);
+    put(content, all.length ? [toolbar, table.shown.length ? table.host : nothing] : teach());
+    drawSparks(table);
+  };
+  const showSelected = () => {
+    compare.disabled = view.selected.size < 2;
+    compare.textContent = view.selected.size ? `Compare ${view.selected.size}` : "Compare";
+    compare.title = compare.disabled ? "Tick two or more runs" : "";
+  };
+  const trialsLabel = h("label", null, trials, "Trials one by one");
+  const toolbar = h("div", { class: "toolbar" }, filter, chips, h("span", { class: "spacer" }), trialsLabel, compare);
+  const nothing = empty("No run matches", "Change the filter, or choose another state.");
+  filter.addEventListener("input", later(() => { Object.assign(view, { text: filter.value, page: 0 }); draw(); }, 80));
+  trials.addEventListener("change", () => { Object.assign(view, { trials: trials.checked, page: 0 }); draw(); });
+  const slash = (event) => {
+    if (event.key !== "/" || event.target.matches("input, textarea, select")) return;
+    event.preventDefault();
+    filter.focus();
+  };
+  document.addEventListener("keydown", slash);
+  put(host, h("div", { class: "head row" }, h("h1", null, "Runs"), total), content);
+  showSelected();
+  draw();
+
+  const redraw = seldom(draw, 300);
+  const end = follow(`api/events?since=${answer.position ?? 0}`, {
+    runs: (news) => {
+      for (const path of news.gone || []) rows.delete(path);
+      for (const run of news.runs) rows.set(run.path, run);
+      redraw();
+    },
+  });
+  const tick = setInterval(() => table.draw(), 30000); // "3 min ago"
+  return () => {
+    end();
+    clearInterval(tick);
+    document.removeEventListener("keydown", slash);
+  };
+}
+
+function teach() {
+  return empty("No runs yet", "Start one, and it appears here by itself:", "paceline run train.py\npaceline submit --nodes 2 --gpus 8 train.py");
+}
+
+/** The trials of a sweep become one row. */
+function bundle(runs) {
+  const sweeps = new Map();
+  const listed = [];
+  for (const run of runs) {
+    if (!run.sweep) listed.push(run);
+    else if (sweeps.has(run.sweep)) sweeps.get(run.sweep).push(run);
+    else {
+      sweeps.set(run.sweep, [run]);
+      listed.push(run.sweep);
+    }
+  }
+  return listed.map((each) => (typeof each === "string" ? sweepRow(each, sweeps.get(each)) : each));
+}
+
+function sweepRow(name, trials) {
+  const counts = {};
+  for (const trial of trials) counts[trial.status] = (counts[trial.status] || 0) + 1;
+  const isLive = trials.some((trial) => !trial.is_over);
+  const { project, experiment, program, nodes, nproc } = trials[0];
+  return {
+    path: `sweep ${name}`, bundle: name, size: trials.length, counts, project, experiment, program, nodes, nproc,
+    name, status: isLive ? "running" : Object.keys(counts).length === 1 ? trials[0].status : "", is_over: !isLive,
+    created: Math.min(...trials.map((trial) => trial.created ?? Infinity)), detail: "", run_id: name,
+    step: null, loss: null, rate: null, goodput: null, updated: Math.max(...trials.map((trial) => trial.updated ?? 0)),
+  };
+}
+
+function matches(row, text) {
+  if (!text) return true;
+  const words = [row.name, row.run_id, row.program, row.project, row.experiment, row.status, row.detail, row.job, row.sweep];
+  return text.split(/\s+/).every((part) => words.some((word) => word && word.toLowerCase().includes(part)));
+}
+
+function hasState(row, state) {
+  return row.counts ? state in row.counts : row.status === state;
+}
+
+function drawChips(host, rows, draw) {
+  const counts = new Map();
+  for (const row of rows) for (const state of row.counts ? Object.keys(row.counts) : [row.status]) counts.set(state, (counts.get(state) || 0) + 1);
+  if (view.state && !counts.has(view.state)) counts.set(view.state, 0);
+  const position = (state) => (STATES.includes(state) ? STATES.indexOf(state) : STATES.length);
+  const names = [...counts.keys()].sort((a, b) => position(a) - position(b));
+  const signature = JSON.stringify([names.map((name) => [name, counts.get(name)]), view.state]);
+  if (host.dataset.signature === signature) return;
+  host.dataset.signature = signature;
+  const chip = (state, text) => h("button", {
+    "aria-pressed": String(view.state === state),
+    on: { click: () => { Object.assign(view, { state: view.state === state ? "" : state, page: 0 }); draw(); } },
+  }, text);
+  put(host, names.map((name) => chip(name, `${plain(name)} ${counts.get(name)}`)));
+}
+
+function columns(showSelected) {
+  return [
+    { name: "select", title: "", kind: "select", cell: (run) => (run.bundle ? "" : box(run, showSelected)) },
+    { name: "name", title: "Run", kind: "w-name", order: (run) => run.name || run.run_id, cell: nameCell },
+    { name: "status", title: "State", kind: "w-state", order: (run) => run.status, cell: stateCell },
+    { name: "progress", title: "Progress", kind: "progress", order: (run) => (run.total_steps ? run.step / run.total_steps : run.step), downFirst: true, cell: (run) => (run.bundle ? bundleBar(run) : progress(run)) },
+    { name: "loss", title: "Loss", kind: "num hide w-short", order: (run) => run.loss, cell: (run) => h("span", { title: plain(run.loss_name || "") }, number(run.loss)) },
+    { name: "curve", title: "", kind: "hide w-curve", cell: (run) => (run.bundle ? "" : h("span", { class: "sparkhost" }, sparkOf(run))) },
+    { name: "rate", title: "Speed", kind: "num hide w-speed", order: (run) => run.rate, downFirst: true, cell: (run) => (run.rate ? [compact(run.rate), h("span", { class: "quiet small" }, ` ${run.rate_unit}`)] : NOTHING) },
+    { name: "goodput", title: "Goodput", help: "The share of its time that went into steps that count", kind: "num hide w-short", order: (run) => run.goodput, downFirst: true, cell: (run) => percent(run.goodput) },
+    { name: "ranks", title: "Ranks", kind: "num hide w-short drop", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => `${run.nodes} × ${run.nproc}` },
+    { name: "created", title: "Started", kind: "num hide w-started", order: (run) => run.created, downFirst: true, cell: (run) => h("time", { title: date(run.created) }, ago(run.created)) },
+  ];
+}
+
+function box(run, showSelected) {
+  const key = keyOf(run);
+  const change = () => {
+    if (tick.checked) view.selected.add(key);
+    else view.selected.delete(key);
+    showSelected();
+  };
+  const tick = h("input", { type: "checkbox", checked: view.selected.has(key), "aria-label": `Select ${titleOf(run)}`, on: { change } });
+  return tick;
+}
+
+function nameCell(run) {
+  const link = run.bundle ? `#/sweep/${encodeURIComponent(run.bundle)}` : `#/run/${encodeURIComponent(keyOf(run))}`;
+  const second = [run.bundle ? count(run.size, "trial") : run.name ? keyOf(run) : "", plain(run.program).split("/").pop(), plain(run.project)];
+  return [h("a", { class: "name", href: link, title: titleOf(run) }, titleOf(run)), h("span", { class: "sub" }, second.filter(Boolean).join(" · "))];
+}
+
+function stateCell(run) {
+  if (run.bundle) return Object.entries(run.counts).length === 1 || run.status === "running" ? pill(run.status) : pill("ended");
+  return [pill(run.status), run.detail && h("span", { class: "sub", title: plain(run.detail) }, plain(run.detail))];
+}
+
+function bundleBar(run) {
+  const parts = Object.entries(run.counts);
+  return [
+    h("span", { class: "small" }, parts.map(([state, size]) => `${size} ${plain(state)}`).join(", ")),
+    bar(parts.map(([state, size]) => ({ share: size / run.size, colour: stateColour(state), title: state }))),
+  ];
+}
+
+function sparkOf(run) {
+  return spark(sparks.get(run.path)?.values || [], run.loss_name ? `Curve of ${plain(run.loss_name)}` : "");
+}
+
+let fetching = 0;
+
+/** Fetch the curves of the rows in view, a few at a time. */
+function drawSparks(table) {
+  const now = Date.now() / 1000;
+  const isDue = (run) => {
+    const known = sparks.get(run.path);
+    return !run.bundle && run.loss_name && (!known || (known.updated !== run.updated && now - known.time > SPARK_AGE));
+  };
+  for (const run of (table.shown || []).filter(isDue)) {
+    if (fetching >= SPARKS) return;
+    fetching += 1;
+    const known = { time: now, updated: run.updated, values: sparks.get(run.path)?.values || [] };
+    sparks.set(run.path, known);
+    get(`api/runs/${encodeURIComponent(keyOf(run))}/curves?name=${encodeURIComponent(run.loss_name)}`)
+      .then((answer) => { known.values = thin(answer.curves[0]?.values || [], 80); })
+      .catch(() => {})
+      .finally(() => {
+        fetching -= 1;
+        const cell = [...table.body.children].find((row) => row.dataset.key === run.path)?.querySelector(".sparkhost");
+        if (cell) put(cell, sparkOf(run));
+        drawSparks(table);
+      });
+  }
+}

@@ -1,0 +1,63 @@
+// Where the time went: the shares, and a time line of attempts.
+
+import { h, put } from "./dom.js";
+import { clock, date, duration, plain } from "./format.js";
+import { command, empty, goodputBar, pill, timeColour } from "./parts.js";
+
+export class TimeView {
+  constructor(key, path, details) {
+    this.host = h("div", { class: "stack" });
+    this.update(details);
+  }
+
+  update(details) {
+    const { goodput, timeline, attempts } = details;
+    put(
+      this.host,
+      h("section", { class: "card" }, h("h2", null, "Where the time went"), goodputBar(goodput), h("p", { class: "quiet small" }, goodput.total ? `of ${duration(goodput.total)}` : "")),
+      h("section", { class: "card" }, h("h2", null, "Time line"), timeline.length ? line(timeline) : empty("No time line yet", "It begins when the run starts.")),
+      attempts.length ? h("section", { class: "card flush" }, list(attempts, timeline, details.overview)) : null,
+      details.commands.logs ? h("section", { class: "card stack" }, h("h2", null, "In a terminal"), Object.values(details.commands).filter(Boolean).map(command)) : null,
+    );
+  }
+}
+
+function line(spans) {
+  const first = Math.min(...spans.map((span) => span.began)), last = Math.max(...spans.map((span) => span.ended));
+  const whole = Math.max(last - first, 1e-9);
+  const attempts = [...new Set(spans.map((span) => span.attempt))].sort((a, b) => a - b);
+  const isLong = whole > 86400;
+  return h("div", null,
+    h("div", { class: "timeline" }, attempts.map((attempt) => {
+      const own = spans.filter((span) => span.attempt === attempt);
+      const seconds = own.reduce((sum, span) => sum + span.ended - span.began, 0);
+      return [
+        h("span", { class: "small" }, attempt ? `Attempt ${attempt}` : "Before"),
+        h("div", { class: "track" }, own.map((span) => h("span", {
+          title: `${span.kind}: ${duration(span.ended - span.began)}, from ${clock(span.began)}`,
+          style: { left: `${(100 * (span.began - first)) / whole}%`, width: `${(100 * (span.ended - span.began)) / whole}%`, background: timeColour(span.kind) },
+        }))),
+        h("span", { class: "small quiet" }, duration(seconds)),
+      ];
+    })),
+    h("div", { class: "axis" }, [0, 0.5, 1].map((share) => h("span", null, (isLong ? date : clock)(first + share * whole)))),
+  );
+}
+
+function list(attempts, timeline, run) {
+  return h("div", { class: "table" }, h("table", null,
+    h("thead", null, h("tr", null, ["Attempt", "Verdict", "Took", "Job start", "What happened"].map((title) => h("th", { scope: "col" }, title)))),
+    h("tbody", null, attempts.map((attempt) => {
+      const own = timeline.filter((span) => span.attempt === attempt.number);
+      const seconds = own.reduce((sum, span) => sum + span.ended - span.began, 0);
+      const failure = attempt.failure;
+      return h("tr", null,
+        h("td", null, String(attempt.number)),
+        h("td", null, attempt.verdict ? pill(attempt.verdict) : !run.is_over && attempt === attempts.at(-1) ? pill("running") : h("span", { class: "quiet" }, "no verdict")),
+        h("td", null, own.length ? duration(seconds) : "–"),
+        h("td", { class: "mono" }, plain(attempt.job_start)),
+        h("td", null, failure ? `${failure.rank === null ? "launch" : `rank ${failure.rank}`} on ${plain(failure.host)}: ${plain(failure.text)}` : ""),
+      );
+    })),
+  ));
+}

@@ -1,0 +1,269 @@
+"""The pages in a real browser: what appears, grows and ends without a reload, and what hostile names do (nothing)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.run_folder import RunFolder
+from tests.sweep.folders import end, grid, make_sweep
+from tests.ui.web.conftest import Console, Served
+from tests.ui.web.folders import NOW, make_run, write_metrics
+
+SCRIPT = """\
+import time
+from pathlib import Path
+import paceline
+with paceline.session(cpu=True) as run:
+    run.config({"lr": 0.5})
+    for step in run.steps(range(2000)):
+        run.log(loss=1 / (1 + step))
+        time.sleep(0.02)
+        if Path("go").exists() and step > 40:
+            break
+print("the end")
+"""
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+def enter(page: Any, served: Served) -> None:
+    """Open the link; it leads on to the page."""
+    page.goto(served.link)
+    page.locator(".brand").wait_for()
+
+
+def drawn_until(page: Any, step: float, metric: str = "loss") -> None:
+    """Wait until the chart of a metric shows this step: what is drawn, not what has arrived."""
+    page.wait_for_function(
+        "([name, step]) => { const card = [...document.querySelectorAll('[data-metric]')].find(c => c.dataset.metric"
+        " === name); const layout = card?.querySelector('.chart')?._fullLayout; return layout && layout.xaxis.range[1]"
+        " >= step; }",
+        arg=[metric, step],
+    )
+
+
+def brightness(colour: str) -> float:
+    """Return the mean of red, green and blue of `rgb(1, 2, 3)`."""
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
+def test_a_run_appears_grows_and_ends_without_a_reload(
+    page: Any, served: Served, console: Console, scratch: Path, tmp_path: Path
+) -> None:
+    enter(page, served)
+    page.get_by_text("No runs yet").wait_for()
+    page.evaluate("window.sameVisit = true")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "1", "--no-snapshot", "--name", "growth"]
+    run = subprocess.Popen(
+        [*command, "train.py"], cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        page.get_by_role("link", name="growth").click()
+        page.locator("h1 + .pill.blue").wait_for()
+        drawn_until(page, 5)
+        drawn_until(page, 30)
+        (project / "go").touch()
+        page.locator("h1 + .pill.green", has_text="done").wait_for()
+    finally:
+        (project / "go").touch()
+        assert run.wait(60) == 0
+    page.get_by_role("tab", name="Log").click()
+    page.locator(".log .text", has_text="the end").wait_for()
+    page.get_by_role("link", name="Runs", exact=True).click()
+    page.locator(".runs .pill", has_text="done").wait_for()
+    page.locator(".runs .spark path").wait_for(state="attached")
+    assert page.evaluate("window.sameVisit")
+    assert not console.problems
+
+
+def test_the_log_is_searched_by_rank_and_text(page: Any, served: Served, scratch: Path, console: Console) -> None:
+    lines = {rank: [f"rank {rank} line {n} {'needle' if n == 7 else 'hay'}" for n in range(40)] for rank in range(2)}
+    folder = make_run(scratch, log=lines)
+    enter(page, served)
+    page.goto(f"{served.base}#/run/{folder.path.name}/log")
+    shown = page.locator(".log .text")
+    page.get_by_text("80 lines").wait_for()
+    page.get_by_label("Search the log").fill("needle")
+    page.get_by_text("2 lines match").wait_for()
+    assert page.locator("mark").all_inner_texts() == ["needle", "needle"]
+    page.get_by_label("Rank").select_option("1")
+    page.get_by_text("1 line matches").wait_for()
+    assert shown.all_inner_texts() == ["rank 1 line 7 needle"]
+    page.get_by_label("Search the log").fill("not there")
+    page.get_by_text("No line matches").wait_for()
+    assert not console.problems
+
+
+def test_two_runs_are_compared(page: Any, served: Served, scratch: Path, console: Console) -> None:
+    for name, rate in (("slow", 0.1), ("fast", 0.9)):
+        folder = make_run(scratch, f"20260101-120000-{name}", name=name)
+        folder.config.write_text(json.dumps({"lr": rate, "width": 8}))
+    enter(page, served)
+    compare = page.get_by_role("button", name="Compare")
+    assert compare.is_disabled()
+    for name in ("slow", "fast"):
+        page.get_by_label(f"Select {name}").check()
+    compare.click()
+    page.get_by_role("heading", name="Compare 2 runs").wait_for()
+    drawn_until(page, 19)
+    traces = page.locator("[data-metric=loss] .chart").evaluate("el => el.data.map(trace => trace.line.color)")
+    assert len(set(traces)) == 2
+    table = page.locator("tr", has_text=re.compile("^lr"))
+    assert table.locator("td").all_inner_texts() == ["lr", "0.1", "0.9"]
+    assert not page.get_by_text("width").count()  # it is the same in both
+    page.get_by_label("Also what is the same").check()
+    assert page.locator("tr", has_text="width").get_attribute("class") is None
+    assert page.locator("tr", has_text=re.compile("^lr")).get_attribute("class") == "differs"
+    page.get_by_label("Show slow").uncheck()
+    page.wait_for_function("() => document.querySelector('[data-metric=loss] .chart').data.length === 1")
+    assert not console.problems
+
+
+def test_hostile_names_are_shown_as_text(page: Any, served: Served, scratch: Path, console: Console) -> None:
+    log = {0: [HOSTILE, "\x1b[31mred\x1b[0m \x1b]0;title\x07"]}
+    folder = make_run(scratch, name=HOSTILE, metric=HOSTILE, log=log, program=HOSTILE)
+    folder.config.write_text(json.dumps({HOSTILE: HOSTILE}))
+    other = make_run(scratch, "20260101-120000-bbbb", metric=HOSTILE, name=HOSTILE)
+    keys = [folder.path.name, other.path.name]
+    enter(page, served)
+    assert page.locator(".runs .name").first.inner_text() == HOSTILE
+    page.goto(f"{served.base}#/run/{keys[0]}")
+    page.get_by_role("heading", name=HOSTILE, level=3).wait_for()
+    drawn_until(page, 19, HOSTILE)
+    page.get_by_role("tab", name="Log").click()
+    page.locator(".log .text").first.wait_for()
+    assert page.locator(".log .text").all_inner_texts() == [HOSTILE, "red "]
+    page.get_by_role("tab", name="Settings").click()
+    page.get_by_text(HOSTILE).first.wait_for()
+    page.goto(f"{served.base}#/compare/{','.join(keys)}")
+    drawn_until(page, 19, HOSTILE)
+    point = page.locator("[data-metric] .chart .nsewdrag").first
+    point.hover()  # the label has the names of the runs
+    page.locator(".hoverlayer text").first.wait_for()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script, .hoverlayer image, .hoverlayer a").count() == 0
+    assert not console.problems
+
+
+def test_ten_thousand_runs_are_a_page_of_fifty(page: Any, served: Served, scratch: Path) -> None:
+    make_run(scratch, name="real")
+    row = page.request.get(served.link) and page.request.get(f"{served.base}api/runs").json()["runs"][0]
+    many = [{**row, "path": f"{n}", "run_id": f"id-{n}", "name": f"run {n}", "created": NOW - n} for n in range(10_000)]
+    answer = {"scratch": str(scratch), "time": NOW, "position": 10**9, "runs": many}
+    page.route("**/api/runs", lambda route: route.fulfill(json=answer))
+    enter(page, served)
+    page.get_by_text("1–50 of 10,000").wait_for()
+    assert page.locator(".runs tbody tr").count() == 50
+    page.get_by_role("button", name="Next page").click()
+    page.get_by_text("51–100 of 10,000").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("run 9999")
+    page.get_by_role("link", name="run 9999").wait_for()
+    assert page.locator(".runs tbody tr").count() == 1
+    page.keyboard.press("Control+A")
+    page.keyboard.press("Delete")
+    page.get_by_role("button", name=re.compile("^Run")).click()
+    page.get_by_text("1–50 of 10,000").wait_for()
+    assert page.locator(".runs .name").first.inner_text() == "run 0"
+    page.get_by_role("button", name=re.compile("^Run")).click()
+    page.get_by_role("link", name="run 9999").wait_for()
+
+
+def test_sweeps_show_trials_and_the_figures_of_optuna(
+    page: Any, served: Served, scratch: Path, console: Console
+) -> None:
+    points = [{"lr": 10.0 ** -(n % 4 + 1), "width": 2 ** (n % 3), "kind": "ab"[n % 2]} for n in range(20)]
+    folder = make_sweep(scratch / "project" / "default" / "se<i>arch", grid(points))
+    for number in range(18):
+        end(folder, number, value=1.0 + number % 4)
+    end(folder, 18, "failed", error="RuntimeError: <b>no memory</b>")
+    enter(page, served)
+    page.get_by_role("link", name="Sweeps").click()
+    page.get_by_role("link", name="se<i>arch").click()
+    page.get_by_role("heading", name="Best point: trial 0").wait_for()
+    for title in ("History", "Importance", "Parallel coordinates", "Slices"):
+        card = page.locator(".figures .card", has=page.get_by_role("heading", name=title))
+        card.scroll_into_view_if_needed()
+        card.locator(".main-svg").first.wait_for()
+    page.get_by_label("Filter trials").fill("lr=0.1")
+    page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 5")
+    page.get_by_text("RuntimeError: <b>no memory</b>").wait_for()
+    assert not console.problems
+
+
+def test_keys_reach_everything(page: Any, served: Served, scratch: Path) -> None:
+    for name in "ab":
+        make_run(scratch, f"20260101-120000-{name}{name}", name=f"run {name}")
+    enter(page, served)
+    page.get_by_role("link", name="run b").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == "run a"
+    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Metrics").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Log").get_attribute("aria-selected") == "true"
+    page.keyboard.press("End")
+    assert page.get_by_role("tab", name="Settings").get_attribute("aria-selected") == "true"
+
+
+def test_pages_fit_a_phone(chromium: Any, served: Served, scratch: Path) -> None:
+    long = "a-name-without-a-space-that-is-much-longer-than-a-phone-is-wide" * 3
+    first = make_run(scratch, name=long, log={0: [long * 2], 1: [long]}, metric=long, detail=long)
+    second = make_run(scratch, "20260101-120000-bbbb", name=long)
+    context = chromium.new_context(viewport={"width": 360, "height": 740}, has_touch=True)
+    phone = context.new_page()
+    enter(phone, served)
+    key, other = first.path.name, second.path.name
+    for route in ("", f"run/{key}", f"run/{key}/log", f"run/{key}/time", f"compare/{key},{other}", "sweeps"):
+        phone.goto(f"{served.base}#/{route}")
+        phone.reload()
+        phone.locator("main h1").wait_for()
+        assert phone.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), route
+    context.close()
+
+
+def test_dark_by_the_system_and_by_the_button(chromium: Any, served: Served, scratch: Path) -> None:
+    make_run(scratch)
+    context = chromium.new_context(color_scheme="dark")
+    tab = context.new_page()
+    paper = "getComputedStyle(document.body).backgroundColor"
+    enter(tab, served)
+    tab.locator(".runs").wait_for()
+    dark = tab.evaluate(paper)
+    button = tab.locator("button.theme")
+    button.click()  # from what the system prefers to light
+    light = tab.evaluate(paper)
+    assert brightness(dark) < 50 < brightness(light) - 150
+    tab.reload()
+    tab.locator(".runs").wait_for()
+    assert tab.evaluate(paper) == light  # it is kept
+    context.close()
+
+
+def test_an_unknown_run_and_an_unknown_page_say_so(page: Any, served: Served) -> None:
+    enter(page, served)
+    page.get_by_text("No runs yet").wait_for()
+    page.goto(f"{served.base}#/run/nothing")
+    page.get_by_text("There is no run").wait_for()
+    page.goto(f"{served.base}#/nowhere")
+    page.get_by_text("There is no such page").wait_for()
+
+
+def test_a_restart_replaces_the_steps_that_it_repeats(page: Any, served: Served, scratch: Path) -> None:
+    folder: RunFolder = make_run(scratch, steps=50)
+    enter(page, served)
+    page.goto(f"{served.base}#/run/{folder.path.name}")
+    drawn_until(page, 49)
+    write_metrics(folder, range(30, 60))
+    drawn_until(page, 59)
+    steps = page.locator("[data-metric=loss] .chart").evaluate("el => Array.from(el.data[0].x)")
+    assert steps == list(range(60))
