@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from paceline.agent.attempt import Outcome
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.notify import stall_watch
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
@@ -185,6 +186,41 @@ def test_the_next_job_start_tells_what_the_last_one_could_not(
         second.begin()
         second.flush()
     assert webhook.events() == told
+
+
+REQUEUES = {"requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "wanted": True}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changes", "told"),
+    [
+        ("stopped", {}, ["requeued"]),  # before the time limit
+        ("stopped", {"by_term": True}, []),  # Slurm may requeue it, or somebody has cancelled it
+        ("stopped", {"cancelled": True}, ["stopped"]),
+        ("stopped", {"wanted": False}, ["stopped"]),  # --no-requeue
+        ("stopped", {"requeue": False, "from_queue": False}, ["stopped"]),  # a local run
+        ("failed", {}, ["requeued"]),  # for other nodes
+        ("failed", {"requeue": False}, ["failed"]),
+        ("done", {"requeue": False}, ["done"]),
+    ],
+)
+def test_how_a_job_start_ends(
+    verdict: str, changes: dict[str, bool], told: list[str], tmp_path: Path, webhook: Webhook
+) -> None:
+    case = {**REQUEUES, **changes}
+    notifier = make_notifier(tmp_path, webhook, "7-0", on=[*DEFAULT, "stopped"], requeues=case["wanted"])
+    job_start, run = notifier._job_start, RunFolder(tmp_path / "run")
+    job_start.verdict.write_text(f"{verdict}\n")
+    for path, exists in ((job_start.requeue, case["requeue"]), (run.cancelled, case["cancelled"])):
+        if exists:
+            path.touch()
+    for _ in range(2):
+        notifier.attempt_over(
+            Outcome(verdict), attempt=1, step=5, by_term=case["by_term"], from_queue=case["from_queue"]
+        )
+    notifier.flush()
+    assert webhook.events() == told
+    assert job_start.notified.exists() == bool(told)
 
 
 @pytest.mark.parametrize(
