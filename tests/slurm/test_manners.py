@@ -7,10 +7,15 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from paceline.contract.run_folder import RunFolder
+from paceline.watch.records import OVER, newest_verdict, read_record
 from tests.slurm.harness import Cluster
+from tests.slurm.runs import Paceline, diagnostics, project, run_of
 from tests.watch.test_records import make_run
 
 WATCHERS = 100
@@ -81,3 +86,40 @@ def test_following_a_run_asks_once_per_interval_and_ends_with_the_verdict(cluste
     assert follower.wait(TIMEOUT) == 0
     follower.communicate()
     assert 2 <= count_calls(cluster) - before <= (time.monotonic() - began) / INTERVAL + 5
+
+
+def test_old_answers_never_say_that_a_requeued_run_is_over(
+    cluster: Cluster, tmp_path: Path, slurm_paceline: Paceline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an answer that counts for a minute, through a requeue to the end."""
+    gate = tmp_path / "gate"
+    script = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.1)\n"
+    home = project(tmp_path / "project", script)
+    long = {"PACELINE_POLL_INTERVAL": "60"}
+    args = ("submit", "--gpus", "1", "--cpu", "--time", "10m", "train.py")
+    folder = run_of(slurm_paceline(*args, cwd=home, check=True, **long))
+    job = folder.job.read_text().strip()
+    found: dict[str, str] = {}  # statuses, and how each came first
+
+    def watch_until(reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while not reached():
+            assert time.monotonic() < deadline, f"{found}: {diagnostics(folder)}"
+            record = read_record(folder)
+            found.setdefault(record.status, f"{record.state}, {newest_verdict(folder)}")
+            time.sleep(0.1)
+
+    with monkeypatch.context() as patch:
+        for name, value in {**cluster.environment, **long}.items():
+            patch.setenv(name, value)
+        before = count_calls(cluster)
+        watch_until(lambda: len(folder.attempts()) == 1 and folder.attempts()[0].log(0).exists())
+        cluster.run(["scontrol", "requeue", job])
+        watch_until(lambda: cluster.restarts(job) == 1 and cluster.state(job) == "RUNNING")
+        watch_until(lambda: len(folder.attempts()) == 2 and folder.attempts()[1].log(0).exists())
+        assert read_record(folder).status == "running"
+        assert not OVER & found.keys(), found
+        gate.touch()
+        watch_until(lambda: read_record(folder).is_over)
+        assert read_record(folder).status == "done"
+        assert count_calls(cluster) - before < 20

@@ -31,9 +31,14 @@ class FakeSlurm:
         self.now = 1_000_000.0
         self.jobs: dict[str, str] = {}
         self.ended: dict[str, str] = {}
+        self.later: dict[str, str] = {}  # the jobs that are there after a pause
         self.problem = ""
         self.seconds = 0.0  # that squeue takes
         self.calls: list[str] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.jobs |= self.later
 
     def queue(self) -> dict[str, JobState]:
         self.calls.append("squeue")
@@ -58,6 +63,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
         patch.setattr(slurm, "queue", made.queue)
         patch.setattr(slurm, "accounting", made.accounting)
         patch.setattr(time, "time", lambda: made.now)
+        patch.setattr(time, "sleep", made.sleep)
         yield made
 
 
@@ -156,6 +162,45 @@ def test_an_end_without_a_verdict_is_checked_twice(tmp_path: Path, fake: FakeSlu
     assert fake.calls == ["squeue"] * 4
 
 
+@pytest.mark.parametrize("moment", [{"7": "NODE_FAIL"}, {"7": "COMPLETED"}, {}])
+def test_a_live_job_that_looks_over_for_a_moment_is_not_shown_as_over(
+    tmp_path: Path, fake: FakeSlurm, moment: dict[str, str]
+) -> None:
+    folder = submitted(tmp_path, fake, ago=500)
+    fake.jobs = {"7": "RUNNING"}
+    assert read_record(folder).status == "running"
+    fake.now += 61
+    fake.jobs, fake.later = moment, {"7": "PENDING"}
+    assert read_record(folder).status == "queued"
+    assert fake.calls == ["squeue"] * 3
+
+
+def test_the_end_of_a_cancelled_run_is_no_surprise(tmp_path: Path, fake: FakeSlurm) -> None:
+    folder = submitted(tmp_path, fake, ago=500)
+    fake.jobs = {"7": "RUNNING"}
+    read_record(folder)
+    fake.now += 61
+    fake.jobs = {"7": "CANCELLED"}
+    folder.cancelled.touch()
+    put_time(folder.cancelled, fake.now - 1)
+    assert read_record(folder).status == "cancelled"
+    assert fake.calls == ["squeue"] * 2
+
+
+def test_a_run_that_was_queued_in_the_answer_and_is_done_by_now_is_done(tmp_path: Path, fake: FakeSlurm) -> None:
+    folder = submitted(tmp_path, fake, ago=500)
+    (folder.claims / "1").unlink()
+    fake.jobs = {"7": "PENDING"}
+    assert read_record(folder).status == "queued"
+    fake.now += 30
+    (folder.claims / "1").symlink_to("7-0")
+    put_time(folder.claims / "1", fake.now - 20)
+    folder.job_start("7-0").verdict.write_text("done\n")
+    put_time(folder.job_start("7-0").verdict, fake.now - 1)
+    fake.jobs = {"7": "COMPLETED"}
+    assert read_record(folder).status == "done"
+
+
 def test_a_job_that_is_missing_is_asked_for_again_then_looked_up_in_accounting_once(
     tmp_path: Path, fake: FakeSlurm
 ) -> None:
@@ -246,11 +291,14 @@ def test_many_processes_at_once_make_one_call(tmp_path: Path) -> None:
     put_command(
         tmp_path, "squeue", f"echo x >>{tmp_path}/calls; sleep 0.5; printf '7\\037RUNNING\\037\\037n1\\037\\0371:00\\n'"
     )
-    code = "from paceline.watch.scheduler.shared_answer import query_states; print(query_states(['7'])['7'].label)"
+    code = (
+        "import os; from paceline.watch.scheduler.shared_answer import query_states\n"
+        "pids = [os.fork() or os._exit(query_states(['7'])['7'].label != 'running') for _ in range(30)]\n"
+        "print([os.waitpid(pid, 0)[1] for pid in pids].count(0))"
+    )
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [sys.executable, "-c", code]
-    started = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(12)]
-    assert [process.communicate()[0] for process in started] == ["running\n"] * 12
+    done = subprocess.run([sys.executable, "-c", code], env=environ, text=True, capture_output=True)
+    assert done.stdout == "30\n", done.stderr
     assert (tmp_path / "calls").read_text() == "x\n"
 
 

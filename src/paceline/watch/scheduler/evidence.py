@@ -21,8 +21,8 @@ class Evidence:
 
     submitted: float = 0.0
     started: float = 0.0  # its newest start
-    verdict: float = 0.0  # of that start
-    is_final: bool = False  # the verdict ends the run
+    verdict: float = 0.0  # of that start, or when the run was cancelled
+    is_final: bool = False  # the verdict ends the run, or the user has cancelled it
     is_closed: bool = False  # and the job has had the time to end: nobody needs to ask for it
 
 
@@ -38,15 +38,15 @@ def read_evidence(runs: Iterable[tuple[RunFolder, str]]) -> dict[str, Evidence]:
 
 def _read(folder: RunFolder, job: str) -> Evidence:
     holder = find_holder(folder)
-    submitted = _modified(folder.job)
+    submitted, cancelled = _modified(folder.job), _modified(folder.cancelled)
     if holder is None or holder.job != job:
-        return Evidence(submitted)
+        return Evidence(submitted, is_final=bool(cancelled))
     job_start = holder.job_start
     verdict = read_verdict(job_start.verdict)
     # A run that failed may still go back into the queue, for other nodes.
-    is_final = verdict == DONE or (verdict == FAILED and not job_start.requeue.exists())
+    is_final = bool(cancelled) or verdict == DONE or (verdict == FAILED and not job_start.requeue.exists())
     is_trial = folder.path.parent.name == TRIALS  # its job goes on with the next trial
-    written = _modified(job_start.verdict) if verdict is not None and not is_trial else 0.0
+    written = 0.0 if is_trial else max(cancelled, _modified(job_start.verdict) if verdict is not None else 0.0)
     is_closed = is_final and (is_trial or time.time() - written > CLOSED_AGE)
     return Evidence(submitted, _modified(folder.claims / str(holder.number)), written, is_final, is_closed)
 

@@ -92,7 +92,10 @@ class SharedAnswer:
         with self.file.lock():
             answer = self.file.read()  # another process may have asked in the meantime
             if self._is_stale(answer, seen):
-                answer = self._ask(answer)
+                before, answer = answer, self._ask(answer)
+                if _has_news(before, answer, seen):
+                    time.sleep(self._doubt(answer))
+                    answer = self._ask(answer)
                 self.file.write(answer)
         return answer
 
@@ -137,7 +140,7 @@ class SharedAnswer:
             return not seen.is_final and not self._is_accounted(answer, job)
         if state.phase == ENDED:
             return not seen.is_final and job not in answer.confirmed
-        if state.phase == LIVE and seen.verdict:
+        if seen.verdict and (state.phase == LIVE or seen.verdict > answer.asked):
             # It is about to end or to go back into the queue: look often at first, then less and less.
             since_verdict = time.time() - seen.verdict
             return since_verdict >= 0 and time.time() - answer.asked > since_verdict / 2
@@ -183,9 +186,23 @@ class SharedAnswer:
         return found
 
     def _as_the_folder_shows(self, state: JobState | None, job: str, seen: Evidence, asked: float) -> JobState | None:
-        """Return the state of a job that was submitted or has started since Slurm was asked."""
-        if asked < seen.started <= time.time() and not seen.verdict and (state is None or state.phase != LIVE):
+        """Return the state of a job that was submitted, has started or has finished since Slurm was asked."""
+        is_new = asked < seen.started <= time.time() and (not seen.verdict or seen.is_final)
+        if is_new and (state is None or state.phase != LIVE):
             return JobState(job, "RUNNING")
         if state is None and not seen.started and seen.submitted >= asked - self._grace:
             return JobState(job, "PENDING")
         return state
+
+
+def _has_news(before: Answer, answer: Answer, seen: Seen) -> bool:
+    """Whether a job that was live before seems to be over, and its run folder does not say so.
+
+    A job that is being requeued looks over for a moment. Nobody should see that, so Slurm is asked once more. One that
+    is cancelled stays so.
+    """
+    if answer.problem:
+        return False
+    live = (job for job in seen if job in before.jobs and before.jobs[job].phase != ENDED and not seen[job].is_final)
+    now = (answer.jobs.get(job) for job in live)
+    return any(state is None or (state.phase == ENDED and state.state != "CANCELLED") for state in now)
