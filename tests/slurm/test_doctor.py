@@ -115,7 +115,7 @@ class Patient:
 
     def problems(self) -> list[dict[str, Any]]:
         done = self.paceline("doctor", "--json", str(self.folder.path), timeout=200)
-        findings = json.loads(done.stdout)
+        findings = json.loads(done.stdout)["findings"]
         bad = [each for each in findings if each["level"] != "good"]
         assert done.returncode == (1 if any(each["level"] == "problem" for each in bad) else 0), done.stderr
         return bad
@@ -272,7 +272,7 @@ def test_fitness_goes_on_without_a_slow_node(patient: Patient, throttle: Callabl
 def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
     doctor = [sys.executable, "-m", "paceline", "doctor", "--json", "--scratch", str(tmp_path)]
     done = cluster.run(["salloc", "--nodes=2", "--cpus-per-task=1", "--time=5", "--quiet", *doctor], timeout=200)
-    found = {each["about"]: each for each in json.loads(done.stdout)}
+    found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
     assert [each["about"] for each in found.values() if each["level"] == "problem"] == []
     hosts = cluster.nodes[:2]
     assert all(f"{host}: eth0" in found["nodes"]["text"] for host in hosts)

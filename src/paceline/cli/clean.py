@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.json_output import print_json
 from paceline.cluster.local.staging import Leftover, data_folders, find_leftovers, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.cluster.slurm.node_command import run_on_node
+from paceline.errors import UsageError
 from paceline.spec import Program, load_job
 from paceline.watch.ended_secrets import EndedSecrets, find_ended_secrets
 
@@ -29,6 +31,7 @@ def command(
         bool, typer.Option("--cached", help="Also remove data cached for later jobs, unless it is in use.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs; asks nothing.")] = False,
 ) -> int:
     """List and remove leftover files on a node's own disk, and secrets in the folders of runs that are over.
 
@@ -40,6 +43,8 @@ def command(
     Only your own files are removed, and only if their job or process is known to be over. Results listed in
     collect are copied back first. A run folder keeps its environment.sh without the values of secrets.
     """
+    if node and as_json:
+        raise UsageError("--json and --node do not go together.", hint="Run `paceline clean --json` on the node.")
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
     job = load_job(Program(""), cluster=options.this_cluster())
@@ -52,6 +57,8 @@ def command(
     ]
     if folder is None and "SLURM_JOB_ID" not in os.environ:  # `--node` looks at the node's own disk alone
         leftovers += find_ended_secrets(scratch)
+    if as_json:
+        return _print_json(leftovers, yes=yes)
     if not leftovers:
         print("nothing to clean up")
         return 0
@@ -63,6 +70,15 @@ def command(
     removed = sum(leftover.remove() for leftover in leftovers)
     print(f"removed {removed} of {len(leftovers)}")
     return 0 if removed == len(leftovers) else 1
+
+
+def _print_json(leftovers: list[Leftover | EndedSecrets], *, yes: bool) -> int:
+    listed = [
+        {"path": str(each.path), "reason": each.reason, "removed": bool(each.remove()) if yes else False}
+        for each in leftovers
+    ]
+    print_json(leftovers=listed)
+    return 1 if yes and not all(each["removed"] for each in listed) else 0
 
 
 def _clean_nodes(nodes: list[str], *, folder: Path | None, cached: bool, yes: bool) -> int:

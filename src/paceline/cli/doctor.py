@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.json_output import print_json
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
 from paceline.cluster.runs.folder import find_run, resolve_scratch
 from paceline.errors import PacelineError
@@ -165,7 +165,7 @@ def describe_speed(answers: Answers) -> list[Finding]:
 def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:
     """Print the findings; return 1 if one is a problem."""
     if as_json:
-        print(json.dumps([dataclasses.asdict(each) for each in findings], indent=1, ensure_ascii=False))
+        print_json(findings=[dataclasses.asdict(each) for each in findings])
     else:
         draw(findings)
     return 1 if worst(findings) == PROBLEM else 0

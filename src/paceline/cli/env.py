@@ -8,12 +8,13 @@ import time as clock
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import console, options
 from paceline.cli.help import GroupedCommand
+from paceline.cli.json_output import print_json
 from paceline.cluster.environment import build as builds
 from paceline.cluster.environment import store as stored
 from paceline.cluster.environment.build_progress import BuildProgress
@@ -176,11 +177,19 @@ def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment)
 
 
 @app.command("list", cls=GroupedCommand)
-def show_all(*, config: options.Config = None, cluster_profile: options.ClusterProfile = None) -> int:
+def show_all(
+    *,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> int:
     """List the environments that were built for this project."""
     job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=options.this_cluster())
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
+    if as_json:
+        print_json(store=str(store), environments=[_describe(each) for each in found])
+        return 0
     if not found:
         print(f"no environments in {store}")
         return 0
@@ -199,6 +208,14 @@ def show_all(*, config: options.Config = None, cluster_profile: options.ClusterP
         print(f"{each.key}  {when}  {', '.join(record['from']) or '-'}  ({what}{modules}{horovod})")
     print(f"in {store}")
     return 0
+
+
+def _describe(each: StoredEnvironment) -> dict[str, Any]:
+    record = each.record()
+    return {
+        "key": each.key, "path": str(each.path), "is_complete": bool(record),
+        "builder": None if record else _builder(each), "record": record or {},
+    }  # fmt: skip
 
 
 def _builder(each: StoredEnvironment) -> str | None:

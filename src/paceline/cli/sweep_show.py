@@ -10,12 +10,14 @@ import typer
 
 from paceline.cli import console, runs
 from paceline.cli.fitted_table import Column, fit, make_table
+from paceline.cli.json_output import print_json
 from paceline.cli.report import write_report
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
 from paceline.spec.quantities import show_seconds
+from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.report.numbers import to_label
 from paceline.sweep.report.rows import Row, has_repeats, rows, sort_by, value_text
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
@@ -48,6 +50,7 @@ def command(
         Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Update until all trials have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all trials as JSON, for other programs.")] = False,
 ) -> int:
     """Show a sweep: its trials, best first, its progress and its failures.
 
@@ -64,6 +67,9 @@ def command(
     sweep = read_sweep(folder)
     if csv is not None or report is not None:
         _write(sweep, csv, report)
+        return 0
+    if as_json:
+        print_json(sweep=make_sweep_overview(sweep).to_json(), trials=[trial.to_json() for trial in sweep.trials])
         return 0
     sort_by(sweep, [], sort)  # reject a wrong key before showing anything
     out = console.console()

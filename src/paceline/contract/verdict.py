@@ -16,7 +16,7 @@ VERDICTS = (DONE, STOPPED, FAILED)
 DONE_UNSAVED = "done, not saved"  # how people see a run that is done, but whose last state could not be saved
 
 
-def read_verdict(path: Path) -> str | None:
+def read_verdict(path: Path | str) -> str | None:
     """Return the verdict in a file; None if there is none, because the run still runs or ended without one."""
     try:
         word = read_bounded(path, 100).decode().strip()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.runs.folder import list_folders
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep.results import PENDING, RUNNING, Sweep, finished, read_sweep
-from paceline.watch.records import QueryStates, list_folders
+from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
 
 

@@ -55,6 +55,9 @@ class Trial:
     error: str = ""  # its first line
     job: str | None = None  # its newest array task
 
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "folder": str(self.folder.path)}
+
 
 @dataclass(frozen=True)
 class Sweep:

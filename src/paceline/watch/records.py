@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.claims import Holder, find_holder
+from paceline.cluster.runs.folder import list_folders
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
@@ -25,7 +26,6 @@ from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError, in_one_line
 from paceline.plan.quote import quote
-from paceline.plan.run_path import STORE
 from paceline.watch.failures import describe_failure
 from paceline.watch.goodput import had_nothing_left, read_events
 from paceline.watch.metrics.latest import Latest, read_latest
@@ -213,28 +213,6 @@ def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
     return [RunFolder(Path(path)) for path in (found if limit is None else islice(found, limit))]
 
 
-def list_folders(scratch: Path, record: str) -> Iterator[str]:
-    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last one.
-
-    Nothing but names is read of those that the caller does not come to.
-    """
-    # Snapshots lie beside the runs, and may contain a file called run.json.
-    experiments = [
-        path for project in _subfolders(str(scratch)) for path in _subfolders(project) if not path.endswith(f"/{STORE}")
-    ]
-    folders = [path for experiment in experiments for path in _subfolders(experiment)]
-    folders.sort(key=os.path.basename, reverse=True)
-    return (path for path in folders if os.path.lexists(f"{path}/{record}"))
-
-
-def _subfolders(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted((entry.path for entry in entries if entry.is_dir()), reverse=True)
-    except OSError:
-        return []
-
-
 def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:
     """Return the records of runs. If the scheduler does not respond, the states of its jobs are unknown."""
     listed = list(folders)
@@ -262,7 +240,7 @@ def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState], 
     latest = read_latest(f"{folder.path}/metrics.jsonl", with_pace=not is_over)
     return Record(
         folder=folder,
-        details=keep_valid(read_json(folder.run_json), RUN_FIELDS),
+        details=keep_valid(read_json(f"{folder.path}/run.json"), RUN_FIELDS),
         status=status,
         job=job,
         state=state,
@@ -280,7 +258,7 @@ def _status(
     """Return the status. The verdict overrides Slurm's state of an ended job, because exit codes arrive garbled."""
     if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
         return state.label
-    verdict = read_verdict(holder.job_start.verdict) if holder else None
+    verdict = read_verdict(f"{holder.job_start.path}/verdict") if holder else None
     if verdict == DONE:
         return DONE_UNSAVED if _unsaved_state(holder) else DONE
     if folder.cancelled.exists() and not (job is None and _runs_here(holder)):
@@ -337,7 +315,7 @@ def killed_shell(folder: RunFolder, state: JobState | None) -> str:
     return f"the batch shell was killed{f' by signal {number[1]}' if number else ''}"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path | str) -> dict[str, Any]:
     """Read a JSON object; return an empty one if the file is missing or invalid."""
     try:
         return read_object(path)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import glob
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.foreign_records import parse_object, read_bounded
 from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
@@ -61,6 +62,28 @@ def run_path_of(folder: RunFolder) -> RunPath:
     return RunPath(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
 
 
+def list_folders(scratch: Path, record: str) -> Iterator[str]:
+    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last one.
+
+    Nothing but names is read of those that the caller does not come to.
+    """
+    # Snapshots lie beside the runs, and may contain a file called run.json.
+    experiments = [
+        path for project in _subfolders(str(scratch)) for path in _subfolders(project) if not path.endswith(f"/{STORE}")
+    ]
+    folders = [path for experiment in experiments for path in _subfolders(experiment)]
+    folders.sort(key=os.path.basename, reverse=True)
+    return (path for path in folders if os.path.lexists(f"{path}/{record}"))
+
+
+def _subfolders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.path for entry in entries if entry.is_dir()), reverse=True)
+    except OSError:
+        return []
+
+
 def find_run(name: str, scratch: Path) -> RunFolder:
     """Find a run by its folder, its id, its name, its job id, one end of its id or the start of its name.
 
@@ -71,10 +94,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         raise UsageError("The run's name is empty.", hint="Give a run's id, its name, its folder, or `last`.")
     if RunFolder(Path(name)).run_json.is_file():
         return RunFolder(Path(name).resolve())
-    found = (path.parent for path in scratch.glob("*/*/*/run.json"))
-    # Snapshots lie beside the runs, and may contain a file called run.json.
-    known = sorted(path for path in found if path.parent.name != STORE)
-    known.sort(key=lambda path: path.name)
+    known = [Path(path) for path in list_folders(scratch, "run.json")][::-1]
     exact = [path for path in known if path.name == name]
     matches = list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
     # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to end with an a.
@@ -88,7 +108,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
-        newest = ", ".join(_with_name(path, names.get(path, ("",))[0]) for path in matches[:-6:-1])
+        newest = ", ".join(_with_name(path, _read_name(path) if names else "") for path in matches[:-6:-1])
         more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
         raise UsageError(
             f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
@@ -97,14 +117,14 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         raise UsageError(f"You have no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
     raise UsageError(
         f"There is no run {name!r} in {scratch}.",
-        hint=f"{_suggestion(name, names)}Give a run's id, the start or end of it, its name or the start of that, its"
+        hint=f"{_suggestion(name, known)}Give a run's id, the start or end of it, its name or the start of that, its"
         " job id, or its folder. Of another user's run, give the whole id or the folder. `paceline ps` lists runs.",
     )
 
 
-def _suggestion(wanted: str, names: Mapping[Path, Sequence[str]]) -> str:
+def _suggestion(wanted: str, paths: Iterable[Path]) -> str:
     """Return the id or the name of an own run that is much like the wanted one, as a question; empty if none is."""
-    known = {word: path for path, others in names.items() for word in (path.name, *others[:1]) if word}
+    known = {word: path for path in paths for word in (path.name, _read_name(path)) if word}
     close = (word for word in difflib.get_close_matches(wanted, known, n=3) if is_own_folder(known[word]))
     return next((f"Did you mean {word!r}? " for word in close), "")
 
@@ -131,14 +151,24 @@ def _own(paths: Iterable[Path]) -> list[Path]:
 
 
 def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
-    """Return what else a run is known by: the name that `--name` gave it, and its jobs if a job may be wanted."""
+    """Return what else a run is known by: the name that `--name` gave it, and its jobs if a job may be wanted.
+
+    The name may be missing if the wanted one is no part of it.
+    """
     from paceline.cluster.slurm.sbatch import known_jobs
 
+    return _read_name(folder.path, wanted), *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
+
+
+def _read_name(path: Path, part: str = "") -> str:
+    """Return a run's name. One without `part` may be left out: only files that contain it are parsed."""
     try:
-        name = read_object(folder.run_json).get("name")
+        text = read_bounded(f"{path}/run.json")
+        if any(json.dumps(part, ensure_ascii=ascii)[1:-1].encode() in text for ascii in (True, False)):
+            return str(parse_object(text).get("name") or "")
     except (OSError, ValueError):
-        name = None
-    return str(name or ""), *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
+        pass
+    return ""
 
 
 def _is_part(part: str, run_id: str, name: str) -> bool:
