@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.contract.run_folder import RunFolder
-from paceline.watch.goodput import SHARES, compute_goodput, find_end, read_events
+from paceline.watch.goodput import SHARES, compute_goodput, find_end, read_events, read_goodput
 
 
 def at(time: float, event: str, **fields: Any) -> dict[str, Any]:
@@ -281,3 +281,37 @@ def test_parts_always_sum_to_the_wall_time(moments: list[tuple[float, str, dict[
     if spans and now is not None and events[-1]["event"] not in ("done", "queued"):
         over = any(event["event"] == "done" for event in events)
         assert over or spans[-1].ended == max(now, events[-1]["time"])
+
+
+def test_an_attempt_that_was_killed_with_its_node_has_run_until_its_last_output(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for number, last in ((1, 80), (2, 9000)):
+        folder.attempt(number).path.mkdir()
+        folder.attempt(number).log(0).touch()
+        os.utime(folder.attempt(number).log(0), (last, last))
+    events = [
+        at(0, "node", job_start="7-0", index=0), at(1, "launch", attempt=1, ranks=[0]), at(2, "training", step=0),
+        at(30, "saving", step=30, blocked=0.0),
+        at(200, "node", job_start="7-1", index=0), at(201, "launch", attempt=2, ranks=[0]),
+        at(202, "training", step=30), at(300, "done", attempt=2),
+    ]  # fmt: skip
+    result = read_goodput(folder, events, is_over=True)
+    assert {name: seconds for name, seconds in result.seconds.items() if seconds} == {
+        "queued": 120, "starting": 4, "training": 126, "lost": 50,
+    }  # fmt: skip
+    assert result.failures == 1
+
+
+def test_a_live_run_tells_by_its_samples_how_it_spends_its_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.system.mkdir()
+    row = [0, 2, 101, 0.1, "R", 0.5, 20.0, 0.4]
+    folder.node_metrics(0).write_text(json.dumps({"time": 160, "ranks": [row]}) + "\n")
+    events = [
+        at(0, "launch", attempt=1, ranks=[0]), at(50, "training", step=0, seconds={"setup": 10.0}),
+        at(60, "first_step", step=1, seconds={"setup": 10.0, "first_step": 10.0}),
+    ]  # fmt: skip
+    result = read_goodput(folder, events, is_over=False)
+    assert result.parts["starting"]["compile"] == 9.0, "100 steps have taken 100 s"
+    share = result.parts["training"]["data"] / result.seconds["training"]
+    assert share == pytest.approx(0.2, abs=0.01)

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cluster.runs.folder import TRIALS
 from paceline.cluster.slurm.states import WAITING
-from paceline.watch.goodput import compute_goodput, find_end
+from paceline.watch.goodput import read_goodput
 from paceline.watch.metrics.latest import Latest, as_number
 from paceline.watch.records import Record
 
@@ -112,7 +112,7 @@ def _seconds_left(record: Record, latest: Latest, total: int | None) -> float | 
 
 
 def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
-    shares = compute_goodput(events, find_end(record.folder, events) if record.is_over else time.time())
+    shares = read_goodput(record.folder, events, is_over=record.is_over)
     return shares.share("training") if shares.total > 0 else None
 
 

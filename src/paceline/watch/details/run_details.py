@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +15,9 @@ from paceline.watch.config import flatten, read_config
 from paceline.watch.details.attempts import AttemptDetails, Failure, JobStartDetails, read_attempts, read_job_starts
 from paceline.watch.details.json_values import finite
 from paceline.watch.details.nodes import NodeDetails, RankDetails, make_nodes, make_ranks
-from paceline.watch.goodput import Goodput, Span, compute_goodput, find_end, read_events
-from paceline.watch.node_usage import NodeUsage, read_node_usage
+from paceline.watch.goodput import Span, read_goodput
+from paceline.watch.node_usage import read_node_usage
 from paceline.watch.overview import Overview, make_overview
-from paceline.watch.rank_samples import newest_samples, read_ranks
 from paceline.watch.records import Record
 from paceline.watch.resume_hint import resume_command
 
@@ -72,7 +69,7 @@ def read_details(record: Record) -> RunDetails:
     """Read all that a run's folder tells, except its metrics and logs."""
     folder, details = record.folder, record.details
     usage = read_node_usage(folder, max_nodes=MAX_NODES)
-    goodput = read_goodput(record, usage)
+    goodput = read_goodput(folder, record.events, is_over=record.is_over)
     command = details.get("command")
     found = find_checkpoints(folder.path)
     best = find_best(found)
@@ -99,17 +96,6 @@ def read_details(record: Record) -> RunDetails:
         ],
         commands=_commands(record),
     )
-
-
-def read_goodput(record: Record, usage: Sequence[NodeUsage]) -> Goodput:
-    """Return where the time of a run went so far."""
-    events = read_events(record.folder.events)
-    if record.is_over:
-        return compute_goodput(events, find_end(record.folder, events))
-    for sample in read_ranks(newest_samples(each) for each in usage).get(0, [])[-1:]:  # how far the run is
-        last = {"time": sample.time, "event": "progress", "step": sample.step, "waited": sample.waited}
-        events = sorted([*events, last], key=lambda event: event["time"])
-    return compute_goodput(events, time.time())
 
 
 def _commands(record: Record) -> dict[str, str]:

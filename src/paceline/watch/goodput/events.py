@@ -17,7 +17,7 @@ EVENT_FIELDS: Fields = {
     "nodelist": str, "host": str,
 }  # fmt: skip
 QUEUED = frozenset({"queued", "submitted"})
-PHASES = QUEUED | {"started", "ranks", "training", "saving"}
+PHASES = QUEUED | {"node", "started", "launch", "ranks", "training", "saving"}
 ENDS = frozenset({"failed", "stopped", "done"})
 
 

@@ -1,0 +1,56 @@
+"""The goodput of a run folder: its events, and what other files tell where events are missing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.watch.goodput.events import ENDS, find_end
+from paceline.watch.goodput.goodput import Goodput, compute_goodput
+from paceline.watch.node_usage import NodeUsage
+from paceline.watch.rank_samples import clean_sample, read_ranks
+
+TAIL = 16384  # bytes of the samples of node 0
+
+Event = dict[str, Any]
+
+
+def read_goodput(folder: RunFolder, events: Sequence[Event], *, is_over: bool) -> Goodput:
+    """Return where the time of a run went so far."""
+    more = [*_signs_of_life(folder, events), *(() if is_over else _progress(folder))]
+    known = sorted([*events, *more], key=lambda event: float(event["time"]))
+    return compute_goodput(known, find_end(folder, events) if is_over else time.time())
+
+
+def _signs_of_life(folder: RunFolder, events: Sequence[Event]) -> Iterator[Event]:
+    """Yield when the ranks of an attempt last wrote to their logs, if it was killed and could not write its end."""
+    started = {event["attempt"] for event in events if event["event"] in ("launch", "ranks") and "attempt" in event}
+    ended = {event.get("attempt") for event in events if event["event"] in ENDS}
+    for number in sorted(started - ended - {max(started, default=0)}):
+        if times := _log_times(folder.attempt(number)):
+            yield {"time": max(times), "event": "alive", "attempt": number}
+
+
+def _log_times(attempt: AttemptFolder) -> list[float]:
+    try:
+        with os.scandir(attempt.path) as entries:
+            return [entry.stat().st_mtime for entry in entries if entry.name.endswith(".log")]
+    except OSError:
+        return []
+
+
+def _progress(folder: RunFolder) -> Iterator[Event]:
+    """Yield how far rank 0 of a live run is, and how long it has waited for data, as its agent saw it last."""
+    samples = []
+    with suppress(OSError):
+        for line in read_tail(folder.node_metrics(0), TAIL).splitlines():
+            with suppress(ValueError):
+                samples.append(clean_sample(parse_object(line)))
+    usage = NodeUsage(0, {}, [sample for sample in samples if "time" in sample])
+    for sample in read_ranks([usage]).get(0, [])[-1:]:
+        yield {"time": sample.time, "event": "progress", "step": sample.step, "waited": sample.waited}
