@@ -120,6 +120,7 @@ def test_make_demo_reads_the_digits(copy: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "scratch") in done.stdout + done.stderr, "the run folder's path is printed"
     assert re.search(r"^time line  .*█", done.stdout, flags=re.MULTILINE)
     assert re.search(r"^loss .*┤", done.stdout, flags=re.MULTILINE)
+    assert "wrote the report to demo-report.html" in done.stdout
 
 
 def test_the_two_commands_come_first() -> None:

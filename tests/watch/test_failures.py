@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import logs, show
+from paceline.cli import runs, show_facts
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 from paceline.sweep.results import _find_error
+from paceline.ui.terminal.time_view import describe_attempt
+from paceline.watch.details.attempts import read_attempts
 from paceline.watch.failures import describe_failure
+from paceline.watch.goodput import Goodput
 from paceline.watch.records import read_record
 from tests.watch.test_records import make_run
 
@@ -46,11 +49,12 @@ def test_the_first_failing_rank_is_shown(
     lines = describe_failure(folder)
     assert lines[0] == line
     assert lines[-1] == f"  its log: paceline logs --rank 3 {folder.path.name}"
-    logs._say_failure(folder)
+    runs.say_failure(folder)
     assert f"paceline: {line}\n" in capsys.readouterr().err
     if "where" in failure:
         assert lines[1] == "  at train.py:9 in main: raise ValueError"
-        assert show._attempt(folder.attempt(1)).endswith("ValueError: no data\nat train.py:9 in main: raise ValueError")
+        [attempt] = read_attempts(folder, Goodput(), is_over=True)
+        assert describe_attempt(attempt).endswith("ValueError: no data\nat train.py:9 in main: raise ValueError")
     assert line.endswith(_find_error(folder))  # what a sweep shows
 
 
@@ -73,7 +77,7 @@ def test_checkpoints_that_could_not_be_written_are_counted(tmp_path: Path) -> No
     record = read_record(folder)
     assert record.status == "done"
     assert "2 checkpoints could not be written" in record.detail
-    assert show._failed_saves(record) == "2 failed, the last at step 8: No space left on device"
+    assert show_facts._failed_saves(record.events) == "2 failed, the last at step 8: No space left on device"
 
 
 def test_a_run_whose_last_state_is_not_saved_is_not_plainly_done(tmp_path: Path) -> None:
