@@ -100,3 +100,32 @@ def test_trials_of_sweeps_are_rows_too(client: httpx.Client, scratch: Path) -> N
     assert client.get("api/runs/lr-3").json()["overview"]["path"] == str(sweep / "trials" / "3")
     assert client.get("api/runs/3").status_code == 404
     assert client.get("api/runs/lr-4").status_code == 404
+
+
+def test_code_of_others_is_not_compared(
+    client: httpx.Client, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "secret.py").write_text("password\n")
+    folder = make_run(scratch, code={"folder": str(tmp_path / "home")})
+    folder.code.mkdir()
+    (folder.code / "secret.py").write_text("")
+    assert "+password" in client.get(f"api/runs/{RUN}/diff").json()["diff"]
+    monkeypatch.setattr("paceline.ui.web.answers.is_own_folder", lambda path: False)
+    answer = client.get(f"api/runs/{RUN}/diff").json()
+    assert (answer["diff"], "another user" in answer["note"]) == ("", True)
+
+
+def test_a_sweep_is_not_read_for_each_page(
+    client: httpx.Client, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(scratch)
+    (scratch / "digits" / "first" / "lr").mkdir()
+    (scratch / "digits" / "first" / "lr" / "sweep.json").write_text('{"metric": "loss"}')
+    first = client.get("api/sweeps").json()
+    assert [sweep["name"] for sweep in first["sweeps"]] == ["lr"]
+    assert client.get("api/sweeps/lr").json()["trials"] == []
+    monkeypatch.setattr("paceline.ui.web.answers.read_sweep", lambda *_: pytest.fail("it was read again"))
+    assert client.get("api/sweeps").json() == first
+    assert client.get("api/sweeps/lr").status_code == 200
+    assert client.get("api/sweeps/other").status_code == 404

@@ -11,6 +11,7 @@ api/cluster                 partitions, what is free in them, and your queue
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,11 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.cluster.runs.diff import compare_run
+from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sweep.report.summary import describe_sweep, describe_trials
-from paceline.sweep.results import read_sweep
+from paceline.sweep.results import Sweep, read_sweep
 from paceline.ui.web.cluster_answer import read_cluster
 from paceline.ui.web.lookup import NoSuchRun, find_key, find_sweep_folder, find_sweeps
 from paceline.ui.web.rows import Rows
@@ -34,6 +37,9 @@ MAX_READERS = 48  # runs whose curves are kept
 MAX_TAIL = 5000  # lines of a log in one answer
 DEFAULT_TAIL = 500
 MAX_PATTERN = 500  # characters
+MAX_DIFFERENCE = 1_000_000  # characters
+SWEEP_INTERVAL = 3.0  # seconds between reads of a sweep, at least
+IDLE_SHARE = 5  # reading that takes long is followed by a pause of so many times its duration
 MAX_SWEEPS = 100  # in the list, newest first
 
 Query = Mapping[str, Sequence[str]]
@@ -54,6 +60,8 @@ class Answers:
         self._query = query
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
         self._lock = Lock()
+        self._sweeps: dict[tuple[Path, str], tuple[float, dict[str, Any]]] = {}  # until when an answer counts, and it
+        self._sweep_lock = Lock()
 
     def reader(self, key: str) -> RunReader:
         """Return the reader of a run, the same for all who ask. Raises NoSuchRun."""
@@ -105,17 +113,36 @@ class Answers:
 
     def difference(self, key: str) -> dict[str, Any]:
         """Return how the project's code has changed since a run was started, or in `note` why that is not known."""
+        folder = self.reader(key).folder
+        if not is_own_folder(folder.path):  # its record could name any folder of yours as the project
+            return {"diff": "", "note": "The run is another user's."}
         try:
-            return {"diff": compare_run(self.reader(key).folder).to_text(), "note": ""}
+            text = compare_run(folder).to_text()
         except EnvironmentProblem as problem:
             return {"diff": "", "note": f"{problem.message} {problem.hint}"}
+        note = "" if len(text) <= MAX_DIFFERENCE else f"Only the first {MAX_DIFFERENCE:,} characters are shown."
+        return {"diff": text[:MAX_DIFFERENCE], "note": note}
 
     def sweeps(self) -> dict[str, Any]:
+        """Return the newest sweeps, without their trials."""
         folders = find_sweeps(self.scratch)[:MAX_SWEEPS]
-        return {"sweeps": [describe_sweep(read_sweep(folder, self._query)) for folder in folders]}
+        return {"sweeps": [self._describe(folder, describe_sweep) for folder in folders]}
 
     def sweep(self, name: str) -> dict[str, Any]:
-        return describe_trials(read_sweep(find_sweep_folder(name, self.scratch), self._query))
+        """Return a sweep with its trials and Optuna's figures."""
+        return self._describe(find_sweep_folder(name, self.scratch), describe_trials)
+
+    def _describe(self, folder: SweepFolder, describe: Callable[[Sweep], dict[str, Any]]) -> dict[str, Any]:
+        """Describe a sweep, for all pages that ask within some seconds. What took long is kept longer."""
+        key = (folder.path, describe.__name__)
+        with self._sweep_lock:
+            until, known = self._sweeps.get(key, (0.0, {}))
+            began = time.monotonic()
+            if began >= until:
+                known = describe(read_sweep(folder, self._query))
+                took = time.monotonic() - began
+                self._sweeps[key] = (time.monotonic() + max(SWEEP_INTERVAL, IDLE_SHARE * took), known)
+            return known
 
     def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any] | bytes:
         """Return the answer to a path such as `api/runs/KEY/curves`, in bytes if it is JSON already.

@@ -55,6 +55,8 @@ def find_trials(scratch: Path) -> list[RunFolder]:
     """Return the trials of all sweeps that have started."""
     found = []
     for sweep in find_sweeps(scratch):
+        if sweep.trials.is_symlink():
+            continue
         entries = [entry for entry in _entries(sweep.trials) if entry.name.isdigit() and not entry.is_symlink()]
         found += [folder for entry in entries if (folder := RunFolder(Path(entry.path))).run_json.is_file()]
     return found
