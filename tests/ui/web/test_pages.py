@@ -267,3 +267,26 @@ def test_a_restart_replaces_the_steps_that_it_repeats(page: Any, served: Served,
     drawn_until(page, 59)
     steps = page.locator("[data-metric=loss] .chart").evaluate("el => Array.from(el.data[0].x)")
     assert steps == list(range(60))
+
+
+def test_actions_ask_first_and_only_where_they_are_allowed(page: Any, served: Served, scratch: Path) -> None:
+    folder = make_run(scratch, name="precious")
+    path = f"{served.base}api/runs/{folder.path.name}"
+    enter(page, served)
+    details = page.request.get(path).json()
+    page.goto(f"{served.base}#/run/{folder.path.name}")
+    page.get_by_role("heading", name="precious").wait_for()
+    assert not page.get_by_role("button", name="Cancel").count()  # this server only reads
+    live = {**details, "actions": ["cancel"], "overview": {**details["overview"], "is_over": False}}
+    asked: list[str] = []
+    page.route(path, lambda route: route.fulfill(json=live))
+    page.route("**/api/events?**", lambda route: route.abort())
+    page.route("**/cancel", lambda route: asked.append(route.request.method) or route.fulfill(json={"message": "gone"}))
+    page.reload()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Leave it").click()
+    assert not asked
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    page.get_by_text("gone").wait_for()
+    assert asked == ["POST"]

@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.contract.sweep.folder import DONE, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.report.importance import importances
 from paceline.sweep.report.study import import_optuna, make_study, sample
 from paceline.sweep.results import Sweep, finished
 
 MAX_POINTS = 500  # trials in a figure with one dot for each and parameter
+MAX_HISTORY = 4000  # trials in the history
 MAX_LINES = 150  # trials in parallel coordinates, which have one line for each
 MAX_PARAMETERS = 10
 LEFT_OUT = ("template", "title", "width", "height")  # the page has its own
@@ -27,7 +27,6 @@ def make_figures(sweep: Sweep) -> list[dict[str, Any]]:
     """Return `{"title", "figure"}` for each figure that the trials allow. Raises EnvironmentProblem without Optuna."""
     optuna = import_optuna()
     _require_plotly()
-    valued = [trial for trial in sweep.trials if trial.state in (DONE, PRUNED) and trial.value is not None]
     done = finished(sweep.trials)
     if not done:
         return []
@@ -38,7 +37,7 @@ def make_figures(sweep: Sweep) -> list[dict[str, Any]]:
     draw = optuna.visualization
     few = make_study(optuna, sweep, sample(done, sweep.maximizes, MAX_LINES), varying)
     some = make_study(optuna, sweep, sample(done, sweep.maximizes, MAX_POINTS), varying)
-    whole = make_study(optuna, sweep, valued[:: max(1, len(valued) // 4000)], [])
+    whole = make_study(optuna, sweep, sweep.trials[:: 1 + len(sweep.trials) // MAX_HISTORY], [])
     known = _KnownImportance(optuna, shares) if shares else None
     drawn = [_figure("History", lambda: draw.plot_optimization_history(whole, target_name=sweep.metric))]
     if known is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.contract.sweep.folder import PRUNED
+from paceline.contract.sweep.folder import DONE, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.report.numbers import MAX_CATEGORIES, as_number, wide
 from paceline.sweep.results import Sweep, Trial
@@ -24,7 +24,7 @@ def import_optuna() -> Any:
 
 
 def make_study(optuna: Any, sweep: Sweep, trials: Sequence[Trial], keys: Sequence[str]) -> Any:
-    """Return a study of trials that have a value, with these parameters."""
+    """Return a study with these parameters. Trials without a value count as failed: the others keep their numbers."""
     spread = {key: _distribution(optuna, sweep, key, trials) for key in keys}
     study = optuna.create_study(direction="maximize" if sweep.maximizes else "minimize")
     study.add_trials([_frozen(optuna, trial, spread) for trial in trials])
@@ -70,6 +70,8 @@ def _frozen(optuna: Any, trial: Trial, spread: dict[str, Any]) -> Any:
         used[key] = distribution
         is_choice = isinstance(distribution, optuna.distributions.CategoricalDistribution)
         values[key] = plain(value) if is_choice else float(value)
+    if trial.value is None or trial.state not in (DONE, PRUNED):
+        return optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, params=values, distributions=used)
     if trial.state == PRUNED:
         state = optuna.trial.TrialState.PRUNED
         reports = {trial.step or 0: trial.value}

@@ -95,7 +95,7 @@ function styled(layout) {
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, tickfont: { color: quiet }, automargin: true };
   const made = {
     font: { family: "system-ui, sans-serif", size: 11, color: quiet },
-    margin: { l: 48, r: 12, t: 8, b: 36 }, showlegend: false, hovermode: "closest", autosize: true,
+    margin: { l: 48, r: 12, t: 8, b: 36 }, showlegend: false, colorway: PALETTE, hovermode: "closest", autosize: true,
     hoverlabel: { bgcolor: colour("card"), bordercolor: line, font: { color: text, size: 12 } },
     ...layout,
     datarevision: (revision += 1), // curves grow in place

@@ -77,8 +77,10 @@ function rankColumns() {
   return [
     { name: "rank", title: "Rank", kind: "num", order: (rank) => rank.rank, cell: (rank) => String(rank.rank) },
     { name: "host", title: "Host", order: (rank) => rank.host, cell: (rank) => plain(rank.host) },
+    { name: "state", title: "State", order: (rank) => rank.state, cell: (rank) => plain(rank.state ?? "") },
     { name: "step", title: "Step", kind: "num", order: (rank) => rank.step, cell: (rank) => whole(rank.step) },
     { name: "seconds", title: "Seconds per step", kind: "num", order: (rank) => rank.seconds_per_step, downFirst: true, cell: (rank) => number(rank.seconds_per_step, 3) },
+    { name: "waited", title: "Waited for data", kind: "num", order: (rank) => rank.waited, downFirst: true, cell: (rank) => duration(rank.waited) },
     { name: "age", title: "Last heartbeat", kind: "num", order: (rank) => rank.age, downFirst: true, cell: (rank) => (rank.age === null ? "–" : `${duration(rank.age)} before`) },
     { name: "slow", title: "", order: (rank) => (rank.is_slow ? 1 : 0), cell: (rank) => (rank.is_slow ? h("span", { class: "pill amber" }, "slowest") : "") },
   ];

@@ -125,21 +125,21 @@ function barred(element, share, colour) {
 
 function drawBanner(host, details) {
   const run = details.overview;
-  const failed = details.attempts.find((attempt) => attempt.failure);
-  if (same(host, [run.status, run.detail, run.hint, details.attempts])) return;
+  const failure = details.failure ?? details.attempts.findLast((attempt) => attempt.failure)?.failure;
+  if (same(host, [run.status, run.detail, run.hint, failure])) return;
   const notes = [];
-  if (failed) {
-    const { failure } = failed;
+  if (failure) {
+    const isPast = failure.attempt < run.attempts || run.status === "done";
     const who = failure.rank === null ? "The launch failed" : `Rank ${failure.rank} failed first`;
-    const later = details.overview.status === "failed" ? "" : `, in attempt ${failed.number}; a later attempt went on`;
-    notes.push(h("section", { class: `banner ${later ? "amber" : "red"}`, "aria-label": "First failure" },
-      h("strong", null, `${who}${failure.host ? ` on ${plain(failure.host)}` : ""}${later}: `),
+    const past = isPast ? ` in attempt ${failure.attempt}; a later attempt went on` : "";
+    notes.push(h("section", { class: `banner ${isPast ? "amber" : "red"}`, "aria-label": "Failure" },
+      h("strong", null, `${who}${failure.host ? ` on ${plain(failure.host)}` : ""}${past}: `),
       h("span", null, plain(failure.text)),
       failure.where && h("div", { class: "quiet small mono" }, `at ${plain(failure.where)}`),
-      failure.traceback && h("details", { open: !later }, h("summary", null, "Traceback"), h("pre", null, plain(failure.traceback))),
+      failure.traceback && h("details", { open: !isPast }, h("summary", null, "Traceback"), h("pre", null, plain(failure.traceback))),
     ));
   }
-  if (run.detail && run.status !== "running" && !(failed && run.is_over)) {
+  if (run.detail && run.status !== "running" && !(failure && run.is_over)) {
     notes.push(h("p", { class: `banner ${run.is_over ? "" : "amber"}` }, plain(run.detail), run.hint && h("span", { class: "quiet" }, ` ${plain(run.hint)}`)));
   }
   put(host, notes);

@@ -99,9 +99,14 @@ function sweepRow(name, trials) {
   return {
     path: `sweep ${name}`, bundle: name, size: trials.length, counts, project, experiment, program, nodes, nproc,
     name, status: isLive ? "running" : Object.keys(counts).length === 1 ? trials[0].status : "", is_over: !isLive,
-    created: Math.min(...trials.map((trial) => trial.created ?? Infinity)), detail: "", run_id: name,
+    created: earliest(trials), detail: "", run_id: name,
     step: null, loss: null, rate: null, goodput: null, updated: Math.max(...trials.map((trial) => trial.updated ?? 0)),
   };
+}
+
+function earliest(trials) {
+  const known = trials.map((trial) => trial.created).filter(Number.isFinite);
+  return known.length ? Math.min(...known) : null;
 }
 
 function matches(row, text) {

@@ -94,7 +94,7 @@ function drawProgress(host, sweep) {
       tile("Best", found ? number(found.value, 5) : NOTHING, found ? `trial ${found.number}` : "no trial has ended with a value"),
       tile("Trials", total(sweep).toLocaleString("en"), countsText(sweep)),
       tile("Median time", times.length ? duration(times[Math.floor(times.length / 2)]) : NOTHING, "of a trial"),
-      tile("Sampler", plain(sweep.sampler || NOTHING), sweep.pruner ? `pruner ${plain(sweep.pruner)}` : "")),
+      tile("Sampler", plain(sweep.sampler || NOTHING), sweep.pruner && sweep.pruner !== "none" ? `pruner ${plain(sweep.pruner)}` : "")),
     h("div", { class: "columns", style: { "margin-bottom": "16px" } },
       h("section", { class: "card" }, h("h2", null, "Progress"), countsBar(sweep, "tall"),
         h("div", { class: "legend" }, Object.entries(sweep.counts).map(([state, size]) => h("span", null, h("i", { style: { background: stateColour(state) } }), `${plain(state)} `, h("b", null, size.toLocaleString("en")))))),
@@ -125,6 +125,7 @@ function restyled(figure) {
   const { template, title, width, height, plot_bgcolor, paper_bgcolor, font, ...kept } = layout || {};
   for (const trace of data) tint(trace);
   for (const note of kept.annotations || []) note.font = { ...note.font, color: colour("quiet") };
+  if (data.some((trace) => trace.orientation === "h") && kept.yaxis) delete kept.yaxis.title;
   const isParallel = data.some((trace) => trace.type === "parcoords");
   return { data, layout: { ...kept, showlegend: data.length > 1 && data.length < 6 && Boolean(kept.showlegend ?? true), legend: { orientation: "h", y: 1.08 }, margin: isParallel ? { l: 70, r: 70, t: 50, b: 24 } : { l: 60, r: 16, t: 30, b: 50 } } };
 }

@@ -2,7 +2,7 @@
 
 import { h, put } from "./dom.js";
 import { clock, date, duration, plain } from "./format.js";
-import { command, empty, goodputBar, pill, timeColour } from "./parts.js";
+import { command, empty, facts, goodputBar, pill, timeColour } from "./parts.js";
 
 export class TimeView {
   constructor(key, path, details) {
@@ -14,12 +14,23 @@ export class TimeView {
     const { goodput, timeline, attempts } = details;
     put(
       this.host,
-      h("section", { class: "card" }, h("h2", null, "Where the time went"), goodputBar(goodput), h("p", { class: "quiet small" }, goodput.total ? `of ${duration(goodput.total)}` : "")),
+      h("section", { class: "card" }, h("h2", null, "Where the time went"), goodputBar(goodput), parts(goodput)),
       h("section", { class: "card" }, h("h2", null, "Time line"), timeline.length ? line(timeline) : empty("No time line yet", "It begins when the run starts.")),
       attempts.length ? h("section", { class: "card flush" }, list(attempts, timeline, details.overview)) : null,
       details.commands.logs ? h("section", { class: "card stack" }, h("h2", null, "In a terminal"), Object.values(details.commands).filter(Boolean).map(command)) : null,
     );
   }
+}
+
+/** What starting and training consist of, and how often something failed. */
+function parts(goodput) {
+  const found = Object.entries(goodput.parts || {}).filter(([, seconds]) => Object.values(seconds).some((each) => each > 0)).map(([name, seconds]) =>
+    [name, Object.entries(seconds).filter(([, each]) => each > 0).map(([part, each]) => `${part.replaceAll("_", " ")} ${duration(each)}`).join(" · ")]);
+  if (goodput.failures) {
+    const between = goodput.seconds_between_failures ? `, one every ${duration(goodput.seconds_between_failures)} on average` : "";
+    found.push(["failures", `${goodput.failures}${between}`]);
+  }
+  return h("div", { style: { "margin-top": "12px" } }, facts([["in all", duration(goodput.total)], ...found]));
 }
 
 function line(spans) {
@@ -54,7 +65,7 @@ function list(attempts, timeline, run) {
       return h("tr", null,
         h("td", null, String(attempt.number)),
         h("td", null, attempt.verdict ? pill(attempt.verdict) : !run.is_over && attempt === attempts.at(-1) ? pill("running") : h("span", { class: "quiet" }, "no verdict")),
-        h("td", null, own.length ? duration(seconds) : "–"),
+        h("td", null, attempt.began && (attempt.ended || own.length) ? duration(attempt.ended ? attempt.ended - attempt.began : seconds) : "–"),
         h("td", { class: "mono" }, plain(attempt.job_start)),
         h("td", null, failure ? `${failure.rank === null ? "launch" : `rank ${failure.rank}`} on ${plain(failure.host)}: ${plain(failure.text)}` : ""),
       );
