@@ -1,9 +1,12 @@
 """How quickly Paceline shows runs, when there are 10,000 of them.
 
-    python benchmarks/watch.py [--runs 10000] [--active 10] [--repeats 5] [--parts list]
+    python benchmarks/watch.py [--runs 10000] [--active 10] [--repeats 5] [--parts list curves] [--lines 1000000]
 
 `list`: `paceline ps --all` and `ps --live`, with and without their index, beside a script that does nothing but find
 and parse every run.json. Targets for 10,000 runs: below 1 s with the index, below 3 s without it.
+
+`curves`: the first curve of a metrics file with a million lines, and what following it costs, beside a script that
+parses every line. Targets: below 1 s, and the same cost however long the file is.
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ def list_runs(options: argparse.Namespace, folder: Path) -> None:
     measure(folder, options.runs, options.active, options.repeats)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {"list": list_runs}
+def draw_curves(options: argparse.Namespace, folder: Path) -> None:
+    from watch_parts.metrics import measure
+
+    measure(folder, options.lines, options.repeats)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {"list": list_runs, "curves": draw_curves}
 
 
 def main() -> int:
@@ -31,6 +40,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--active", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lines", type=int, default=1_000_000, help="of the metrics file")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
     describe("watch")

@@ -6,14 +6,14 @@ The peer is what most scripts do: parse every line, keep every value.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 
 from paceline.watch.metrics.curves import Curves
 from paceline.watch.metrics.metrics_file import MetricsFile
 
-LINES = 1_000_000
+from machine import show
+
 NEW_LINES = 10  # between two looks
 LOOKS = 200
 
@@ -68,24 +68,19 @@ def follow(path: Path, file: MetricsFile, curves: Curves, step: int) -> float:
     return sorted(looks)[LOOKS // 2]
 
 
-def measure(lines: int = LINES) -> list[tuple[str, str, str]]:
-    """Return rows for a table: what was measured, with Paceline, and with the peer."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, short = Path(folder) / "metrics.jsonl", Path(folder) / "short.jsonl"
-        write_file(path, lines)
-        write_file(short, lines // 100)
-        took, file, curves = min((first_curve(path) for _ in range(3)), key=lambda each: each[0])
-        peer = every_line(path)
-        _, short_file, short_curves = first_curve(short)
-        after_few = follow(short, short_file, short_curves, lines // 100)
-        after_many = follow(path, file, curves, lines)
-    return [
+def measure(folder: Path, lines: int, repeats: int) -> None:
+    """Print a table."""
+    path, short = folder / "metrics.jsonl", folder / "short.jsonl"
+    write_file(path, lines)
+    write_file(short, lines // 100)
+    took, file, curves = min((first_curve(path) for _ in range(repeats)), key=lambda each: each[0])
+    peer = every_line(path)
+    _, short_file, short_curves = first_curve(short)
+    after_few = follow(short, short_file, short_curves, lines // 100)
+    after_many = follow(path, file, curves, lines)
+    rows = [
         (f"first curve, {lines:,} lines", f"{took:.2f} s", f"{peer:.2f} s"),
         (f"a look at {NEW_LINES} new lines, after {lines // 100:,}", f"{after_few * 1e3:.2f} ms", ""),
         (f"a look at {NEW_LINES} new lines, after {lines:,}", f"{after_many * 1e3:.2f} ms", f"{peer:.2f} s"),
     ]
-
-
-if __name__ == "__main__":
-    for row in measure():
-        print("  ".join(row))
+    show(("", "Paceline", "parse every line"), rows)

@@ -23,6 +23,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
+from paceline.watch.details import read_details
 from paceline.watch.diagnosis import ends
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
@@ -130,18 +131,31 @@ def test_other_hostile_files_of_a_run_cost_one_row(
         check_shown(capsys)
 
 
-def test_hostile_events_count_for_nothing(run: RunFolder) -> None:
-    kinds = ("queued", "started", "ranks", "training", "saving", "failed", "done", "independent", "files")
-    keys = ("time", "event", "step", "blocked", "job_start", "attempt", "processes", "names", "uses_runtime", "reason")
+def test_hostile_events_count_for_nothing(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = (
+        "queued", "node", "started", "launch", "ranks", "training", "first_step", "saving", "failed", "done",
+        "independent", "files", "framework", "save_failed", "total_steps",
+    )  # fmt: skip
+    keys = (
+        "time", "event", "step", "steps", "blocked", "waited", "seconds", "job_start", "nodelist", "index", "ranks",
+        "attempt", "processes", "names", "uses_runtime", "reason", "name", "error",
+    )  # fmt: skip
     lines = []
     for number, kind in enumerate(kinds):
-        good = {"time": 1.7e9 + number, "event": kind, "step": 1, "blocked": 1.0, "job_start": "1-0", "names": ["a"]}
+        good = {
+            "time": 1.7e9 + number, "event": kind, "step": 1, "blocked": 1.0, "job_start": "1-0", "names": ["a"],
+            "seconds": {"setup": 1.0, "first_step": 2.0}, "waited": 1.0, "ranks": [0], "attempt": 1,
+        }  # fmt: skip
         lines += list(hostile(keys, good))
     (run.events / "agent-0.jsonl").write_bytes(b"\n".join(lines))
     shares = compute_goodput(read_events(run.events), 1.8e9)
     assert 0 <= shares.total < 1e12
     record = read_record(run)
-    assert show._facts(record)
+    json.dumps(read_details(record).to_json(), allow_nan=False)
+    show.command(str(run.path))
+    shown = capsys.readouterr().out
+    assert shown.startswith("run ")
+    assert not [each for each in shown if each not in "\n\t" and not each.isprintable()]
 
 
 def test_hostile_samples_count_for_nothing(run: RunFolder) -> None:
