@@ -76,6 +76,13 @@ def test_steps_that_are_repeated_after_a_restart_are_not_part_of_the_pace(tmp_pa
     assert (latest.step, latest.seconds_per_step) == (60, pytest.approx(2.0))
 
 
+def test_a_run_that_ended_with_evaluations_keeps_its_loss(tmp_path: Path) -> None:
+    evaluations = [{"step": 200, "time": time.time(), "accuracy": 0.1 * n} for n in range(8)]
+    write_lines(tmp_path / "metrics.jsonl", metrics(20) + evaluations)
+    latest = read_latest(tmp_path / "metrics.jsonl", with_pace=False)
+    assert (latest.step, latest.loss, latest.seconds_per_step) == (200, 0.05, None)
+
+
 def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(

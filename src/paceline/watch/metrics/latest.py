@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import parse_object, read_tail
 
 TAIL = 16384  # bytes
-FEW_LINES = 4  # enough for the newest values of a run that is over
+FEW_LINES = 2  # enough for the newest values of a run that is over
 RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
 LOSSES = ("loss", "train_loss", "train/loss")  # the first that a run logs; else any name with "loss" in it
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
@@ -37,13 +37,12 @@ class Latest:
 def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
     """Read the end of a metrics file. Without the pace, that is a few lines."""
     try:
-        end = read_tail(metrics, TAIL)
+        end = read_tail(metrics, TAIL).rstrip()
     except OSError:
         return Latest()
-    records = []
-    for line in end.splitlines() if with_pace else end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:]:
-        with suppress(ValueError):
-            records.append(parse_object(line))
+    records = [] if with_pace else _parse(end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:])
+    if not any(_loss_name(record) for record in records):  # an evaluation may have logged last
+        records = _parse(end.splitlines())
     last: dict[str, Any] = {}
     for record in records:
         last |= record
@@ -58,6 +57,14 @@ def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
         rate_unit=unit,
         seconds_per_step=(_pace(records) or as_number(last.get("seconds"))) if with_pace else None,
     )
+
+
+def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    records = []
+    for line in lines:
+        with suppress(ValueError):
+            records.append(parse_object(line))
+    return records
 
 
 def as_number(value: object) -> float | None:
