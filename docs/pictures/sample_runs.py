@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep.folder import Point, Search, SweepFolder
 
 HOUR = 3600.0
 
@@ -80,6 +81,27 @@ class SampleRuns:
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         (run.path / "attempt-1").mkdir(exist_ok=True)
         run.attempt(1).start.write_text(f"{job}-1 -1\n")
+
+    def add_sweep(self, name: str, states: list[str], *, job: str, age: float) -> None:
+        """Write a sweep with a trial in each of these states."""
+        sweep = SweepFolder(self.scratch / "llm" / "default" / name)
+        for number, state in enumerate(states):
+            task = f"{job}_{number}"
+            self.states[task] = JobState(task, state)
+            if state == "PENDING":
+                continue
+            trial = self.add("", age=age, job=task, state=state, nproc=1, folder=sweep.trial(number).path)
+            self.train(trial, began=age / 3, seconds=0.4, steps=900, total=1200, floor=1.1 + number * 0.07, height=3.0)
+            if state == "COMPLETED":
+                self.end(trial, "done", after=0.0)
+                loss = json.loads(trial.metrics.read_text().splitlines()[-1])["loss"]
+                sweep.trial(number).result.write_text(json.dumps({"state": "done", "value": loss, "step": 900}))
+        search = Search(name, metric="loss", created=self.now - age)
+        sweep.spec.write_text(search.to_json())
+        numbers = range(len(states))
+        sweep.points.write_text("".join(Point(number, number, {"lr": number}).to_line() for number in numbers))
+        line = {"time": self.now - age, "job": job, "submission": "1", "tasks": {str(each): [each] for each in numbers}}
+        sweep.jobs.write_text(json.dumps(line) + "\n")
 
     def end(self, run: RunFolder, verdict: str, *, after: float) -> None:
         """Write how a run ended, so many seconds ago."""

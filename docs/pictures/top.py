@@ -36,15 +36,7 @@ def make_runs(samples: SampleRuns) -> None:
     soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(samples.now + 0.7 * HOUR))
     samples.add("gpt-1.3b-long", age=0.4 * HOUR, job="48260", state="PENDING", program="pretrain.py", nodes=8,
                 reason="Resources", start=soon)  # fmt: skip
-    sweep = samples.scratch / "llm" / "default" / "lr-and-width"
-    states = ["COMPLETED"] * 13 + ["RUNNING"] * 4 + ["PENDING"] * 7
-    for number, state in enumerate(states):
-        trial = samples.add("", age=3 * HOUR, job=f"48190_{number}", state=state, nproc=1, reason="JobArrayTaskLimit",
-                            folder=sweep / "trials" / str(number))  # fmt: skip
-        if state != "PENDING":
-            samples.train(trial, began=HOUR, seconds=0.4, steps=900, total=900, floor=1.1 + number * 0.07, height=3.0)
-        if state == "COMPLETED":
-            samples.end(trial, "done", after=0.0)
+    samples.add_sweep("lr-and-width", ["COMPLETED"] * 13 + ["RUNNING"] * 4 + ["PENDING"] * 7, job="48190", age=3 * HOUR)
     for name, age, job, state in (
         ("gpt-350m", 26 * HOUR, "47980", "COMPLETED"),
         ("gpt-350m-bf16", 31 * HOUR, "47901", "FAILED"),

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.sweep.overview import SweepOverview
 from paceline.ui.terminal.top.data.rows import arrange, summary
+from paceline.ui.terminal.top.panes.run_panes import sweep_facts
 from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
-from paceline.ui.terminal.top.text.words import bar, plain, short_number
+from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.overview import Overview
 
 RUN = Overview(
@@ -38,10 +40,28 @@ def test_live_runs_come_first_and_new_ones_before_old_ones() -> None:
 def test_the_trials_of_a_sweep_are_one_row_that_unfolds() -> None:
     trials = [run("", "done", trial=0), run("", "queued", trial=1), run("", trial=2), run("", "done", trial=3)]
     (row,) = arrange(trials)
-    assert (row.name, row.counts, row.status, row.is_over) == ("lr", "1 running, 1 queued, 2 done", "running", False)
+    assert (row.name, row.counts, row.liveliness, row.is_over) == ("lr", "1 running, 1 queued, 2 done", 0, False)
     assert "sweep" in row_line(row, fit(80)).plain
     unfolded = arrange(trials, unfolded={row.key})
     assert [each.name for each in unfolded] == ["lr", "trial 2", "trial 1", "trial 0", "trial 3"]
+
+
+def test_a_sweep_counts_trials_that_have_not_started() -> None:
+    sweep = SweepOverview(
+        name="lr", project="p", experiment="e", path="/scratch/p/e/lr", is_over=False, metric="acc",
+        direction="maximize", created=5000.0, trials=10, counts={"done": 2, "pending": 7, "running": 1}, best=0.75,
+        best_trial=3,
+    )  # fmt: skip
+    queued = replace(sweep, path="/scratch/p/e/other", name="other", counts={"pending": 4}, trials=4, best=None)
+    runs = [run("", "done", trial=0), run("", trial=2), run("", "done", trial=3), run("new", created=9000.0)]
+    rows = arrange(runs, [sweep, queued])
+    assert [row.name for row in rows] == ["new", "lr", "other"]
+    line = row_line(rows[1], fit(100)).plain
+    assert "20% 1 running, 7 pending, 2 done  best acc 0.75" in " ".join(line.split(" ")).replace("  20%", " 20%")
+    assert "0% 4 pending" in row_line(rows[2], fit(100)).plain
+    assert [row.name for row in arrange(runs, [sweep, queued], wanted="other")] == ["other"]
+    assert "7 pending" in sweep_facts(rows[1]).plain
+    assert "acc 0.75, trial 3" in sweep_facts(rows[1]).plain
 
 
 @pytest.mark.parametrize(("wanted", "names"), [("RUN a", ["a"]), ("queued", ["b"]), ("nothing", []), ("", ["a", "b"])])
@@ -68,10 +88,3 @@ def test_foreign_text_is_one_line_without_control_characters() -> None:
     line = row_line(arrange([hostile])[0], fit(200)).plain
     assert "[red]x" in line
     assert all(each.isprintable() for each in line)
-
-
-def test_numbers_are_short() -> None:
-    assert [short_number(each) for each in (0.000123456, 2.5, 12345.6, 3.2e6, float("nan"))] == [
-        "0.0001235", "2.5", "12.3k", "3.2M", "nan",
-    ]  # fmt: skip
-    assert (bar(0.5, 4), bar(7.0, 3), bar(float("nan"), 2)) == ("██░░", "███", "░░")

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from paceline.cluster import actions
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.ui.terminal.top import app as top
-from paceline.watch.records import find_runs, read_record
+from paceline.ui.terminal.top.data import reader
+from paceline.watch.overview import Overview
+from paceline.watch.records import Record, find_runs
 from tests.ui.terminal.top.screen import Screen, drive
 
 # Trains until a file says how to go on: quickly, but never faster than the test.
@@ -62,6 +65,14 @@ def the_run(scratch: Path) -> RunFolder:
     return found
 
 
+def last_step(text: str) -> int:
+    """Return the number at the right end of the curve's axis, in the left pane; 0 before there is a curve."""
+    lines = text.splitlines()
+    axis = [number for number, line in enumerate(lines) if "└─" in line]
+    words = lines[axis[0] + 1][:32].split() if axis else []
+    return int(words[-1]) if words and words[-1].isdigit() else 0
+
+
 def test_a_local_run_from_its_start_to_its_end(
     local_run: subprocess.Popen[bytes], tmp_path: Path, scratch: Path
 ) -> None:
@@ -69,22 +80,20 @@ def test_a_local_run_from_its_start_to_its_end(
         await screen.until("[i]tiny", "running", "1 running", "local · 2 ranks")
         before = await screen.until("loss 0.", "line 20 [red]kept[/red] red", "goodput", "training")
         assert "\x1b" not in before
-        first = [line for line in before.splitlines() if "step " in line and "⠀" not in line]
-        assert first, before
-        steps = int(read_record(the_run(scratch)).step or 0)
-        assert steps > 0
-        await screen.until(f"step {steps // 100 + 1}")  # the axis of the curve grows
+        drawn = last_step(before)
+        while last_step(screen.text) <= drawn:  # the curve grows
+            await screen.pilot.pause(0.1)
         await screen.press("m")
         await screen.until("[b]odd")
         (tmp_path / "finish").touch()
-        await screen.until("done", "1 over", "the needle is here", gone="running")
+        await screen.until("done", "1 over", "the needle is here", gone="1 running")
         await screen.press("slash")
         await screen.until("search the log:")
         await screen.type("needle")
-        found = await screen.until("with 'needle'", gone="line 20")
+        found = await screen.until("with 'needle'", gone="[red]kept")
         assert found.count("the needle is here") == 2, "both ranks print it"
         await screen.press("escape")
-        await screen.until("line 20", gone="with 'needle'")
+        await screen.until("[red]kept", gone="with 'needle'")
         await screen.press("c")
         await screen.until("is over already: done")
         await screen.press("r")
@@ -149,6 +158,42 @@ def test_keys_select_filter_and_help_and_a_resize_changes_the_columns(scratch: P
         await screen.until("GOODPUT", "RANKS")
         await screen.press("tab", "tab")
         assert screen.app.focused.id == "log"
+
+    drive(scratch, work)
+
+
+def test_the_screen_answers_while_the_file_system_does_not(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(scratch, "20260101-120000-0000")
+    stuck = threading.Event()
+    monkeypatch.setattr("paceline.ui.terminal.top.data.selected_run.read_details", lambda _: stuck.wait())
+
+    async def work(screen: Screen) -> None:
+        await screen.until("1 over")
+        await screen.press("question_mark")
+        await screen.until("you are asked before")
+        await screen.press("escape", "f")
+        await screen.type("nothing")
+        await screen.until("filter: nothing", gone="0000")
+
+    drive(scratch, work)
+    assert any(each.name == "paceline-run" for each in threading.enumerate()), "it was not stuck"
+    stuck.set()
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(scratch, "20260101-120000-0000")
+    bad = write_run(scratch, "20260101-120000-0001")
+    real = reader.make_overview
+
+    def make(record: Record) -> Overview:
+        if record.folder == bad:
+            raise RuntimeError("nobody has foreseen this")
+        return real(record)
+
+    monkeypatch.setattr(reader, "make_overview", make)
+
+    async def work(screen: Screen) -> None:
+        await screen.until("1 over", "20260101-120000-0000")
 
     drive(scratch, work)
 

@@ -46,7 +46,7 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
         return "Select a run first."
     if row.run is None:
         command = f"`paceline sweep cancel {plain(row.name)}` cancels all of them"
-        return f"Press space and select one of the {len(row.trials)} trials. {command}."
+        return f"Press space and select one of the {row.count} trials. {command}."
     run = row.run
     if not is_own:
         return f"Run {plain(run.run_id)} is another user's: you can look at it, and that is all."

@@ -33,7 +33,6 @@ from paceline.ui.terminal.top.text.facts import heading
 from paceline.ui.terminal.top.text.titles import list_title, log_title
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.details import RunDetails
-from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
 
@@ -95,7 +94,7 @@ class TopApp(App[None]):
         self._main = self.screen
         self._table.filter(self._first_filter)
         self._table.focus()
-        self._show_title([])
+        self._show_title()
         self._show_log_title()
         for poller in self._pollers:
             poller.start()
@@ -141,9 +140,9 @@ class TopApp(App[None]):
             self.post_message(message)
 
     def on_runs_read(self, message: RunsRead) -> None:
-        self._table.show(message.runs)
-        self._show_title(message.runs)
-        if not message.runs:
+        self._table.show(message.found)
+        self._show_title()
+        if not message.found.runs and not message.found.sweeps:
             self._facts.show_text(Text(NO_RUNS.format(plain(self.scratch))))
 
     def on_run_read(self, message: RunRead) -> None:
@@ -222,7 +221,7 @@ class TopApp(App[None]):
             self._show_whole(False)
         elif table.wanted:
             table.filter("")
-            self._show_title(table.runs)
+            self._show_title()
         (self._facts if self._main.has_class("-whole") else table).focus()
 
     def _show_whole(self, whole: bool) -> None:
@@ -254,7 +253,7 @@ class TopApp(App[None]):
         self._stop_typing()
         if self._is_filter:
             table.filter(text)
-            self._show_title(table.runs)
+            self._show_title()
             table.focus()
         elif self._wanted is not None:
             self._want(self._wanted[0], text)
@@ -291,8 +290,8 @@ class TopApp(App[None]):
     def on_key(self) -> None:
         self._key_line.update(key_line())
 
-    def _show_title(self, runs: list[Overview]) -> None:
-        self._title_line.update(list_title(runs, self._table.wanted, self.scratch))
+    def _show_title(self) -> None:
+        self._title_line.update(list_title(self._table.found.runs, self._table.wanted, self.scratch))
 
     def _show_log_title(self) -> None:
         self._log_heading.show(log_title(self._log_pane.count(), self._searched))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from textual.message import Message
 
+from paceline.ui.terminal.top.data.reader import Found
 from paceline.ui.terminal.top.data.selected_run import News
-from paceline.watch.overview import Overview
 
 
 class RunsRead(Message):
-    def __init__(self, runs: list[Overview]) -> None:
-        self.runs = runs
+    def __init__(self, found: Found) -> None:
+        self.found = found
         super().__init__()
 
 

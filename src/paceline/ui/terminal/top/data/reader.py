@@ -9,14 +9,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cluster.runs.folder import TRIALS
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.errors import PacelineError
+from paceline.sweep.overview import SweepOverview, find_sweeps, read_sweep_overview, started_trials
+from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import QueryStates, find_runs, read_records
 
 IDLE_SHARE = 60  # a read that takes CPU time is followed by a pause of so many times that
+SWEEP_INTERVAL = 15.0  # seconds between reads of a sweep that is not over
 
 
 class Poller:
@@ -47,31 +53,60 @@ class Poller:
             self._wanted.wait(max(self._interval, IDLE_SHARE * (time.thread_time() - began)))
 
 
+@dataclass(frozen=True)
+class Found:
+    """The runs and sweeps of a scratch folder. Trials that have started are among the runs."""
+
+    runs: list[Overview] = field(default_factory=list)
+    sweeps: list[SweepOverview] = field(default_factory=list)
+
+
 class RunList:
-    """The rows of all runs in a scratch folder. Runs that are over are read again only if their folder changes."""
+    """The rows of a scratch folder. What is over is read again only if its folder changes."""
 
     def __init__(self, scratch: Path, query: QueryStates) -> None:
         self.scratch, self._query = scratch, query
-        self._known: dict[Path, tuple[int, Overview]] = {}
+        self._runs: dict[Path, tuple[int, Overview]] = {}
+        self._sweeps: dict[Path, tuple[int, float, SweepOverview]] = {}
 
-    def read(self) -> list[Overview]:
-        folders = [*find_runs(self.scratch), *find_trials(self.scratch)]
+    def read(self) -> Found:
+        sweeps = list(find_sweeps(self.scratch))
+        folders = find_runs(self.scratch)
+        if not self._runs:
+            self._read_first(folders)
+        folders += [trial for sweep in sweeps for trial in started_trials(sweep)]
         changed = {folder.path: _changed(folder.path) for folder in folders}
-        stale = [folder for folder in folders if self._is_stale(folder, changed[folder.path])]
+        stale = [folder for folder in folders if self._is_stale(folder.path, changed[folder.path])]
         for record in read_records(stale, self._query):
             path = record.folder.path
-            self._known[path] = (changed[path], make_overview(record))
-        self._known = {path: self._known[path] for path in changed if path in self._known}
-        return [overview for _, overview in self._known.values()]
+            with suppress(Exception):  # a folder that nobody has foreseen must not hide all others
+                self._runs[path] = (changed[path], make_overview(record))
+        self._runs = {path: self._runs[path] for path in changed if path in self._runs}
+        return Found([overview for _, overview in self._runs.values()], self._read_sweeps(sweeps))
 
-    def _is_stale(self, folder: RunFolder, changed: int) -> bool:
-        known = self._known.get(folder.path)
+    def _read_first(self, folders: list[RunFolder]) -> None:
+        """Read all runs from the index, which knows those that are over."""
+        with suppress(Exception):  # as above; without the index they are read one by one
+            changed = {str(folder.path): _changed(folder.path) for folder in folders}
+            for row in read_rows(folders, self.scratch, self._query):
+                self._runs[Path(row.path)] = (changed[row.path], row)
+
+    def _is_stale(self, path: Path, changed: int) -> bool:
+        known = self._runs.get(path)
         return known is None or not known[1].is_over or known[0] != changed
 
-
-def find_trials(scratch: Path) -> list[RunFolder]:
-    """Return the trials of all sweeps in a scratch folder, as far as they have started."""
-    return [RunFolder(path.parent) for path in scratch.glob(f"*/*/*/{TRIALS}/*/run.json")]
+    def _read_sweeps(self, folders: Iterable[SweepFolder]) -> list[SweepOverview]:
+        found: dict[Path, tuple[int, float, SweepOverview]] = {}
+        for folder in folders:
+            changed, known = _changed(folder.trials), self._sweeps.get(folder.path)
+            rests = known is not None and (known[2].is_over or time.monotonic() - known[1] < SWEEP_INTERVAL)
+            if known is not None and rests and known[0] == changed:
+                found[folder.path] = known
+                continue
+            with suppress(PacelineError, OSError, ValueError):
+                found[folder.path] = (changed, time.monotonic(), read_sweep_overview(folder, self._query))
+        self._sweeps = found
+        return [sweep for _, _, sweep in found.values()]
 
 
 def _changed(path: Path) -> int:

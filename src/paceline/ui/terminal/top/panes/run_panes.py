@@ -13,11 +13,12 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Static
 
+from paceline.ui.terminal.plots import short_number
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import Choice
 from paceline.ui.terminal.top.text.curve import plot
 from paceline.ui.terminal.top.text.facts import facts
-from paceline.ui.terminal.top.text.words import plain, short_number
+from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.details import RunDetails
 from paceline.watch.metrics.curves import Curve
 
@@ -111,7 +112,10 @@ class FactsPane(VerticalScroll):
 
 def sweep_facts(row: Row) -> Text:
     """Return what is known about a sweep: how many trials are how far, and the best ones."""
-    lines = [Text.assemble(("trials   ", "dim"), f"{len(row.trials)}: {plain(row.counts)}")]
+    lines = [Text.assemble(("trials   ", "dim"), f"{row.count}: {plain(row.counts)}")]
+    if row.sweep is not None and row.sweep.best is not None:
+        best = f"{plain(row.sweep.metric)} {short_number(row.sweep.best)}, trial {row.sweep.best_trial}"
+        lines.append(Text.assemble(("best     ", "dim"), (best, "bold green")))
     scored = sorted((run for run in row.trials if run.loss is not None), key=lambda run: run.loss or 0.0)
     for number, run in enumerate(scored[:20]):
         label = "lowest" if number == 0 else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 from rich.text import Text
@@ -10,10 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Static
 
+from paceline.ui.terminal.top.data.reader import Found
 from paceline.ui.terminal.top.data.rows import Row, arrange
 from paceline.ui.terminal.top.panes.lines import Lines
 from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
-from paceline.watch.overview import Overview
 
 
 class Titles(Static):
@@ -44,7 +43,7 @@ class RunTable(Lines):
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self.rows: list[Row] = []
-        self.runs: list[Overview] = []
+        self.found = Found()
         self.wanted = ""  # the filter
         self.cursor = 0
         self._unfolded: set[str] = set()
@@ -53,9 +52,9 @@ class RunTable(Lines):
     def row(self) -> Row | None:
         return self.rows[self.cursor] if self.rows else None
 
-    def show(self, runs: Iterable[Overview]) -> None:
+    def show(self, found: Found) -> None:
         """Show these runs. The selection stays on its run, wherever that is now."""
-        self.runs = list(runs)
+        self.found = found
         self._arrange()
 
     def filter(self, wanted: str) -> None:
@@ -116,7 +115,7 @@ class RunTable(Lines):
     def _arrange(self, key: str = "") -> None:
         before, old = self.rows, self.row
         key = key or (old.key if old is not None else "")
-        self.rows = arrange(self.runs, unfolded=self._unfolded, wanted=self.wanted)
+        self.rows = arrange(self.found.runs, self.found.sweeps, unfolded=self._unfolded, wanted=self.wanted)
         found = (number for number, row in enumerate(self.rows) if row.key == key)
         self.cursor = next(found, min(self.cursor, max(0, len(self.rows) - 1)))
         if len(before) != len(self.rows):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.top.data.rows import WAITING, Row
-from paceline.ui.terminal.top.text.words import bar, duration, plain, short_number
+from paceline.ui.terminal.top.text.words import duration, plain
 from paceline.watch.overview import Overview
 
 GAP = 1
@@ -140,9 +141,10 @@ def _name(row: Row, width: int) -> Text:
 
 
 def _sweep(row: Row, width: int) -> Text:
-    over = sum(each.is_over for each in row.trials)
-    share = over / len(row.trials)
+    share = 1 - row.waiting / row.count if row.count else 0.0
     line = Text.assemble(f"{'sweep':<9} ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim"))
+    if row.sweep is not None and row.sweep.best is not None:
+        line.append(f"  best {plain(row.sweep.metric)} {short_number(row.sweep.best)}")
     line.truncate(width, overflow="ellipsis")
     return line
 

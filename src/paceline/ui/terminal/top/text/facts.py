@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from paceline.contract.verdict import DONE
+from paceline.ui.terminal.plots import bar, divide_width, short_number
 from paceline.ui.terminal.top.text.columns import status_style
 from paceline.ui.terminal.top.text.labels import LABEL, fold, label
 from paceline.ui.terminal.top.text.machines import nodes, ranks
-from paceline.ui.terminal.top.text.words import FULL, bar, duration, plain, short_number
+from paceline.ui.terminal.top.text.words import FULL, duration, plain
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
 from paceline.watch.overview import Overview
 
@@ -28,7 +29,9 @@ def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
     """Return the facts of a run. `whole` leaves nothing out."""
     run = details.overview
     parts = [progress(run, width), goodput(details.goodput, width)]
-    parts += [nodes(details.nodes, width, whole=whole), ranks(details.ranks, width, whole=whole)]
+    parts.append(nodes(details.nodes, width, whole=whole))
+    if whole or not run.is_over:  # of a run that is over, they are as its agents saw them last
+        parts.append(ranks(details.ranks, width, whole=whole))
     failed = failure(details.failure, whole=whole)
     parts = [failed, *parts] if run.is_over and run.status != DONE else [*parts, failed]
     if whole:
@@ -90,10 +93,8 @@ def goodput(found: GoodputDetails, width: int) -> Text:
     text = f" {counts:.0%} of {duration(total)}"
     room = max(10, width - LABEL - len(text))
     line = label("goodput", "")
-    ends = 0.0
-    for name, value in known.items():
-        begins, ends = ends, ends + value / total * room
-        line.append(FULL * (round(ends) - round(begins)), SHARE_COLOURS.get(name, "white"))
+    for name, columns in divide_width(known, room).items():
+        line.append(FULL * columns, SHARE_COLOURS.get(name, "white"))
     line.append(text)
     legend = label("", "")
     for name, value in sorted(known.items(), key=lambda item: -item[1]):

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.text import Text
 
+from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.top.text.labels import LABEL, label
-from paceline.ui.terminal.top.text.words import bar, duration, gigabytes, level, plain, short_number
+from paceline.ui.terminal.top.text.words import duration, gigabytes, level, plain
 from paceline.watch.details import NodeDetails, RankDetails
 
 MAX_NODES = 16  # shown unless the user wants all
