@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,3 +23,15 @@ def test_pictures_can_be_drawn_and_load_nothing(name: str, word: str, tmp_path: 
         assert "url(http" not in text
         assert word in text
         assert str(tmp_path) not in text
+
+
+def test_pages_can_be_drawn_and_are_small(tmp_path: Path) -> None:
+    pytest.importorskip("playwright")
+    if shutil.which("chromium") is None:
+        pytest.skip("no Chromium")
+    subprocess.run([sys.executable, str(PICTURES / "pages.py"), str(tmp_path)], check=True)
+    for name in ("run-page.png", "sweep-page.png"):
+        for path in (tmp_path / name, PICTURES / name):
+            content = path.read_bytes()
+            assert content.startswith(b"\x89PNG")
+            assert 20_000 < len(content) < 200_000

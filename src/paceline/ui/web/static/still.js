@@ -1,6 +1,7 @@
 // Still pictures of the figures that Plotly draws elsewhere: lines, dots, bars and parallel coordinates.
 
 import { s } from "./dom.js";
+import { clock } from "./format.js";
 
 const MARGIN = { left: 54, right: 12, top: 10, bottom: 26 };
 const COLOUR = "var(--accent)";
@@ -31,11 +32,11 @@ function panel(picture, traces, xaxis, yaxis, width, height, layout) {
   const area = { left: first * width + MARGIN.left, right: last * width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom - (xaxis.title ? 14 : 0) };
   const isSideways = traces.some((trace) => trace.orientation === "h");
   if (isSideways) area.left += 60;
-  const lists = (key) => traces.flatMap((trace) => list(trace[key]));
+  const lists = (key, axis) => [...traces.flatMap((trace) => list(trace[key])), ...(axis.range || [])];
   const withZero = (values, is) => (is ? [0, ...values] : values);
   const hasBars = traces.some((trace) => trace.type === "bar");
-  const x = marked(scale(withZero(lists("x"), hasBars && isSideways), xaxis.type, area.left, area.right), xaxis);
-  const y = marked(scale(withZero(lists("y"), hasBars && !isSideways), yaxis.type, area.bottom, area.top), yaxis);
+  const x = marked(scale(withZero(lists("x", xaxis), hasBars && isSideways), xaxis.type, area.left, area.right), xaxis);
+  const y = marked(scale(withZero(lists("y", yaxis), hasBars && !isSideways), yaxis.type, area.bottom, area.top), yaxis);
   for (const [at, text] of y.ticks) {
     picture.append(s("line", { class: "grid", x1: area.left, x2: area.right, y1: at, y2: at }), label(text, area.left - 6, at + 4, "end", isSideways ? 18 : 9));
   }
@@ -94,6 +95,7 @@ function parallel(picture, trace, width, height) {
 
 /** Place values between two ends: by size, by logarithm, or evenly if they are words. */
 function scale(values, type, from, to) {
+  if (type === "date") return timeScale(values.map(Date.parse), from, to);
   const numbers = values.map(Number);
   const isWords = type === "category" || (type !== "log" && values.some((value) => value !== null && !Number.isFinite(Number(value)) && !Number.isNaN(value)));
   if (isWords) {
@@ -109,6 +111,14 @@ function scale(values, type, from, to) {
   const place = (value) => from + ((to - from) * (value - low)) / (high - low);
   const at = (value) => place(isLog ? Math.log10(Number(value)) : Number(value));
   return { at, ticks: ticks(low, high, isLog).map((value) => [place(value), short(isLog ? 10 ** value : value)]) };
+}
+
+/** Place times; the marks are evenly spread. */
+function timeScale(times, from, to) {
+  const low = Math.min(...times), high = Math.max(...times, low + 1000);
+  const at = (value) => from + ((to - from) * (Date.parse(value) - low)) / (high - low);
+  const marks = [0.1, 0.5, 0.9].map((share) => [from + share * (to - from), clock((low + share * (high - low)) / 1000)]);
+  return { at, ticks: times.length ? marks : [] };
 }
 
 /** The marks that a figure asks for, instead of round numbers. */
