@@ -1,12 +1,15 @@
 """How quickly Paceline shows runs, when there are 10,000 of them.
 
-    python benchmarks/watch.py [--runs 10000] [--active 10] [--repeats 5] [--parts list curves] [--lines 1000000]
+    python benchmarks/watch.py [--runs 10000] [--active 10] [--repeats 5] [--lines 1000000]
+        [--parts list curves browser]
 
 `list`: `paceline ps --all` and `ps --live`, with and without their index, beside a script that does nothing but find
 and parse every run.json. Targets for 10,000 runs: below 1 s with the index, below 3 s without it.
 
 `curves`: the first curve of a metrics file with a million lines, and what following it costs, beside a script that
 parses every line. Targets: below 1 s, and the same cost however long the file is.
+
+`browser`: the runs page of `paceline ui` in Chromium, until its first row is visible. Target: below 2 s.
 """
 
 from __future__ import annotations
@@ -32,7 +35,17 @@ def draw_curves(options: argparse.Namespace, folder: Path) -> None:
     measure(folder, options.lines, options.repeats)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {"list": list_runs, "curves": draw_curves}
+def paint_runs(options: argparse.Namespace, folder: Path) -> None:
+    from watch_parts.first_paint import measure
+
+    measure(folder, options.runs, options.active, options.repeats)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
+    "list": list_runs,
+    "curves": draw_curves,
+    "browser": paint_runs,
+}
 
 
 def main() -> int:
