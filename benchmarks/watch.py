@@ -1,7 +1,7 @@
 """How quickly Paceline shows runs, when there are 10,000 of them.
 
     python benchmarks/watch.py [--runs 10000] [--active 10] [--repeats 5] [--lines 1000000]
-        [--parts list curves browser]
+        [--parts list curves browser top]
 
 `list`: `paceline ps --all` and `ps --live`, with and without their index, beside a script that does nothing but find
 and parse every run.json. Targets for 10,000 runs: below 1 s with the index, below 3 s without it.
@@ -10,6 +10,8 @@ and parse every run.json. Targets for 10,000 runs: below 1 s with the index, bel
 parses every line. Targets: below 1 s, and the same cost however long the file is.
 
 `browser`: the runs page of `paceline ui` in Chromium, until its first row is visible. Target: below 2 s.
+
+`top`: the CPU time of `paceline top` in a minute in which active runs log every second. Target: below 5 % of a core.
 """
 
 from __future__ import annotations
@@ -41,10 +43,17 @@ def paint_runs(options: argparse.Namespace, folder: Path) -> None:
     measure(folder, options.runs, options.active, options.repeats)
 
 
+def watch_runs(options: argparse.Namespace, folder: Path) -> None:
+    from watch_parts.top import measure
+
+    measure(folder, options.runs, options.active)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
     "list": list_runs,
     "curves": draw_curves,
     "browser": paint_runs,
+    "top": watch_runs,
 }
 
 

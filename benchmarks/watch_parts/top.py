@@ -20,7 +20,7 @@ import psutil
 from watch_parts.runs import make_runs
 
 SECONDS = 60.0
-START = 15.0  # seconds until it has read everything once
+START = 30.0  # seconds until it has read everything once
 SIZE = (40, 120)  # rows, columns
 BLOCK = 65536
 
@@ -84,12 +84,12 @@ def watch(scratch: Path, seconds: float) -> tuple[float, float]:
     return (after.user + after.system - before.user - before.system) / seconds, drawn / seconds
 
 
-def measure(folder: Path, runs: int, active: int, seconds: float = SECONDS) -> list[str]:
-    """Return lines for people: what `top` took, and how much it drew."""
+def measure(folder: Path, runs: int, active: int, seconds: float = SECONDS) -> None:
+    """Print what `top` took, and how much it drew."""
     scratch = make_runs(folder, runs, active)
     live = LiveRuns(scratch, active)
     try:
         share, drawn = watch(scratch, seconds)
     finally:
         live.close()
-    return [f"top, {active} live of {runs} runs, {seconds:.0f} s: {share:.1%} of a core, {drawn / 1000:.1f} kB/s drawn"]
+    print(f"top, {active} live of {runs} runs: {share:.1%} of a core, {drawn / 1000:.1f} kB/s drawn", flush=True)
