@@ -64,7 +64,7 @@ export async function runPage(host, place, argument, [tab]) {
 
 function drawHead(host, key, details) {
   const run = details.overview;
-  const second = [run.name ? key : "", plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `started ${date(run.created)}`, run.status === "running" && plain(run.detail)];
+  const second = [run.name ? key : "", plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `started ${date(run.created)}`, isPlace(run) && `on ${plain(run.detail)}`];
   const crumb = run.sweep
     ? h("p", { class: "crumb" }, "Trial of ", h("a", { href: `#/sweep/${encodeURIComponent(run.sweep)}` }, plain(run.sweep)))
     : null;
@@ -75,6 +75,11 @@ function drawHead(host, key, details) {
     h("div", { class: "row" }, h("h1", null, titleOf(run)), pill(run.status), h("span", { class: "spacer" }), actions(key, details)),
     h("p", { class: "quiet small" }, second.filter(Boolean).join(" · ")),
   );
+}
+
+/** Whether the detail only names the nodes, rather than telling why a run waits, ended or seems dead. */
+function isPlace(run) {
+  return ["running", "done", "ending"].includes(run.status) && /^\S+$/.test(run.detail);
 }
 
 function same(host, facts) {
@@ -139,7 +144,7 @@ function drawBanner(host, details) {
       failure.traceback && h("details", { open: !isPast }, h("summary", null, "Traceback"), h("pre", null, plain(failure.traceback))),
     ));
   }
-  if (run.detail && run.status !== "running" && !(failure && run.is_over)) {
+  if (run.detail && !isPlace(run) && !(failure && run.is_over)) {
     notes.push(h("p", { class: `banner ${run.is_over ? "" : "amber"}` }, plain(run.detail), run.hint && h("span", { class: "quiet" }, ` ${plain(run.hint)}`)));
   }
   put(host, notes);
