@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,10 @@ def test_hostile_names_are_shown_as_text(page: Any, served: Served, scratch: Pat
 
 def test_ten_thousand_runs_are_a_page_of_fifty(page: Any, served: Served, scratch: Path) -> None:
     make_run(scratch, name="real")
-    row = page.request.get(served.link) and page.request.get(f"{served.base}api/runs").json()["runs"][0]
+    page.request.get(served.link)
+    while not (rows := page.request.get(f"{served.base}api/runs").json()["runs"]):
+        time.sleep(0.1)  # the server reads the list while it answers
+    row = rows[0]
     many = [{**row, "path": f"{n}", "run_id": f"id-{n}", "name": f"run {n}", "created": NOW - n} for n in range(10_000)]
     answer = {"scratch": str(scratch), "time": NOW, "position": 10**9, "runs": many}
     page.route("**/api/runs", lambda route: route.fulfill(json=answer))
