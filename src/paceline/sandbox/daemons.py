@@ -17,7 +17,9 @@ from paceline.sandbox import configuration, database, network
 from paceline.sandbox.packages import program, search_path
 from paceline.sandbox.processes import Process, start
 from paceline.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
+from paceline.watch.scheduler.poll_interval import SANDBOX_FILE
 
+POLL_INTERVAL = 0.5  # seconds; you share this Slurm with nobody
 START_TIMEOUT = 60.0  # seconds for a daemon to respond, even on a busy machine
 
 
@@ -48,6 +50,7 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
         (paths.path / "spool" / node).mkdir(exist_ok=True)
     owner = user()
     paths.slurm_conf.write_text(configuration.slurm_conf(paths, record, user=owner))
+    paths.slurm_conf.with_name(SANDBOX_FILE).write_text(f"{POLL_INTERVAL}\n")
     (paths.etc / "gres.conf").write_text(configuration.gres_conf(paths, record))
     (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf())
     for index in range(record.settings.gpus):

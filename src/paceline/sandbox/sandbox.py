@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.contract.env import POLL_INTERVAL
 from paceline.errors import ClusterError, UsageError
 from paceline.sandbox import daemons, network
 from paceline.sandbox.lifecycle import power_off, start_all, stop_all
@@ -18,7 +17,6 @@ from paceline.sandbox.packages import program, require, search_path
 from paceline.sandbox.processes import Process
 from paceline.sandbox.settings import NAMESPACES, PLAIN, SandboxPaths, SandboxRecord, Settings
 
-SHORT_INTERVAL = "0.5"  # seconds; you share this Slurm with nobody
 READY = ("idle", "mixed", "allocated")
 S = TypeVar("S", bound="Sandbox")
 Completed = subprocess.CompletedProcess[str]
@@ -99,7 +97,7 @@ class Sandbox:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables that a command needs to use this cluster."""
-        return {"SLURM_CONF": str(self.paths.slurm_conf), POLL_INTERVAL: SHORT_INTERVAL}
+        return {"SLURM_CONF": str(self.paths.slurm_conf)}
 
     @property
     def nodes(self) -> list[str]:

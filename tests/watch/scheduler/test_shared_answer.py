@@ -347,6 +347,20 @@ def test_the_interval_is_a_setting(text: str, seconds: float, monkeypatch: pytes
         assert poll_interval() == seconds
 
 
+def test_a_sandbox_is_asked_more_often_and_leaves_no_variable_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "poll-interval").write_text("0.5\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+        assert poll_interval() == 0.5
+        patch.setenv("PACELINE_POLL_INTERVAL", "30")
+        assert poll_interval() == 30
+        patch.delenv("PACELINE_POLL_INTERVAL")
+        patch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+        assert poll_interval() == 60
+
+
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "often"])
 def test_a_wrong_interval_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
