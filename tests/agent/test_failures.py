@@ -62,7 +62,7 @@ def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: st
     assert failure["log"] == str(started.attempt().log(failure["rank"]))
     # As Python prints it, without our own frames.
     assert "paceline/agent" not in failure["traceback"] or "Fatal" in seen
-    assert started.events() == ["node", "started", "ranks", "failed"]
+    assert started.events() == ["node", "started", "launch", "ranks", "failed"]
 
 
 def test_the_error_of_a_data_worker_is_the_original_one() -> None:
@@ -263,7 +263,9 @@ sys.exit(0 if Path("fixed").exists() else Path("fixed").touch() or 9 if os.envir
     assert (first[0], second[0]) == ("1", "2")
     assert (first[1], second[1]) == ("0", "1")
     assert first[2] == second[2], "the same process forked both"
-    assert started.events() == ["node", "started", "ranks", "failed", "restarted", "ranks", "done"]
+    assert started.events() == [
+        "node", "started", "launch", "ranks", "failed", "restarted", "launch", "ranks", "done",
+    ]  # fmt: skip
 
 
 def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:

@@ -43,7 +43,7 @@ def test_warnings_do_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(FINDINGS, as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found[1] == {
+    assert found["findings"][1] == {
         "about": "hang", "level": "problem", "text": "Rank 3 is stuck.", "hint": "Look there.",
         "evidence": ["rank 3 is at [train.py:3]"], "docs": "docs/x.md#it-hangs",
     }  # fmt: skip

@@ -138,7 +138,11 @@ def test_follow_says_why_a_run_waits(folder: RunFolder, capsys: pytest.CaptureFi
         answer = {"7": JobState("7", state, reason=reason, nodes="node1")}
         notes.update(read_record(folder, lambda _, answer=answer: answer))  # type: ignore[misc]
     said = [line.removeprefix(f"paceline: {folder.path.name} is ") for line in capsys.readouterr().err.splitlines()]
-    assert said == ["queued (Priority)", "queued (Resources)", "running (node1)"]
+    assert said == [
+        "queued (waits for nodes: other jobs come first)",
+        "queued (waits for nodes to become free)",
+        "running (node1)",
+    ]
 
 
 def test_a_bar_is_followed_while_it_grows(folder: RunFolder) -> None:

@@ -36,7 +36,7 @@ AT_WORK = 0.5  # share of the time in which a thread has or wants a core; those 
 WAITS_FOR_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required")  # Slurm's reasons
 EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
 OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
-REMEDY = re.compile(r"(?:no sign of life from .*|.*held); use `((?:scontrol (?:requeue|release)|scancel) [\d_]+)`")
+REMEDY = re.compile(r"(?:no sign of life from .*|.*held[^;]*); use `((?:scontrol (?:requeue|release)|scancel) [\d_]+)`")
 
 
 @dataclass(frozen=True)

@@ -557,7 +557,7 @@ class Run:
             flops: The FLOPs of the forward and the backward pass.
         """
         for name, value in (("samples", samples), ("tokens", tokens), ("flops", flops)):
-            if not isinstance(value, (int, float, numbers.Real)) or not value >= 0:
+            if not isinstance(value, (int, float, numbers.Real)) or not 0 <= value < float("inf"):
                 raise UsageError(
                     f"run.throughput({name}=...) takes a number from 0 on, but got {value!s:.40}.",
                     hint="Pass a number of the host, such as x.numel(). Waiting for a tensor would cost time.",

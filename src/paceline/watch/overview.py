@@ -14,6 +14,9 @@ from paceline.watch.goodput import read_goodput
 from paceline.watch.metrics.latest import Latest, as_number
 from paceline.watch.records import Record
 
+STALLED = 300.0  # seconds without a step after which the time left is unknown
+STALLED_STEPS = 20  # and as many steps as would have fit in
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -108,6 +111,8 @@ def _seconds_left(record: Record, latest: Latest, total: int | None) -> float | 
     if record.is_over or record.status != "running" or total is None or step is None or pace is None:
         return None
     since = 0.0 if latest.time is None else time.time() - latest.time
+    if since > max(STALLED, STALLED_STEPS * pace):
+        return None  # it hangs, or evaluates: nobody knows when it goes on
     return max(0.0, (total - step) * pace - max(0.0, since))
 
 

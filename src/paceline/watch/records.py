@@ -29,10 +29,10 @@ from paceline.plan.quote import quote
 from paceline.watch.failures import describe_failure
 from paceline.watch.goodput import had_nothing_left, read_events
 from paceline.watch.metrics.latest import Latest, read_latest
-from paceline.watch.scheduler.evidence import read_evidence
+from paceline.watch.scheduler.evidence import Evidence, read_evidence
 from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason, show_start
 from paceline.watch.scheduler.shared_answer import query_states
-from paceline.watch.silence import SILENCE_HINT, describe_silence, seconds_silent
+from paceline.watch.silence import SILENCE_HINT, describe_silence, seconds_run, seconds_silent
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
@@ -222,10 +222,24 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states
     problem = None
     if submitted:
         try:
-            states = query(submitted)
+            states = {
+                job: state
+                for job, state in query(submitted).items()
+                if job not in submitted or not _is_another(state, submitted[job])
+            }
         except ClusterError as error:
             problem = error
     return [_record(folder, jobs[folder.path], states, problem) for folder in listed]
+
+
+def _is_another(state: JobState, evidence: Evidence) -> bool:
+    """Return whether a job with the id of a run that was over long ago is not the run's: it started after that.
+
+    Slurm gives ids away again, and so does another cluster. One that goes on since then hangs.
+    """
+    if not evidence.is_closed or not evidence.verdict or state.phase == ENDED:
+        return False
+    return state.phase == WAITING or time.time() - seconds_run(state) > evidence.verdict
 
 
 def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:

@@ -51,7 +51,7 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
         return None
     now = _file_server_time(folder)
     sampled = max(_times(folder.system.glob("*.jsonl")), default=None)
-    if sampled is None or now - sampled >= _seconds_run(state):
+    if sampled is None or now - sampled >= seconds_run(state):
         return None  # the samples are an earlier job start's
     silence = now - max(_times(_written(folder, holder.job_start)), default=sampled)
     return silence if silence >= limit else None
@@ -71,7 +71,7 @@ def _read_spec(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def _seconds_run(state: JobState) -> float:
+def seconds_run(state: JobState) -> float:
     """Return how long the job has run since its last start; 0 if Slurm does not say."""
     try:
         return parse_seconds(state.elapsed)

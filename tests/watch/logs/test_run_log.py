@@ -330,3 +330,21 @@ def test_a_log_that_is_written_while_it_is_read(folder: RunFolder) -> None:
         received += [line.text for line in new]
     timed.close()
     assert received == content.decode().splitlines()
+
+
+def test_lines_that_come_while_the_end_is_read_are_not_lost(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder.attempt(1).log(0)
+    write_log(path, [(None, "one\ntwo\n")])
+    line_start = LogFile.line_start
+
+    def slow_line_start(file: LogFile, offset: int) -> int:
+        found = line_start(file, offset)
+        with path.open("a") as out:
+            out.write("three\n")
+        return found
+
+    log = RunLog(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFile, "line_start", slow_line_start)
+        assert texts(log.tail(10, complete=True)) == ["0 one", "0 two"]
+    assert texts(log.read_new()) == ["0 three"]

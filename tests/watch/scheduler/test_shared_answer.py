@@ -284,7 +284,7 @@ def test_finished_and_local_runs_need_no_question(tmp_path: Path, fake: FakeSlur
     (failed.job_start("8-0").path / "requeue").touch()
     fake.jobs = {"7": "RUNNING", "8": "PENDING"}
     statuses = [record.status for record in read_records([done, failed, local])]
-    assert statuses == ["running", "queued", "done"], "one goes back to the queue; the answer shows a hanging job too"
+    assert statuses == ["done", "queued", "done"], "one goes back to the queue; another's job has the id of a done one"
 
 
 def test_many_processes_at_once_make_one_call(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class Notifier:
             before = os.readlink(self._run.claims / str(number - 1)) if number > 1 else ""
         except OSError:
             return None
-        is_same_job = before != name and before.rpartition("-")[0] == name.rpartition("-")[0]
+        is_same_job = before not in ("", name) and before.rpartition("-")[0] == name.rpartition("-")[0]
         return self._run.job_start(before) if is_same_job else None
 
 

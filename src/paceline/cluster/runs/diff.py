@@ -14,6 +14,7 @@ from paceline.cluster.runs.prepare import run_folders_inside
 from paceline.cluster.runs.snapshot import find_code
 from paceline.cluster.runs.snapshot_store import read_file
 from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 
@@ -56,7 +57,12 @@ class RunDifference:
 
 
 def compare_run(folder: RunFolder) -> RunDifference:
-    """Compare the code of a run with its project as it is now. Raises EnvironmentProblem if either is not there."""
+    """Compare the code of a run with its project as it is now. Raises EnvironmentProblem if either is not there.
+
+    Of your own runs only: the record of another user's could name any folder of yours as its project.
+    """
+    if not is_own_folder(folder.path):
+        raise EnvironmentProblem(f"{folder.path.name} is another user's run.", hint="Compare your own runs.")
     try:
         record = read_object(folder.run_json)
     except (OSError, ValueError):

@@ -121,11 +121,12 @@ class AnswerFile:
             os.close(descriptor)
 
     def changed(self) -> float:
-        """Return when a command last changed the queue; 0 if none has."""
+        """Return when a command last changed the queue; 0 if none has, or if the clock was set back since."""
         try:
-            return self.path.with_suffix(".changed").lstat().st_mtime
+            changed = self.path.with_suffix(".changed").lstat().st_mtime
         except OSError:
             return 0.0
+        return changed if changed <= time.time() + 1 else 0.0
 
     def mark_changed(self) -> None:
         path = self.path.with_suffix(".changed")

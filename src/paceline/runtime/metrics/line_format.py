@@ -20,7 +20,7 @@ class LineFormatter:
         rates = self._throughput.of(batch.amounts, batch.ranks) if batch.amounts is not None else {}
         if rates:
             self.rates = rates = rates | self._throughput.memory()
-        texts = {name: f', "{name}": {value:.6g}' for name, value in rates.items()}
+        texts = {name: f', "{name}": {value:.6g}' for name, value in rates.items() if value - value == 0}
         return "".join([_line(step, row, means[step], texts) for step, row in batch.rows.items()])
 
 

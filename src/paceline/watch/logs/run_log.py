@@ -61,9 +61,11 @@ class RunLog:
         attempts = self._attempts(attempt)
         for each in reversed(attempts):
             logs = self._logs_of(each, rank)
-            ends = [self._end(log, complete=complete) for log in logs]
+            sizes = [log.file.size() for log in logs]
+            starts = [log.file.line_start(size) for log, size in zip(logs, sizes, strict=True)]
+            ends = starts if complete else sizes
             if each is attempts[-1]:
-                self._go_on_after(each, logs)
+                self._go_on_after(each, logs, starts)
             most = max(ends, default=0) if scan is None else scan // max(1, len(logs))
             streams = [log.backwards(end, chosen, max(0, end - most)) for log, end in zip(logs, ends, strict=True)]
             for _, line in merge(*reversed(streams), key=_by_time, reverse=True):
@@ -157,15 +159,10 @@ class RunLog:
         if not complete:
             yield from log.make_lines(splitter.finish(), chosen)
 
-    def _end(self, log: RankLog, *, complete: bool) -> int:
-        size = log.file.size()
-        return log.file.line_start(size) if complete else size
-
-    def _go_on_after(self, attempt: AttemptFolder, logs: list[RankLog]) -> None:
+    def _go_on_after(self, attempt: AttemptFolder, logs: list[RankLog], starts: list[int]) -> None:
         """Let `read_new` go on where the last line of each log begins that has no end yet."""
         self._move_to(attempt.number)
-        for log in logs:
-            start = log.file.line_start(log.file.size())
+        for log, start in zip(logs, starts, strict=True):
             self._splitters[log.file.path] = LineSplitter(start, Filter(keeps_states=self._keeps_states).lookup)
 
     def _move_to(self, number: int) -> None:

@@ -11,7 +11,6 @@ import platform
 import stat
 from pathlib import Path
 
-from paceline.contract.files.shared_places import make_own_folder
 from paceline.contract.launch_spec import LaunchSpec
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch.compile; Triton's files are in it, too
@@ -23,9 +22,8 @@ def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
     if not launch_spec.scratch:
         return {}
     try:
-        own = make_own_folder(_shared_cache(Path(launch_spec.scratch)))
-        if own.stat().st_uid != os.geteuid():  # a server that gives all files to one user: there, nothing is private
-            own.rmdir()
+        own = _own_folder(Path(launch_spec.scratch))
+        if own is None:
             return {}
         project = Path(launch_spec.project or "default", node_image())
         # Torch tells interpreters apart only in its default folder.
@@ -38,17 +36,15 @@ def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
     return {name: str(folder) for name, folder in folders.items()}
 
 
-def _shared_cache(scratch: Path) -> Path:
-    """Return the folder for caches of all users of a scratch folder: who may write there may write here."""
-    path = scratch / ".cache"
-    try:
-        path.mkdir()
-    except FileExistsError:
-        return path
-    mode = stat.S_IMODE(scratch.stat().st_mode)
-    others = stat.S_IWGRP | stat.S_IWOTH
-    path.chmod(mode | stat.S_ISVTX if mode & others else mode)  # nobody may rename or remove a folder of others
-    return path
+def _own_folder(scratch: Path) -> Path | None:
+    """Return this user's own folder for caches; None if others could change it, or put another one in its place."""
+    parent, path = scratch.stat(), scratch / f".cache-{os.geteuid()}"
+    if parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not parent.st_mode & stat.S_ISVTX:
+        return None  # everybody who may write there may rename it
+    path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+    status = path.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
+    return path if is_private and status.st_uid == os.geteuid() else None
 
 
 def node_image() -> str:
