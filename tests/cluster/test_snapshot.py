@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
+from paceline.cluster.runs.snapshot import Snapshot, list_code, take_snapshot
 from paceline.errors import EnvironmentProblem
 
 MB = 2**20
@@ -138,3 +138,13 @@ def test_a_failed_copy_leaves_nothing(project: Path, tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         snapshot(project, store)
     assert list(store.iterdir()) == []
+
+
+def test_files_that_change_after_they_were_listed_are_named(project: Path) -> None:
+    for name in ("train.py", "run.sh", "package/model.py"):
+        os.utime(project / name, (1e9, 1e9))
+    listed = list_code(project, limit=MB, exclude=["new*", ".gitignore", "link", "package/changed.py"])
+    assert listed.changed_since() == []
+    (project / "run.sh").write_text("#!/bin/bash\n")
+    (project / "train.py").unlink()
+    assert listed.changed_since() == ["run.sh", "train.py"]

@@ -184,7 +184,7 @@ def test_a_failed_device_does_not_hide_its_error(monkeypatch: pytest.MonkeyPatch
 def test_only_numbers_are_counted() -> None:
     with quiet(seed=0) as run:
         run.throughput(tokens=numpy.int64(3))
-        for value in (torch.ones(2), "7", -1, float("nan")):
+        for value in (torch.ones(2), "7", -1, float("nan"), float("inf")):
             with pytest.raises(UsageError, match=r"run.throughput\(tokens=...\) takes a number"):
                 run.throughput(tokens=value)  # type: ignore[arg-type]
 

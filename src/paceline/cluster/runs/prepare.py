@@ -30,6 +30,7 @@ from paceline.plan.shape import Shape
 from paceline.spec import Job
 
 SHOWN_LINKS = 5
+SHOWN_FILES = 5
 SPARE_SPACE = 256 << 20  # bytes; with less, the code is copied before the run starts
 
 
@@ -111,6 +112,10 @@ def _keep_code(job: Job, run_path: RunPath, listed: CodeList | None, write_recor
     if not run_path.folder.run_half.exists():
         write_run_half(run_path.folder.run_half, store=run_path.store)
     snapshot = _take_code(listed, job, run_path, notes, required=False)
+    changed = listed.changed_since() if listed is not None else []
+    if changed:
+        names = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
+        notes.append(f"these files changed while the run started, so its copy of the code may differ: {names}")
     write_record(code=_code(job, snapshot, None))
     return notes
 

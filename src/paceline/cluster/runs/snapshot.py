@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +41,24 @@ class CodeList:
     folder: Path
     sizes: dict[str, int]  # by name
     skipped_secrets: tuple[str, ...]
+    listed: float = 0.0  # when they were listed
+
+    def changed_since(self) -> list[str]:
+        """Return the files that have changed since they were listed, or are gone."""
+        return [name for name in self.sizes if not _is_older(self.folder / name, self.listed)]
 
     def store(self, store: Path) -> Snapshot:
         """Copy the files into `store`, unless an equal copy is already there."""
         path, digest = store_code(self.folder, self.sizes, store)
         outside = tuple(name for name in self.sizes if _leaves(self.folder, name))
         return Snapshot(path, digest, tuple(self.sizes), sum(self.sizes.values()), self.skipped_secrets, outside)
+
+
+def _is_older(path: Path, moment: float) -> bool:
+    try:
+        return path.lstat().st_mtime < moment
+    except OSError:
+        return False
 
 
 def take_snapshot(
@@ -60,13 +73,14 @@ def list_code(folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_
 
     `exclude_paths` are folders without code, such as run folders inside the project.
     """
+    now = time.time()
     folder = folder.resolve()
     sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
     if sum(sizes.values()) > limit:
         raise _too_large(
             folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed"
         )
-    return CodeList(folder, sizes, tuple(skipped_secrets))
+    return CodeList(folder, sizes, tuple(skipped_secrets), now)
 
 
 def find_code(

@@ -9,7 +9,7 @@ import pytest
 from paceline.sweep.overview import SweepOverview
 from paceline.ui.terminal.top.data.rows import arrange, summary
 from paceline.ui.terminal.top.panes.run_panes import sweep_facts
-from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
+from paceline.ui.terminal.top.text.columns import LOSS_WIDTH, _loss, fit, row_line, title_line
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.overview import Overview
 
@@ -88,3 +88,9 @@ def test_foreign_text_is_one_line_without_control_characters() -> None:
     line = row_line(arrange([hostile])[0], fit(200)).plain
     assert "[red]x" in line
     assert all(each.isprintable() for each in line)
+
+
+@pytest.mark.parametrize(("loss", "shown"), [(7.781e-09, "7.8e-09"), (-2.311e-15, "-2.3e-15"), (0.12345, "0.1235")])
+def test_no_digit_of_a_loss_is_cut(loss: float, shown: str) -> None:
+    assert _loss(replace(RUN, loss=loss)) == shown
+    assert len(shown) <= LOSS_WIDTH

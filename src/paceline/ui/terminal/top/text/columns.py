@@ -15,6 +15,7 @@ from paceline.watch.overview import Overview
 
 GAP = 1
 MIN_WHY = 14
+LOSS_WIDTH = 8
 COLOURS = {"running": "green", "done": "blue", "failed": "red", "lost": "red", "cancelled": "dim", "stopped": "yellow"}
 
 
@@ -43,7 +44,9 @@ def progress_cell(run: Overview) -> Text:
 
 
 def _loss(run: Overview) -> str:
-    return "" if run.loss is None else short_number(run.loss)
+    """Return the loss in the width of its column: a number that is cut would be another one."""
+    text = "" if run.loss is None else short_number(run.loss)
+    return text if len(text) <= LOSS_WIDTH else f"{run.loss:.1e}"
 
 
 def _left(run: Overview) -> str:
@@ -69,7 +72,7 @@ def _age(run: Overview) -> str:
 COLUMNS = (
     Column("STATUS", 9, lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)), 0),
     Column("PROGRESS", 14, progress_cell, 1),
-    Column("LOSS", 8, _loss, 2, right=True),
+    Column("LOSS", LOSS_WIDTH, _loss, 2, right=True),
     Column("LEFT", 7, _left, 3, right=True),
     Column("RATE", 15, _rate, 7, right=True),
     Column("GOODPUT", 7, _goodput, 5, right=True),
