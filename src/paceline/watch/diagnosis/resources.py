@@ -175,6 +175,8 @@ def check_cores(evidence: Evidence) -> list[Finding]:
             )
         ]  # fmt: skip
     counts = {(agent.node.get("cpus"), len(agent.node.get("ranks") or [])) for agent in evidence.agents.values()}
+    if not counts:
+        return []  # no agent has begun yet
     return [Finding("cores", GOOD, ", ".join(f"{cpus} for {ranks} ranks" for cpus, ranks in sorted(counts, key=str)))]
 
 
