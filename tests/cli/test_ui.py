@@ -38,8 +38,10 @@ def started(scratch: Path, *options: str, **variables: str) -> Iterator[tuple[su
             assert found
             process.said = text  # type: ignore[attr-defined]
             yield process, found[0]
+            if process.poll() is None:
+                httpx.get(found[0], trust_env=False, timeout=60)  # it listens to signals once it answers
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
