@@ -45,6 +45,17 @@ def test_the_time_left_follows_from_the_recent_pace(tmp_path: Path) -> None:
     json.dumps([row.to_json(), over.to_json()], allow_nan=False)
 
 
+def test_a_run_that_hangs_does_not_count_down(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    lines = metrics(20)
+    for line in lines:
+        line["time"] -= 3600
+    write_lines(folder.metrics, lines)
+    write_lines(folder.rank_events, [{"time": 1.0, "event": "total_steps", "steps": 12_000}])
+    row = make_overview(make_record(folder, "running"))
+    assert (row.total_steps, row.seconds_left) == (12_000, None)
+
+
 def test_a_run_without_a_known_end_has_no_time_left(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_lines(folder.metrics, metrics(20))

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.ui.web.run_reader import MAX_LINES, RunReader
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
 
@@ -111,7 +112,7 @@ def test_code_of_others_is_not_compared(
     folder.code.mkdir()
     (folder.code / "secret.py").write_text("")
     assert "+password" in client.get(f"api/runs/{RUN}/diff").json()["diff"]
-    monkeypatch.setattr("paceline.ui.web.answers.is_own_folder", lambda path: False)
+    monkeypatch.setattr("paceline.cluster.runs.diff.is_own_folder", lambda path: False)
     answer = client.get(f"api/runs/{RUN}/diff").json()
     assert (answer["diff"], "another user" in answer["note"]) == ("", True)
 
@@ -129,3 +130,27 @@ def test_a_sweep_is_not_read_for_each_page(
     assert client.get("api/sweeps").json() == first
     assert client.get("api/sweeps/lr").status_code == 200
     assert client.get("api/sweeps/other").status_code == 404
+
+
+def read(reader: RunReader, since: int) -> tuple[bool, list[str]]:
+    (news,) = reader.read_new(since)
+    return news.whole, [line["text"] for line in news.lines]
+
+
+def test_a_page_never_misses_lines_without_a_sign(scratch: Path) -> None:
+    folder = make_run(scratch, log={0: ["first"]})
+    reader = RunReader(folder, lambda jobs: {})
+    assert read(reader, 0) == (True, ["first"])
+    with open(folder.attempt(1).log(0), "a") as file:
+        file.write("second\n")
+    assert read(reader, 1) == (False, ["second"])
+    assert reader.read_new(2) == []
+    with open(folder.attempt(1).log(0), "a") as file:
+        file.writelines(f"{number}\n" for number in range(MAX_LINES + 1))
+    is_whole, lines = read(reader, 2)
+    assert (is_whole, lines[-1]) == (True, str(MAX_LINES))
+
+
+def test_a_page_that_another_reader_has_told_more_begins_anew(scratch: Path) -> None:
+    folder = make_run(scratch, log={0: ["first"]})
+    assert read(RunReader(folder, lambda jobs: {}), 41) == (True, ["first"])

@@ -100,6 +100,17 @@ def test_a_command_that_changes_the_queue_makes_the_next_look_fresh(fake: FakeSl
     assert len(fake.calls) == 2
 
 
+def test_a_clock_that_was_set_back_does_not_make_every_look_ask(fake: FakeSlurm) -> None:
+    fake.jobs = {"7": "RUNNING"}
+    query_states(["7"])
+    slurm.forget_answer()
+    fake.now -= 3600
+    for _ in range(5):
+        fake.now += 3
+        query_states(["7"])
+    assert len(fake.calls) == 2
+
+
 def test_an_answer_that_was_under_way_while_the_queue_changed_does_not_count(fake: FakeSlurm) -> None:
     fake.jobs = {"7": "RUNNING"}
     whole = fake.queue

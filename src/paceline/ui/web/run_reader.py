@@ -63,10 +63,13 @@ class RunReader:
         return {"position": position, "lines": lines_to_json(lines)}
 
     def read_new(self, since: int) -> list[News]:
-        """Return what is new after a position. At the beginning, or after a long absence, it is everything."""
+        """Return what is new after a position. At the beginning, or after a long absence, it is everything.
+
+        So it is for a page that is ahead: another reader, which is gone, has told it what it knows.
+        """
         with self._lock:
             self._refresh()
-            if since >= self.position:
+            if since == self.position:
                 return []
             found = [each for each in self._batches if each.position > since]
             if since < 1 or not found or found[0].position > since + 1:
@@ -86,7 +89,10 @@ class RunReader:
             new.add(records)
             self._curves.add(records)
             self.position += 1
-            self._batches.append(News(self.position, curves_to_json(new.all()), lines_to_json(lines[-MAX_LINES:])))
+            if len(lines) > MAX_LINES:  # no page wants them all, and none may miss some without a sign: all begin anew
+                self._batches.clear()
+            else:
+                self._batches.append(News(self.position, curves_to_json(new.all()), lines_to_json(lines)))
 
 
 def curves_to_json(curves: Iterable[Curve]) -> list[dict[str, Any]]:

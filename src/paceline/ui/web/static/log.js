@@ -59,8 +59,13 @@ export class LogView {
 
   /** Append what the run has just written. */
   addLines(news) {
+    if (news.whole) {
+      this.position = 0;
+      this.lines = [];
+      put(this.box);
+    } else if (news.position <= this.position) return;
     const fresh = news.lines.filter((line) => this.matches(line));
-    if (news.position <= this.position || !fresh.length) return;
+    if (!fresh.length) return;
     const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 40;
     if (!this.lines.length) put(this.box);
     this.lines.push(...fresh);
