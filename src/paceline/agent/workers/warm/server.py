@@ -131,8 +131,11 @@ class WarmProcess:
         self.idle, options.warm = options.warm, 0
         pid = os.fork()
         if pid == 0:
-            self._become_zygote(client, message, descriptors)
-            client.send({"kind": "accepted", "warm": os.getppid()})
+            try:
+                self._become_zygote(client, message, descriptors)
+                client.send({"kind": "accepted", "warm": os.getppid()})
+            except BaseException:  # its command is gone: it has the command's files, and must not serve others
+                os._exit(1)
             return client, options
         self.zygotes.add(pid)
         self.served += 1
