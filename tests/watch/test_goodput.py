@@ -133,6 +133,66 @@ def test_a_requeued_job_was_queued_since_its_last_event() -> None:
     assert result.total == 170
 
 
+def test_a_requeued_job_waits_until_its_head_agent_arrives() -> None:
+    result = compute_goodput(
+        [
+            at(0, "node", job_start="7-0", index=0), at(1, "launch", attempt=1, ranks=[0]),
+            at(2, "training", step=0), at(30, "saving", step=30, blocked=0.0), at(30, "stopped", attempt=1),
+            at(89, "node", job_start="7-1", index=1), at(89.5, "unreachable", job_start="7-1", host="n2"),
+            at(90, "node", job_start="7-1", index=0),
+            at(91, "launch", attempt=2, ranks=[0]), at(92, "training", step=30), at(100, "done"),
+        ]
+    )  # fmt: skip
+    assert (result.seconds["queued"], result.seconds["idle"]) == (60, 0)
+    assert [(start.name, start.began, start.ended) for start in result.job_starts] == [("7-0", 0, 30), ("7-1", 90, 100)]
+
+
+def training_run(folder: RunFolder, last_output: float) -> list[dict[str, Any]]:
+    folder.attempt(1).path.mkdir()
+    folder.attempt(1).log(0).touch()
+    os.utime(folder.attempt(1).log(0), (last_output, last_output))
+    return [
+        at(0, "node", job_start="7-0", index=0), at(1, "launch", attempt=1, ranks=[0]), at(2, "training", step=0),
+        at(30, "saving", step=30, blocked=0.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [[], [at(90, "node", job_start="7-1", index=1)]], ids=["pending", "agents arrive"])
+def test_a_run_that_went_back_into_the_queue_waits_there(
+    ahead: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    events = [*training_run(RunFolder(tmp_path), 31), at(32, "stopped", attempt=1), *ahead]
+    assert read_goodput(RunFolder(tmp_path), events, is_over=False).seconds["idle"] == 68
+    (tmp_path / "requeues").write_text("31 7-0\n")
+    result = read_goodput(RunFolder(tmp_path), events, is_over=False)
+    assert (result.seconds["queued"], result.seconds["idle"], result.failures) == (68, 0, 0)
+    assert result.job_starts[-1].ended == 32
+    over = read_goodput(RunFolder(tmp_path), events, is_over=True)
+    assert over.seconds["queued"] == 0, "nobody requeues a job that was cancelled"
+    later = [*events, at(90, "node", job_start="7-1", index=0), at(95, "launch", attempt=2, ranks=[0])]
+    assert read_goodput(RunFolder(tmp_path), later, is_over=False).seconds["starting"] == 12
+
+
+def test_a_job_that_slurm_has_requeued_waits_since_its_last_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    events = training_run(RunFolder(tmp_path), 40)
+    assert read_goodput(RunFolder(tmp_path), events, is_over=False).seconds["queued"] == 0
+    result = read_goodput(RunFolder(tmp_path), events, is_over=False, is_waiting=True)
+    assert (result.seconds["queued"], result.seconds["training"], result.failures) == (60, 38, 1)
+    arrived = [*events, at(90, "node", job_start="7-1", index=0)]
+    result = read_goodput(RunFolder(tmp_path), arrived, is_over=False)
+    assert (result.seconds["queued"], result.seconds["starting"]) == (50, 12), "before its ranks start again, too"
+
+
+def test_a_job_that_waits_for_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    result = read_goodput(RunFolder(tmp_path), [at(20, "queued")], is_over=False, is_waiting=True)
+    assert result.seconds["queued"] == result.total == 80
+
+
 def test_an_active_run_counts_until_now() -> None:
     result = compute_goodput([at(0, "started"), at(2, "training", step=0)], now=12)
     assert result.seconds["training"] == 10
@@ -244,7 +304,7 @@ def test_a_time_line_stays_small() -> None:
 
 EVENTS = st.sampled_from(
     ["queued", "node", "started", "staging", "staged", "launch", "ranks", "training", "first_step", "saving",
-     "progress", "saved", "failed", "stopped", "done", "restarted", "files"]
+     "progress", "saved", "failed", "stopped", "done", "restarted", "files", "requeued", "unreachable"]
 )  # fmt: skip
 SECONDS = st.floats(0, 1000)
 FIELDS = st.fixed_dictionaries(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.runs.folder import TRIALS
-from paceline.cluster.slurm.states import WAITING
 from paceline.watch.goodput import read_goodput
 from paceline.watch.metrics.latest import Latest, as_number
 from paceline.watch.records import Record
@@ -117,12 +116,12 @@ def _seconds_left(record: Record, latest: Latest, total: int | None) -> float | 
 
 
 def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
-    shares = read_goodput(record.folder, events, is_over=record.is_over)
+    shares = read_goodput(record.folder, events, is_over=record.is_over, is_waiting=record.is_waiting)
     return shares.share("training") if shares.total > 0 else None
 
 
 def _starts(record: Record) -> float | None:
-    if record.state is None or record.state.phase != WAITING:
+    if record.state is None or not record.is_waiting:
         return None
     with suppress(ValueError):
         return time.mktime(time.strptime(record.state.start, "%Y-%m-%dT%H:%M:%S"))

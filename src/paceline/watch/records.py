@@ -97,6 +97,11 @@ class Record:
         return self.status in OVER
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether its job waits in the queue, for the first time or again."""
+        return self.state is not None and self.state.phase == WAITING
+
+    @property
     def requeue_problem(self) -> str:
         """Why a run that is over did not go back into the queue; empty if it was not meant to."""
         if not self.is_over or self.status == DONE:

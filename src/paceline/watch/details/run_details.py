@@ -69,7 +69,7 @@ def read_details(record: Record) -> RunDetails:
     """Read all that a run's folder tells, except its metrics and logs."""
     folder, details = record.folder, record.details
     usage = read_node_usage(folder, max_nodes=MAX_NODES)
-    goodput = read_goodput(folder, record.events, is_over=record.is_over)
+    goodput = read_goodput(folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting)
     command = details.get("command")
     found = find_checkpoints(folder.path)
     best = find_best(found)

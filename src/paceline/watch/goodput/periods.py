@@ -6,8 +6,8 @@ step boundary of an attempt, with its first step and the seconds of its start), 
 `blocked` seconds and `waited`, the seconds for which rank 0 has waited for data so far), `progress` (how far a live run
 is), `failed`, `stopped` and `done`.
 
-When a requeued job starts again, the time since the last event of the previous job start counts as queued. Nobody
-counts the time in which a run was over, until somebody resumed it.
+When a requeued job starts again, the time since the last event of the previous job start counts as queued; while it
+waits, the event `requeued` says so. Nobody counts the time in which a run was over, until somebody resumed it.
 """
 
 from __future__ import annotations
@@ -72,19 +72,31 @@ class PeriodReader:
         """Read all events of a run. The last period lasts until `now`, or else until the last event."""
         for event in events:
             before, time = self._last, float(event["time"])
-            self._last = max(before, time)
+            if not self._is_ahead(event):
+                self._last = max(before, time)
             self._take(event, event["event"], time, before)
         if self._current is not None and self._current.log is not None:
             self._current.log.is_finished = True  # as far as anybody knows
         self._close(max(self._last, now) if now is not None else self._last)
-        if self.job_starts and self.periods:
+        if self.job_starts and self.periods and self.periods[-1].kind != "queued":
             self.job_starts[-1].ended = max(self.job_starts[-1].ended, self.periods[-1].ended)
+
+    def _is_ahead(self, event: Mapping[str, Any]) -> bool:
+        """Whether the agent of another node has arrived before the head agent of the same job start.
+
+        Until that one arrives, the run still does what it did before.
+        """
+        name, known = event["event"], self.job_starts[-1].name if self.job_starts else None
+        is_other = name == "unreachable" or (name in ("node", "started") and event.get("index", 0) != 0)
+        return is_other and event.get("job_start", known) != known
 
     def _take(self, event: Mapping[str, Any], name: str, time: float, before: float) -> None:
         phase = self._current.kind if self._current else ""
         if name in QUEUED:
             self._close(before)
             self._enter("queued", time)
+        elif name == "requeued":
+            self._requeue(phase, before)
         elif name in ("node", "started"):
             if event.get("index", 0) == 0:
                 self._start(event, time, before)
@@ -120,6 +132,14 @@ class PeriodReader:
         else:
             self.failures += phase in ACTIVE and name == known
         self._enter("starting", time, part="agents")
+
+    def _requeue(self, phase: str, before: float) -> None:
+        """The job is back in the queue, and has not started again yet."""
+        if phase not in ("", "queued"):
+            self.failures += phase in ACTIVE
+            for start in self.job_starts[-1:]:
+                start.ended = max(start.ended, before)
+            self._enter("queued", before)
 
     def _start_ranks(self, event: Mapping[str, Any], name: str, time: float) -> None:
         number = event.get("attempt", len(self.attempts) + 1)

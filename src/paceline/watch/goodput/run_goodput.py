@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.contract.files.foreign_records import parse_object, read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.watch.goodput.events import ENDS, find_end
+from paceline.watch.goodput.events import ENDS, QUEUED, find_end
 from paceline.watch.goodput.goodput import Goodput, compute_goodput
 from paceline.watch.node_usage import NodeUsage
 from paceline.watch.rank_samples import clean_sample, read_ranks
@@ -20,18 +20,48 @@ TAIL = 16384  # bytes of the samples of node 0
 Event = dict[str, Any]
 
 
-def read_goodput(folder: RunFolder, events: Sequence[Event], *, is_over: bool) -> Goodput:
-    """Return where the time of a run went so far."""
-    more = [*_signs_of_life(folder, events), *(() if is_over else _progress(folder))]
+def read_goodput(folder: RunFolder, events: Sequence[Event], *, is_over: bool, is_waiting: bool = False) -> Goodput:
+    """Return where the time of a run went so far. `is_waiting`: Slurm has its job in the queue."""
+    is_waiting = not is_over and (is_waiting or _is_requeued(folder, events))
+    more = [*_signs_of_life(folder, events, is_waiting=is_waiting), *(() if is_over else _progress(folder))]
     known = sorted([*events, *more], key=lambda event: float(event["time"]))
+    if is_waiting and _newest_start(known):  # nothing that its last start did is later
+        known.append({"time": known[-1]["time"], "event": "requeued"})
     return compute_goodput(known, find_end(folder, events) if is_over else time.time())
 
 
-def _signs_of_life(folder: RunFolder, events: Sequence[Event]) -> Iterator[Event]:
+def _newest_start(events: Sequence[Event]) -> Event:
+    """Return the arrival of the newest head agent; empty if there is none, or if the run was submitted again since."""
+    for event in reversed(events):
+        if event["event"] in QUEUED:
+            return {}
+        if event["event"] == "node" and event.get("index", 0) == 0:
+            return event
+    return {}
+
+
+def _is_requeued(folder: RunFolder, events: Sequence[Event]) -> bool:
+    """Return whether the newest start of a job has ended with a requeue. Each line of the file is `TIME JOB-START`."""
+    try:
+        lines = read_tail(folder.requeues, TAIL).decode(errors="replace").split("\n")
+    except OSError:
+        return False
+    names = [line.partition(" ")[2].strip() for line in lines]
+    return any(names) and [name for name in names if name][-1] == _newest_start(events).get("job_start")
+
+
+def _signs_of_life(folder: RunFolder, events: Sequence[Event], *, is_waiting: bool) -> Iterator[Event]:
     """Yield when the ranks of an attempt last wrote to their logs, if it was killed and could not write its end."""
-    started = {event["attempt"] for event in events if event["event"] in ("launch", "ranks") and "attempt" in event}
-    ended = {event.get("attempt") for event in events if event["event"] in ENDS}
-    for number in sorted(started - ended - {max(started, default=0)}):
+    launches = [event for event in events if event["event"] in ("launch", "ranks") and "attempt" in event]
+    started, ended = (
+        {event["attempt"] for event in launches},
+        {event.get("attempt") for event in events if event["event"] in ENDS},
+    )
+    newest = max(launches, key=lambda event: event["attempt"], default=None)
+    start = _newest_start(events)
+    if newest is not None and not is_waiting and start.get("time", 0.0) <= newest["time"]:
+        ended.add(newest["attempt"])  # it may still run
+    for number in sorted(started - ended):
         if times := _log_times(folder.attempt(number)):
             yield {"time": max(times), "event": "alive", "attempt": number}
 
