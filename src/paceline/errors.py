@@ -7,6 +7,7 @@ PacelineError
 ├── ClusterError      the scheduler fails or does not respond
 │   ├── NoSlurm         this machine has no Slurm
 │   ├── NoAnswer        Slurm does not answer in time
+│   ├── ConnectionProblem  a cluster cannot be reached over SSH
 │   └── JobRejected   sbatch rejected the job, for a `reason`
 └── RunError          the training itself
     ├── LaunchError     ranks did not start, or one of them failed
@@ -65,6 +66,10 @@ class NoSlurm(ClusterError):
 
 class NoAnswer(ClusterError):
     """Slurm did not answer in time. It may still have done what it was asked to."""
+
+
+class ConnectionProblem(ClusterError):
+    """There is no connection to a cluster's login node, or it cannot be opened."""
 
 
 class JobRejected(ClusterError):

@@ -31,6 +31,7 @@ else:
 FILE = "paceline.toml"
 PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
+ACCESS_KEYS = ("host", "python", "setup")  # of a profile: how `--on NAME` reaches the cluster over SSH
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,18 @@ def _take_profiles(values: dict[str, Any], file: Path) -> dict[str, dict[str, An
             hint="Write [profiles.NAME.job], [profiles.NAME.environment] and so on.",
         )
     for name, overrides in profiles.items():
+        take_access(overrides, f"[profiles.{name}] of {file}")
         _validate(overrides, where=str(file), prefix=("profiles", name))
     return profiles
+
+
+def take_access(profile: dict[str, Any], where: str) -> dict[str, str]:
+    """Remove the keys for SSH from a profile and return them."""
+    found = {key: profile.pop(key) for key in ACCESS_KEYS if key in profile}
+    for key, value in found.items():
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise SpecError(f"Invalid {key} = {show(value)} in {where}: use a string.")
+    return found
 
 
 def _profile_layer(profiles: Mapping[str, dict[str, Any]], chosen: str | None, file: Path) -> list[_Layer]:

@@ -147,6 +147,7 @@ class Project(Table):
     snapshot_limit: Mebibytes = 200
     exclude: Strings = ()
     workdir: Literal["snapshot", "project"] = "snapshot"
+    on: Line | None = None
 
 
 class Resources(Table):

@@ -113,13 +113,26 @@ def _params() -> Section:
     return Section("[params]", ("params", "[params]", "--param"), intro, "[params]\nlr = 0.1\nmodel.width = 64")
 
 
+# How a cluster is reached over SSH.
+_ACCESS = {
+    "host": "The login node: a name of `~/.ssh/config`, or `user@host`.",
+    "python": "Python 3.10 or newer there, for Paceline itself (default: the newest on the PATH).",
+    "setup": "Shell commands to run there first, e.g. `module load python slurm`.",
+}
+
+
 def _profiles() -> Section:
     intro = (
         "Overrides for one cluster: the tables above, below the profile's name. Choose one with "
-        "`--cluster-profile NAME` or the variable `PACELINE_PROFILE`."
+        "`--cluster-profile NAME` or the variable `PACELINE_PROFILE`. With a `host`, commands with `--on NAME` work on "
+        "that cluster [over SSH](../remote.md). `~/.config/paceline/clusters.toml` may have a table such as `[alps]`, "
+        "with the same three keys, for all your projects."
     )
-    example = '[profiles.alps.job]\npartition = "normal"\n\n[profiles.alps.environment]\nmodules = ["cuda/12.4"]'
-    return Section("[profiles.NAME]", ("profiles", "[profiles]", "--cluster-profile"), intro, example)
+    entries = [Entry((name, f"profiles.{name}"), text, (("type", "string"),)) for name, text in _ACCESS.items()]
+    example = '[profiles.alps]\nhost = "login.alps"\n\n'
+    example += '[profiles.alps.job]\npartition = "normal"\n\n[profiles.alps.environment]\nmodules = ["cuda/12.4"]'
+    names = ("profiles", "[profiles]", "--cluster-profile")
+    return Section("[profiles.NAME]", names, intro, example, entries=tuple(entries))
 
 
 def _sweep() -> Section:

@@ -1,0 +1,1 @@
+"""A cluster over SSH: the user's own `ssh`, one connection per login, and Paceline on the other side."""

@@ -1,0 +1,110 @@
+"""The clusters that `--on` can name: profiles with a host in paceline.toml, and the user's own clusters.toml."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import SpecError, UsageError
+from paceline.spec.load import find_file, read_file, repository_root, take_access
+from paceline.spec.validation_errors import nearest, show
+
+HERE = "here"  # as --on: this machine, whatever paceline.toml says
+ON = "PACELINE_ON"  # the default of --on
+ON_CLUSTER = "PACELINE_ON_CLUSTER"  # set where a command of another machine runs: it goes no further
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster behind a login node."""
+
+    name: str
+    host: str
+    python: str | None = None  # the interpreter to use there
+    setup: str | None = None  # shell commands that come first there, such as `module load python`
+    has_profile: bool = False  # whether paceline.toml has settings for it
+
+
+@dataclass(frozen=True)
+class ProjectFile:
+    """The nearest paceline.toml, as far as clusters are concerned."""
+
+    file: Path | None
+    values: Mapping[str, Any]
+
+    @classmethod
+    def find(cls, cwd: Path, config: Path | None = None) -> ProjectFile:
+        file = config or find_file(cwd, repository_root(cwd))
+        return cls(file, read_file(file) if file is not None else {})
+
+    @property
+    def default(self) -> str | None:
+        """The cluster that `on` in [project] names."""
+        project = self.values.get("project")
+        value = project.get("on") if isinstance(project, dict) else None
+        return value if isinstance(value, str) else None
+
+    def clusters(self) -> dict[str, Cluster]:
+        """Return all clusters by name. What paceline.toml says about one overrides the user's clusters.toml."""
+        own_file = user_file()
+        own = _tables(read_file(own_file) if own_file.is_file() else {}, own_file)
+        profiles = _tables(self.values.get("profiles", {}), self.file)
+        found = {}
+        for name in (*own, *(each for each in profiles if each not in own)):
+            access = take_access(own.get(name, {}), f"[{name}] of {own_file}")
+            access |= take_access(profiles.get(name, {}), f"[profiles.{name}] of {self.file}")
+            if "host" in access:
+                _check_host(access["host"], f"[profiles.{name}] of {self.file}" if name in profiles else str(own_file))
+                found[name] = Cluster(name, **access, has_profile=name in profiles)
+        return found
+
+
+def user_file() -> Path:
+    """Return the path of the file that names the user's clusters for all projects."""
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(config) / "paceline" / "clusters.toml"
+
+
+def find_cluster(name: str, project: ProjectFile) -> Cluster:
+    known = project.clusters()
+    if name in known:
+        return known[name]
+    close = nearest(name, list(known))
+    if close:
+        hint = f"Did you mean {close!r}?"
+    elif known:
+        hint = f"The clusters are {', '.join(sorted(known))}."
+    else:
+        hint = f'Name its login node in {project.file or "paceline.toml"}: [profiles.{name}] host = "login.example.org"'
+    raise UsageError(f"There is no cluster {name!r} with a host.", hint=hint)
+
+
+def default_cluster(project: ProjectFile, environ: Mapping[str, str]) -> str | None:
+    """Return the cluster for commands without `--on`; None on a machine that has Slurm itself."""
+    if environ.get(ON_CLUSTER) or shutil.which("sbatch"):
+        return None
+    name = environ.get(ON) or project.default
+    return None if name == HERE else name
+
+
+def _tables(values: Any, file: Path | None) -> dict[str, dict[str, Any]]:
+    """Return copies of the tables of a file."""
+    if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
+        hint = 'Write a table for each cluster, with host = "login.example.org".'
+        raise SpecError(f"Invalid {show(values)} in {file}: use tables.", hint=hint)
+    return {name: dict(table) for name, table in values.items()}
+
+
+def _check_host(host: str, where: str) -> None:
+    """Reject what is no host name: ssh would take a leading dash as an option."""
+    if not _HOST.fullmatch(host):
+        raise SpecError(
+            f"Invalid host = {show(host)} in {where}.",
+            hint='Use a name of ~/.ssh/config, or user@host, e.g. host = "login.example.org".',
+        )

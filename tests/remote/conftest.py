@@ -1,0 +1,80 @@
+"""A login node for all tests in this folder, and a project on the laptop."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cluster.ssh.clusters import Cluster
+from paceline.cluster.ssh.connection import Connection
+from paceline.cluster.ssh.control_socket import read_logins
+from tests.remote import lab as labs
+from tests.remote.lab import Lab
+
+Completed = subprocess.CompletedProcess[str]
+PROFILES = """
+[profiles.lab]
+host = "lab"
+[profiles.plain]
+host = "plain"
+[profiles.inner]
+host = "inner"
+[profiles.agent]
+host = "agent"
+[profiles.shared]
+host = "shared"
+[profiles.strange]
+host = "strange"
+[profiles.closed]
+host = "closed"
+"""
+
+
+@pytest.fixture(scope="session")
+def lab_here() -> Iterator[Lab]:
+    if reason := labs.missing():
+        pytest.skip(f"no login node to test on: {reason}")
+    with tempfile.TemporaryDirectory(prefix="pl-ssh-", ignore_cleanup_errors=True) as folder:
+        made = Lab(Path(folder))
+        try:
+            made.up()
+            yield made
+        finally:
+            made.down()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "paceline.toml").write_text(PROFILES)
+    return folder
+
+
+@pytest.fixture
+def lab(lab_here: Lab, guard: None, project: Path) -> Iterator[Lab]:
+    """The login node, with nobody logged in before and after."""
+    yield lab_here
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in lab_here.variables.items():
+            patch.setenv(name, value)
+        for login in read_logins():
+            Connection(Cluster(login.cluster, login.host)).close()
+    lab_here.wait_until_empty()
+
+
+@pytest.fixture
+def laptop(lab: Lab, project: Path) -> Callable[..., Completed]:
+    """Run a `paceline` command on the laptop: `laptop("login", "lab")`."""
+
+    def run(*args: str, check: bool = False, cwd: Path = project, **options: Any) -> Completed:
+        done = labs.paceline(lab, *args, cwd=cwd, **options)
+        assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
