@@ -204,6 +204,7 @@ class session:
     def _leave_alone(self, parts: SessionParts) -> None:
         """Leave after an error on this rank, without waiting for any other: no barrier and no collective."""
         boundary = parts.boundary
+        boundary.signals.is_leaving = True
         parts.group.abandon()
         boundary.progress.close()
         boundary.metrics.finish_alone()

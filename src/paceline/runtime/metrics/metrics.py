@@ -32,6 +32,7 @@ from paceline.runtime.metrics.throughput import Rates, ThroughputCounter
 
 RESERVED = frozenset(("step", "epoch", "time", "seconds", "samples_per_second", "stragglers"))  # what lines have anyway
 DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
+KILLED_TIMEOUT = 0.5  # and one that is ended: it is killed after a second
 
 
 class LineSink(Protocol):
@@ -151,18 +152,27 @@ class Metrics:
             note(f"ranks log different {difference}; writing rank 0's own numbers")
         self._warned_mismatch = True
 
-    def finish_alone(self) -> None:
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes numbers somewhere."""
+        return self._rank == 0 or bool(self._own)
+
+    def finish_killed(self) -> None:
+        """Write the numbers that this rank has, while its agent ends it. The main thread may wait in a collective."""
+        self.finish_alone(within=KILLED_TIMEOUT)
+
+    def finish_alone(self, *, within: float = DEVICE_TIMEOUT) -> None:
         """After an error, write the numbers that this rank has, without the others."""
         reducing, offered, entries = self._reducing, self._offered, self._entries
         self._reducing, self._offered, self._entries = None, None, []
-        if self._rank and not self._own:
+        if not self.writes:
             return
         try:
             if reducing is not None:
                 reducing.work, reducing.ranks = None, 1
                 self._write(reducing)
             for batch in (offered, Batch(entries, alone=True)):
-                if batch is not None and batch.entries and batch.arrives(within=DEVICE_TIMEOUT):
+                if batch is not None and batch.entries and batch.arrives(within=within):
                     batch.fold()
                     self._write_own(batch)
                     self._write(batch)

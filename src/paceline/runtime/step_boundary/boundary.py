@@ -62,7 +62,8 @@ class Boundary:
         phases: StartPhases,
     ) -> None:
         self.consensus = StopConsensus(group)
-        self.signals = StopSignals(heartbeat, self.consensus.expedite)
+        at_end = metrics.finish_killed if metrics.writes else None
+        self.signals = StopSignals(heartbeat, self.consensus.expedite, at_end=at_end)
         self.heartbeat = heartbeat
         self.events = events
         self.metrics = metrics

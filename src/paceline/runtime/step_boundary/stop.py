@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.heartbeat_file import RUNNING
+from paceline.runtime.step_boundary.end_watch import EndWatch
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
 INTERVAL = 0.4  # seconds from launch to collection; one small reduction in that time costs far less than 0.1 %
@@ -54,11 +55,16 @@ class StopSignals:
     One that reaches it in that moment stops like the others.
     """
 
-    def __init__(self, heartbeat: Heartbeat, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, heartbeat: Heartbeat, notify: Callable[[], None], *, at_end: Callable[[], None] | None = None
+    ) -> None:
         self.requested = False
+        self.is_leaving = False  # this rank has failed itself: it writes what it has, and exits
         self.is_urgent = False  # a scheduler's SIGTERM: SIGKILL follows within seconds
         self._heartbeat = heartbeat
         self._notify = notify
+        # What is left to do once the agent ends this rank, within a second.
+        self._end_watch = EndWatch(lambda: heartbeat.is_ending, at_end) if at_end is not None else None
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -70,8 +76,12 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._on_signal)
         if self._heartbeat.is_on and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
+        if self._end_watch is not None and self._heartbeat.is_on:
+            self._end_watch.start()
 
     def restore(self) -> None:
+        if self._end_watch is not None and self._previous:
+            self._end_watch.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous.clear()
@@ -79,6 +89,10 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self._heartbeat.is_ending:
             # The agent ends its ranks because one has failed. That is not a request to save and stop.
+            if self.is_leaving:
+                return
+            if self._end_watch is not None:
+                self._end_watch.act()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
