@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,28 @@ def test_addresses_never_appear_in_errors() -> None:
         with pytest.raises(NotDelivered) as why:
             post(address, payload())
         assert "hush" not in str(why.value)
+
+
+def test_a_server_that_never_finishes_its_answer() -> None:
+    """Each byte comes in time, and no limit of a socket ends it."""
+    is_over = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while not is_over.wait(0.1):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        try:
+            with pytest.raises(NotDelivered, match="did not answer within"):
+                post(f"http://127.0.0.1:{server.getsockname()[1]}/", payload(), timeout=1.0)
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def test_a_command_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -154,3 +154,49 @@ def test_a_page_never_misses_lines_without_a_sign(scratch: Path) -> None:
 def test_a_page_that_another_reader_has_told_more_begins_anew(scratch: Path) -> None:
     folder = make_run(scratch, log={0: ["first"]})
     assert read(RunReader(folder, lambda jobs: {}), 41) == (True, ["first"])
+
+
+def test_lines_that_come_while_a_page_reads_the_log_come_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(scratch, log={0: ["first"]})
+    reader, refresh = RunReader(folder, lambda jobs: {}), RunReader._refresh
+
+    def refresh_before_more_comes(self: RunReader) -> None:
+        refresh(self)
+        with open(folder.attempt(1).log(0), "a") as file:
+            file.write(f"after {self.position}\n")
+
+    monkeypatch.setattr(RunReader, "_refresh", refresh_before_more_comes)
+    answer = reader.log(100, rank=None, attempt=None, grep="")
+    assert (answer["position"], [line["text"] for line in answer["lines"]]) == (1, ["first"])
+    monkeypatch.setattr(RunReader, "_refresh", refresh)
+    assert read(reader, 1) == (False, ["after 1"])
+    monkeypatch.setattr(RunReader, "_refresh", refresh_before_more_comes)
+    assert read(reader, 0) == (True, ["first", "after 1"])
+    monkeypatch.setattr(RunReader, "_refresh", refresh)
+    assert read(reader, 2) == (False, ["after 2"])
+
+
+def test_the_last_line_of_a_run_may_have_no_end(scratch: Path) -> None:
+    folder = make_run(scratch, log={0: ["first"]})
+    with open(folder.attempt(1).log(0), "a") as file:
+        file.write("last")
+    reader = RunReader(folder, lambda jobs: {})
+    assert [line["text"] for line in reader.log(100, rank=None, attempt=None, grep="")["lines"]] == ["first"]
+    folder.claims.mkdir()
+    (folder.claims / "1").symlink_to("7-0")
+    folder.job_start("7-0").path.mkdir(parents=True)
+    folder.job_start("7-0").verdict.write_text("done\n")
+    assert read(reader, 1) == (False, ["last"])
+    for each in (reader, RunReader(folder, lambda jobs: {})):
+        lines = each.log(100, rank=None, attempt=None, grep="")["lines"]
+        assert [line["text"] for line in lines] == ["first", "last"]
+
+
+def test_a_page_forgets_what_a_restart_has_undone(scratch: Path) -> None:
+    folder = make_run(scratch, steps=20)
+    reader = RunReader(folder, lambda jobs: {})
+    reader.read_new(0)
+    write_metrics(folder, range(10, 15))
+    (news,) = reader.read_new(1)
+    assert news.whole
+    assert news.curves[0]["steps"] == list(range(15))

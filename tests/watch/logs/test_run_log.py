@@ -231,7 +231,51 @@ def test_long_lines_come_in_pieces(folder: RunFolder) -> None:
     for lines in (RunLog(folder).tail(100), list(RunLog(folder).lines()), RunLog(folder).read_new()):
         assert lines[-1].text == "end"
         assert sum(len(line.text) for line in lines[:-1]) == 1_000_000
-        assert max(len(line.text) for line in lines) < 300_000
+        assert max(len(line.text) for line in lines) < 500_000
+
+
+def test_long_lines_of_a_node_log_keep_their_rank(folder: RunFolder) -> None:
+    path = folder.attempt(1).node_log(0)
+    path.parent.mkdir(parents=True)
+    with open(path, "wb") as log:
+        pipes = {rank: output.LinePrefixer(f"[{rank}] ", log.write) for rank in (0, 1)}
+        for _ in range(7):  # pieces of output, as they come from pipes
+            for rank, prefixer in pipes.items():
+                prefixer.feed(str(rank).encode() * output.CHUNK)
+        for prefixer in pipes.values():
+            prefixer.feed(b"\n")
+    for rank in (0, 1):
+        for found in (
+            list(RunLog(folder).lines(rank=rank)), RunLog(folder).tail(1000, rank=rank),
+            RunLog(folder).read_new(rank=rank),
+        ):  # fmt: skip
+            assert {line.rank for line in found} == {rank}
+            assert "".join(line.text for line in found) == str(rank) * 7 * output.CHUNK
+    assert {line.rank for line in RunLog(folder).lines()} == {0, 1}
+
+
+def test_a_last_line_without_an_end_of_an_attempt_that_is_over(folder: RunFolder) -> None:
+    write_log(folder.attempt(1).log(0), [(1.0, "a\nthe last words")])
+    write_log(folder.attempt(2).log(0), [(2.0, "b\nbegun")])
+    everything = ["0 a", "0 the last words", "0 b"]
+    assert texts(RunLog(folder).lines(complete=True)) == everything
+    assert texts(RunLog(folder).tail(9, complete=True)) == everything
+    assert texts(RunLog(folder).tail(9)) == [*everything, "0 begun"]
+
+
+def test_the_end_of_what_another_reader_has_read(folder: RunFolder) -> None:
+    write_log(folder.attempt(1).log(0), [(1.0, "a\nend of 1")])
+    write_log(folder.attempt(2).log(0), [(2.0, "b\nbegun")])
+    reader = RunLog(folder)
+    assert texts(reader.tail(1, complete=True)) == ["0 b"]
+    until = reader.positions()
+    write_log(folder.attempt(2).log(0), [(3.0, " and done\nlate\n")])
+    write_log(folder.attempt(2).log(1), [(3.0, "another log\n")])
+    write_log(folder.attempt(3).log(0), [(4.0, "c\n")])
+    assert texts(RunLog(folder).tail(9, until=until)) == ["0 a", "0 end of 1", "0 b"]
+    new = [line for _ in range(3) for line in reader.read_new()]
+    assert texts(new) == ["0 begun and done", "0 late", "1 another log", "0 c"]
+    assert texts(RunLog(folder).tail(9, until=reader.positions())) == ["0 a", "0 end of 1", "0 b", *texts(new)]
 
 
 def test_grep_reads_what_a_terminal_shows(folder: RunFolder) -> None:

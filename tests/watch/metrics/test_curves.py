@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.watch.metrics.curves import LIMIT, Curves
 
 
@@ -29,6 +31,28 @@ def test_a_restart_replaces_the_steps_that_it_repeats() -> None:
     curve = curves.curve("loss")
     assert curve.steps == list(range(8))
     assert curve.values[4:6] == [1 / 5, 2 / 6]
+
+
+@pytest.mark.parametrize("undone", range(49_985, 50_001))  # somewhere within the points that are drawn as one
+def test_a_restart_undoes_a_spike_also_in_a_long_curve(undone: int) -> None:
+    curves = Curves()
+    curves.add(lines(range(50_000)))
+    curves.add([{"step": 50_000, "time": 50_000.0, "loss": 9.0}, {"step": 50_001, "time": 50_001.0, "loss": -9.0}])
+    assert curves.add(lines(range(undone, 50_001)))
+    curve = curves.curve("loss")
+    assert (max(curve.values), min(curve.values)) == (1.0, 1 / 50_001)
+    assert curve.steps == sorted(set(curve.steps))
+    assert not curves.add(lines(range(50_001, 60_000)))
+    assert curves.curve("loss").steps[-1] == 59_999
+
+
+def test_a_restart_undoes_numbers_that_are_logged_rarely() -> None:
+    curves = Curves()
+    curves.add([*lines(range(100)), {"step": 99, "time": 99.0, "accuracy": 0.5}])
+    curves.add(lines(range(90, 95)))
+    assert curves.names == ["loss"]
+    curves.add([{"step": 99, "time": 199.0, "accuracy": 0.6}])
+    assert curves.curve("accuracy").values == [0.6]
 
 
 def test_only_finite_numbers_have_curves() -> None:

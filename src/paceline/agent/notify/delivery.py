@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,8 +19,31 @@ class NotDelivered(Exception):
     """Why a notification could not be sent."""
 
 
-def post(address: str, payload: Mapping[str, Any]) -> None:
-    """Send a notification as JSON. Raises NotDelivered."""
+def post(address: str, payload: Mapping[str, Any], *, timeout: float = WEBHOOK_TIMEOUT) -> None:
+    """Send a notification as JSON. Raises NotDelivered, also if a server sends its answer too slowly.
+
+    A time limit of a socket is one of each read, and there is no limit for the search of an address. So another thread
+    waits for the answer, which ends with this process at the latest.
+    """
+    outcome: list[NotDelivered | None] = []
+
+    def work() -> None:
+        try:
+            _post(address, payload, timeout)
+        except NotDelivered as problem:
+            outcome.append(problem)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=work, name="notify-webhook", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    problem = outcome[0] if outcome else NotDelivered(f"it did not answer within {timeout:g} s")
+    if problem is not None:
+        raise problem
+
+
+def _post(address: str, payload: Mapping[str, Any], timeout: float) -> None:
     from http.client import HTTPException  # not at the top: most runs need none of it
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
@@ -29,7 +53,7 @@ def post(address: str, payload: Mapping[str, Any]) -> None:
     body = json.dumps(payload).encode()
     try:
         request = Request(address, data=body, headers={"Content-Type": "application/json", "User-Agent": "paceline"})
-        with urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:
+        with urlopen(request, timeout=timeout) as answer:
             answer.read(1000)
     except HTTPError as error:
         error.close()

@@ -13,7 +13,7 @@ from paceline.watch.details import read_details
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
 from paceline.watch.metrics.metrics_file import MetricsFile
-from paceline.watch.records import QueryStates, read_record
+from paceline.watch.records import QueryStates, newest_verdict, read_record
 
 MAX_BATCHES = 30  # kept for pages that lost their connection for a moment
 MAX_LINES = 2000  # of a log, in one batch
@@ -55,11 +55,11 @@ class RunReader:
             return {"position": self.position, "curves": [asdict(self._curves.curve(name)) for name in wanted]}
 
     def log(self, count: int, *, rank: int | None, attempt: int | None, grep: str) -> dict[str, Any]:
-        """Return the last lines of the run's output."""
+        """Return the last lines of the run's output, up to where `read_new` goes on from that position."""
         with self._lock:
             self._refresh()
-            position = self.position
-        lines = RunLog(self.folder).tail(count, rank=rank, attempt=attempt, grep=grep, scan=SCAN)
+            position, until = self.position, self._log.positions()
+        lines = RunLog(self.folder).tail(count, rank=rank, attempt=attempt, grep=grep, until=until, scan=SCAN)
         return {"position": position, "lines": lines_to_json(lines)}
 
     def read_new(self, since: int) -> list[News]:
@@ -73,23 +73,28 @@ class RunReader:
                 return []
             found = [each for each in self._batches if each.position > since]
             if since < 1 or not found or found[0].position > since + 1:
-                lines = RunLog(self.folder).tail(FIRST_LINES, complete=True)
+                lines = RunLog(self.folder).tail(FIRST_LINES, until=self._log.positions())
                 return [News(self.position, curves_to_json(self._curves.all()), lines_to_json(lines), whole=True)]
             return found
 
     def _refresh(self) -> None:
+        is_over = newest_verdict(self.folder) is not None  # then the last line may have no end
         if self.position == 0:
             self._curves.add(self._metrics.read_new())  # it may have a million lines
             self._log.tail(0, complete=True)  # from now on
+            for _ in range(3):  # the begun line, at the end of a run
+                self._log.read_new(finish=is_over)
             self.position = 1
             return
-        records, lines = list(self._metrics.read_new()), self._log.read_new()
+        records, lines = list(self._metrics.read_new()), self._log.read_new(finish=is_over)
         if records or lines:
             new = Curves()
             new.add(records)
-            self._curves.add(records)
+            went_back = self._curves.add(records)
             self.position += 1
-            if len(lines) > MAX_LINES:  # no page wants them all, and none may miss some without a sign: all begin anew
+            # No page wants that many lines, and none may miss some without a sign, or keep points that a restart has
+            # undone: all begin anew.
+            if len(lines) > MAX_LINES or went_back:
                 self._batches.clear()
             else:
                 self._batches.append(News(self.position, curves_to_json(new.all()), lines_to_json(lines)))

@@ -9,7 +9,9 @@ from pathlib import Path
 from paceline.contract.files.shared_places import open_without_waiting
 
 CHUNK = 1 << 17  # bytes
-MAX_LINE = 1 << 16  # a longer line comes in pieces
+# A longer line comes in pieces. One of a node's log never does: agents cut what several ranks write into lines of half
+# of that, each of which begins with its rank.
+MAX_LINE = 1 << 18
 
 Piece = tuple[int, bytes]  # the offset at which a line ends, and its bytes
 

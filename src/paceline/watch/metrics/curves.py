@@ -22,19 +22,29 @@ class Curve:
     values: list[float]
 
 
+Point = tuple[int, float, float]  # step, time, value
+
+
 @dataclass
 class _Bucket:
     """Neighbouring points, of which only the lowest and the highest are drawn: no spike disappears."""
 
-    first: int
+    first: Point
     count: int
-    low: tuple[int, float, float]  # step, time, value
-    high: tuple[int, float, float]
+    low: Point
+    high: Point
 
     def merge(self, other: _Bucket) -> None:
         self.count += other.count
         self.low = min(self.low, other.low, key=lambda point: point[2])
         self.high = max(self.high, other.high, key=lambda point: point[2])
+
+    def forget(self, step: int) -> None:
+        """Forget the points from a step on, which comes after the first one. What they have hidden is not known."""
+        if max(self.low[0], self.high[0]) >= step:
+            left = [point for point in (self.first, self.low, self.high) if point[0] < step]
+            self.low, self.high = min(left, key=lambda point: point[2]), max(left, key=lambda point: point[2])
+            self.count = 1
 
 
 @dataclass
@@ -43,10 +53,9 @@ class _Line:
     buckets: list[_Bucket] = field(default_factory=list)
 
     def add(self, step: int, time: float, value: float) -> None:
-        while self.buckets and self.buckets[-1].first >= step:
-            self.buckets.pop()  # a restart repeats these steps
+        self.forget(step)
         point = (step, time, value)
-        new = _Bucket(step, 1, point, point)
+        new = _Bucket(point, 1, point, point)
         if self.buckets and self.buckets[-1].count < self.size:
             self.buckets[-1].merge(new)
             return
@@ -57,7 +66,14 @@ class _Line:
             self.buckets = self.buckets[::2]
             self.size *= 2
 
-    def points(self) -> list[tuple[int, float, float]]:
+    def forget(self, step: int) -> None:
+        """Forget the points from a step on: a restart repeats them."""
+        while self.buckets and self.buckets[-1].first[0] >= step:
+            self.buckets.pop()
+        if self.buckets:
+            self.buckets[-1].forget(step)
+
+    def points(self) -> list[Point]:
         return [point for bucket in self.buckets for point in sorted({bucket.low, bucket.high})]
 
 
@@ -66,21 +82,30 @@ class Curves:
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
+        self._step: int | None = None  # of the last record
 
-    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, records: Iterable[Mapping[str, Any]]) -> bool:
+        """Add the numbers of records. Returns whether their steps went back: curves are without later ones then."""
+        went_back = False
         for record in records:
             step, time = record.get("step"), record.get("time")
             if not isinstance(step, int) or not isinstance(time, (int, float)):
                 continue
+            if self._step is not None and step < self._step:
+                went_back = True
+                for line in self._lines.values():
+                    line.forget(step)
+            self._step = step
             for name, value in record.items():
                 if name in NOT_CURVES or isinstance(value, bool) or not isinstance(value, (int, float)):
                     continue
                 if math.isfinite(value) and (name in self._lines or len(self._lines) < MAX_CURVES):
                     self._lines.setdefault(name, _Line()).add(step, time, float(value))
+        return went_back
 
     @property
     def names(self) -> list[str]:
-        return list(self._lines)
+        return [name for name, line in self._lines.items() if line.buckets]
 
     def curve(self, name: str) -> Curve:
         """Return a curve. Raises KeyError if no line has had this number."""
@@ -90,4 +115,4 @@ class Curves:
         )
 
     def all(self) -> list[Curve]:
-        return [self.curve(name) for name in self._lines]
+        return [self.curve(name) for name in self.names]
