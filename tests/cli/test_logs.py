@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import time
@@ -58,6 +59,26 @@ def test_all_ranks_and_attempts_in_order(folder: RunFolder, capsys: pytest.Captu
     assert printed("-t", "--tail", "1").endswith(" [0] loss 1\n")
     assert printed("-t", "--tail", "1").startswith(time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(now - 60)))
     assert printed("--tail", "0") == ""
+
+
+def test_who_asks_for_some_lines_gets_these_alone(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt = folder.attempt(1)
+    write(attempt.log(0), (time.time(), "a\nValueError: no\n"))
+    attempt.failure.write_text(json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": "no"}))
+    folder.job_start("pid-1-a").path.mkdir(parents=True)
+    folder.claims.mkdir()
+    (folder.claims / "1").symlink_to("pid-1-a")
+    folder.job_start("pid-1-a").verdict.write_text("failed\n")
+
+    def failure(*args: str) -> bool:
+        assert cli.dispatch(["logs", *args]) == 0
+        return "rank 0 on n1: ValueError: no" in capsys.readouterr().err
+
+    assert failure()
+    assert failure("--rank", "1" if attempt.log(1).exists() else "0")
+    assert failure("-f", "--tail", "1")  # it says how the run has ended
+    for some in (["--tail", "1"], ["--grep", "a"], ["--since", "1h"], ["--attempt", "1"]):
+        assert not failure(*some), some
 
 
 def test_a_run_of_one_rank_has_no_prefix(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

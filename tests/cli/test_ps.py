@@ -80,10 +80,13 @@ def test_json_has_every_field_of_every_row(runs: Path, capsys: pytest.CaptureFix
     assert [row["name"] for row in answer["runs"]] == ["run-3", "run-2", "run-1"]
     assert all(row.keys() == Overview.__dataclass_fields__.keys() for row in answer["runs"])
     (sweep,) = answer["sweeps"]
-    assert sweep.keys() == SweepOverview.__dataclass_fields__.keys()
+    assert sweep.keys() == {*SweepOverview.__dataclass_fields__, "status"}
+    assert sweep["status"] == "missing"
     assert (sweep["counts"], sweep["best"], sweep["best_trial"]) == ({"done": 3, "missing": 1}, 1.0, 2)
     cli.dispatch(["ps", "--json", "--sweep", "digits"])
-    assert [row["trial"] for row in json.loads(capsys.readouterr().out)["runs"]] == [0, 1, 2, 3]
+    trials = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["trial"] for row in trials] == [0, 1, 2, 3]
+    assert trials[0]["point"] == {"lr": 0.1}
 
 
 def test_json_without_runs_is_an_empty_list(
@@ -109,4 +112,36 @@ def test_progress_and_rate_of_a_run(tmp_path: Path) -> None:
     assert (shown["STEP"], shown["LEFT"], shown["LOSS"]) == ("10/500", "2h 1m", "0.1235")
     assert (shown["RATE"], shown["GOODPUT"]) == ("12.3k tokens/s", "93%")
     over = cells(tmp_path, total_steps=500, is_over=True, rate=2.0, status="done")
-    assert (over["STEP"], over["LEFT"], over["RATE"]) == ("10", "", "")
+    assert (over["STEP"], over["LEFT"], over["RATE"]) == ("10/500", "", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "nearest"), [("faild", "Did you mean 'failed'?"), ("Running", "Did you mean 'running'?"), ("zzz", "")]
+)
+def test_an_unknown_state_is_an_error_that_names_the_states(runs: Path, state: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=f"Unknown --state '{state}'") as error:
+        cli.dispatch(["ps", "--state", state])
+    assert error.value.hint.startswith(nearest or "The states are: cancelled, done, done, not saved")
+    assert "queued" in error.value.hint
+    assert cli.dispatch(["ps", "--state", "out of memory"]) == 0  # there is no such run, but there may be
+
+
+def test_trials_have_columns_of_their_parameters(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [{"lr": 10.0**-n, "kind": "wide", "[red]": "\x1b[2J"} for n in range(3)]
+    sweep = make_sweep(scratch / "p" / "e" / "digits", grid(points))
+    for number in range(2):
+        end(sweep, number, value=1.0)
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_SCRATCH", str(scratch))
+        assert cli.dispatch(["ps", "--sweep", "digits"]) == 0
+    out = capsys.readouterr().out
+    titles, *rows = out.splitlines()
+    assert [word for word in titles.split() if word.islower() or "[" in word] == ["lr", "kind", "[red]"]
+    assert "PROGRAM" not in titles
+    assert [row.split()[0] for row in rows] == ["digits-0", "digits-1"]
+    assert " 1 " in rows[0]
+    assert " 0.1 " in rows[1]
+    assert all(" wide " in row for row in rows)
+    assert "\x1b" not in out

@@ -49,6 +49,15 @@ def test_the_exit_code_is_that_of_the_run(
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"{run.path.name}: {verdict}")
 
 
+@pytest.mark.parametrize("typed", ["growth", "gro", "aaaa", "last"])
+def test_runs_are_called_as_you_call_them(typed: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(scratch, job=None, verdict="done")
+    run.run_json.write_text('{"name": "growth", "host": "here"}')
+    assert cli.dispatch(["wait", typed]) == 0
+    name = "growth" if typed in "growth" else run.path.name
+    assert capsys.readouterr().out == f"{name}: done (here)\n"
+
+
 def test_of_several_runs_the_worst_counts(scratch: Path) -> None:
     make_run(scratch, "20260101-000000-aaaa", job=None, verdict="done")
     make_run(scratch, "20260101-000001-bbbb", job=None, verdict="stopped")

@@ -22,6 +22,7 @@ from paceline.plan.quote import command_line
 from paceline.watch.logs import monitor
 from paceline.watch.logs.run_log import LogLine
 from paceline.watch.records import read_record
+from tests.sweep.folders import end, grid, make_sweep
 
 
 @pytest.fixture
@@ -158,6 +159,52 @@ def test_show_has_the_name_and_indents_what_has_several_lines(
     assert lines[:2] == [f"run        {folder.path.name}", "name       lm-big"]
     first = lines.index("attempt 1  failed: rank 1 on n2: RuntimeError: no GPU")
     assert lines[first + 1 : first + 3] == ["           Try again", "           at train.py:9"]
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "cancel"])
+def test_the_name_of_a_sweep_leads_to_its_commands(command: str, folder: RunFolder, scratch: Path) -> None:
+    sweep = make_sweep(scratch / "project" / "default" / "my sweep", grid({"lr": n} for n in range(4)))
+
+    def hint() -> str:
+        with pytest.raises(UsageError, match="'my sweep' is a sweep") as error:
+            cli.dispatch([command, "my sweep"])
+        return error.value.hint
+
+    verb = "cancel" if command == "cancel" else "show"
+    assert f"paceline sweep {verb} 'my sweep'`" in hint()
+    assert "paceline logs" not in hint()  # nothing has started
+    end(sweep, 0, value=1.0)
+    assert "`paceline logs 'my sweep-0'`" in hint()
+    end(sweep, 3, "failed")
+    assert "`paceline logs 'my sweep-3'`" in hint()
+    with pytest.raises(UsageError, match="There is no run 'my'"):
+        cli.dispatch([command, "my"])
+
+
+def test_without_runs_the_newest_sweep_is_named(scratch: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_sweep(scratch / "project" / "default" / "tiny", grid([{"lr": 1}]))
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_SCRATCH", str(scratch))
+        with pytest.raises(UsageError, match=r"no runs in .* but those of a sweep") as error:
+            cli.dispatch(["show"])
+    assert "paceline sweep show tiny" in error.value.hint
+
+
+def test_a_trial_is_called_by_its_sweep(folder: RunFolder, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = make_sweep(scratch / "project" / "default" / "tiny", grid({"lr": n} for n in range(4)))
+    end(sweep, 3, "failed", error="ValueError: no")
+    attempt = sweep.trial(3).attempt(1)
+    attempt.path.mkdir()
+    attempt.failure.write_text(json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": "no"}))
+    assert cli.dispatch(["show", "tiny-3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("run        tiny-3\n")
+    assert "to go on   paceline sweep --local --resubmit failed tiny " in shown
+    assert "paceline logs tiny-3" in shown
+    with pytest.raises(UsageError, match="Run tiny-3 has no attempt 7"):
+        cli.dispatch(["logs", "--attempt", "7", "tiny-3"])
+    assert cli.dispatch(["cancel", "tiny-3"]) == 0
+    assert capsys.readouterr().out.startswith("tiny-3 is over already")
 
 
 @pytest.mark.parametrize("command", ["ps", "show"])

@@ -32,13 +32,13 @@ def command(
     for folder in [runs.own(name) for name in names]:
         record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
         if record.is_over and not _may_requeue(record):
-            print(f"{record.run_id} is over already: {record.status}")
+            print(f"{folder.key} is over already: {record.status}")
         else:
             cancel_run(folder, running=record.status == "running", save=save)
             if record.job is None:
-                print(f"asked {record.run_id} to save and stop")
+                print(f"asked {folder.key} to save and stop")
             else:
-                print(f"cancelled {record.run_id} (job {record.job}){', once it has saved' if save else ''}")
+                print(f"cancelled {folder.key} (job {record.job}){', once it has saved' if save else ''}")
         if record.status != DONE:
             saves = save or (record.job is None and not record.is_over)  # a local run always saves
             where = "" if saves else f"  ({describe_start(folder)})"

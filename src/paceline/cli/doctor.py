@@ -87,7 +87,7 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     from paceline.watch.records import read_record
 
     record = read_record(folder)
-    run = Finding("run", GOOD, f"{record.run_id} is {record.status}")
+    run = Finding("run", GOOD, f"{record.folder.key} is {record.status}")
     stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
     found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))
     if fitness:

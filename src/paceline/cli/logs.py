@@ -68,7 +68,9 @@ def command(
             follow_until_over(run_log, printer, rank=chosen.rank, grep=chosen.grep, lines=lines)
     else:
         _print_all(record, printer, lines, rank=chosen.rank, attempt=attempt)
-    if attempt is None and newest_verdict(folder) == FAILED:  # another rank may have failed than the one printed here
+    # Another rank may have failed than the one printed here. Who asks for some lines of the log gets these alone.
+    is_part = attempt is not None or (not follow and (tail is not None or chosen.grep or chosen.since is not None))
+    if not is_part and newest_verdict(folder) == FAILED:
         runs.say_failure(folder)
     return 0
 
@@ -101,7 +103,7 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
     file, record = LogFile(folder.slurm_log), read_record(folder)
     if not folder.slurm_log.exists() and not (follow and record.job is not None):
         status = f"the run is {record.status}{f' ({record.detail})' if record.detail else ''}"
-        wait = f"Wait for it with `paceline logs -f --batch {folder.path.name}`."
+        wait = f"Wait for it with `paceline logs -f --batch {folder.key}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
         raise UsageError(f"There is no log of a batch script in {folder.path}; {status}.", hint=hint)
     printer, size, lookup = LogPrinter(folder, sys.stdout, raw=raw), file.size(), Lookup(keeps_states=raw)
@@ -160,12 +162,12 @@ def _require_rank(record: Record, rank: int | None) -> None:
     ranks = int(record.details.get("nodes") or 1) * int(record.details.get("nproc") or 1)
     if rank is not None and rank >= ranks:
         has = "1 rank, rank 0" if ranks == 1 else f"{ranks} ranks, from 0"
-        raise UsageError(f"Run {record.run_id} has no rank {rank}.", hint=f"It has {has}.")
+        raise UsageError(f"Run {record.folder.key} has no rank {rank}.", hint=f"It has {has}.")
 
 
 def _no_log(record: Record, *, rank: int | None, attempt: int | None) -> UsageError:
     """Return the error for a log that does not exist: what there is instead."""
-    folder, run = record.folder, record.run_id
+    folder, run = record.folder, record.folder.key
     attempts = [each.number for each in folder.attempts()]
     status = f"the run is {record.status}{f' ({record.detail})' if record.detail else ''}"
     if attempts and attempt is not None and attempt not in attempts:

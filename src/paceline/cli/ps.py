@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import console, runs
 from paceline.cli.fitted_table import fit, print_columns
 from paceline.cli.json_output import print_json
-from paceline.cli.ps_columns import COLOURS, make_columns
+from paceline.cli.ps_columns import COLOURS, Points, make_columns
 from paceline.contract.sweep.folder import SweepFolder
+from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview, find_sweeps, read_sweep_overview, started_trials
-from paceline.sweep.results import PENDING, find_sweep
+from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
-from paceline.watch.records import find_runs
+from paceline.watch.records import STATUSES, find_runs
 
 __all__ = ["COLOURS", "command"]
 Row = Overview | SweepOverview
@@ -48,23 +50,25 @@ def command(
     pipe gets all columns.
     """
     scratch = runs.scratch_here()
+    points: Points = {}
     selected = bool(live or state or project)
     rows: Sequence[Row]
     if sweep is not None:
-        rows, older = _read_trials(sweep, scratch), 0
+        (rows, points), older = _read_trials(sweep, scratch), 0
     else:
         rows, older = _read(scratch, None if every or selected else count)
     if selected:
+        _check_states(state or (), rows)
         rows = [row for row in rows if _is_wanted(row, live=live, states=state, project=project)]
     if not every and not json and sweep is None:
         rows, older = rows[:count], older + len(rows[count:])
     if json:
-        _print_json(scratch, rows)
+        _print_json(scratch, rows, points)
         return 0
     if not rows:
         console.say_note(f"no runs in {scratch}" if not selected else f"no such runs in {scratch}")
         return 0
-    _print(rows)
+    _print(rows, points)
     if older:
         shown = "paceline ps --live" if live else "paceline ps"
         console.say_note(f"{older} older run{'s' * (older > 1)}: {shown} -n {len(rows) + older}")
@@ -96,12 +100,24 @@ def _age(sweep: SweepFolder) -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
 
 
-def _read_trials(name: str, scratch: Path) -> list[Row]:
-    folder = find_sweep(name, scratch)
-    waiting = read_sweep_overview(folder).counts.get(PENDING, 0)
+def _read_trials(name: str, scratch: Path) -> tuple[list[Row], Points]:
+    """Return the trials of a sweep that have started, and the parameters of each."""
+    found = read_sweep(find_sweep(name, scratch))
+    waiting = found.counts.get(PENDING, 0)
     if waiting:
-        console.say_note(f"{waiting} trial{'s' * (waiting > 1)} of {folder.name} did not start yet")
-    return list(read_rows(started_trials(folder), folder.path))
+        console.say_note(f"{waiting} trial{'s' * (waiting > 1)} of {found.name} did not start yet")
+    points = {str(trial.folder.path): {key: trial.point.get(key) for key in found.keys} for trial in found.trials}
+    return list(read_rows(started_trials(found.folder), found.folder.path)), points
+
+
+def _check_states(wanted: Iterable[str], rows: Iterable[Row]) -> None:
+    """Raise UsageError for a state that does not exist. Slurm may have more than we know: those of rows count too."""
+    known = sorted({*STATUSES, *STATES, *(row.status for row in rows)})
+    for state in wanted:
+        if state not in known:
+            close = difflib.get_close_matches(state.lower(), known, n=1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            raise UsageError(f"Unknown --state {state!r}.", hint=f"{hint}The states are: {', '.join(known)}.")
 
 
 def _is_wanted(row: Row, *, live: bool, states: list[str] | None, project: str | None) -> bool:
@@ -113,19 +129,23 @@ def _is_wanted(row: Row, *, live: bool, states: list[str] | None, project: str |
     return not states or not found.isdisjoint(states)
 
 
-def _print(rows: Sequence[Row]) -> None:
+def _print(rows: Sequence[Row], points: Points) -> None:
     out = console.console()
-    shown, dropped = fit(make_columns(rows), out.width)
+    shown, dropped = fit(make_columns(rows, points), out.width)
     print_columns(out, shown, out.width)
     if dropped:
         names = ", ".join(column.title for column in dropped)
         out.print(f"not in this width: {names} (all: paceline ps | less -S)", style="dim")
 
 
-def _print_json(scratch: Path, rows: Sequence[Row]) -> None:
+def _print_json(scratch: Path, rows: Sequence[Row], points: Points) -> None:
     print_json(
         scratch=str(scratch),
         time=time.time(),
-        runs=[row.to_json() for row in rows if isinstance(row, Overview)],
+        runs=[_row_json(row, points) for row in rows if isinstance(row, Overview)],
         sweeps=[row.to_json() for row in rows if isinstance(row, SweepOverview)],
     )
+
+
+def _row_json(row: Overview, points: Points) -> dict[str, Any]:
+    return {**row.to_json(), "point": points[row.path]} if row.path in points else row.to_json()

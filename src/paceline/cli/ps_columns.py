@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from paceline.cli import console
 from paceline.cli.fitted_table import Column
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.overview import SweepOverview
+from paceline.sweep.report.numbers import to_label
 from paceline.watch.overview import Overview
 from paceline.watch.records import OVER
 from paceline.watch.throughput import short_number
@@ -18,27 +21,41 @@ COLOURS = {
     "cancelled": "dim", "stopped": "warn",
 }  # fmt: skip
 
+Points = Mapping[str, Mapping[str, Any]]  # the path of each trial -> its parameters
+NO_POINTS: Points = MappingProxyType({})
 
-def make_columns(rows: Iterable[Overview | SweepOverview]) -> list[Column]:
+
+def make_columns(rows: Sequence[Overview | SweepOverview], points: Points = NO_POINTS) -> list[Column]:
+    """Return the columns of these rows. Trials of one sweep have columns of their parameters instead of the program."""
     columns = [
         Column("RUN"), Column("STATUS"), Column("JOB", rank=1), Column("RANKS", rank=10, optional=True),
         Column("ATTEMPT", rank=11, optional=True), Column("STEP", rank=3), Column("LEFT", rank=4),
         Column("LOSS", rank=6, optional=True), Column("RATE", rank=8, optional=True),
         Column("GOODPUT", rank=9, optional=True), Column("AGE", rank=7, optional=True),
-        Column("PROGRAM", rank=5, wraps_at=8, wraps_well_at=16, crops=True),
+        *(_parameter_columns(rows, points) or [Column("PROGRAM", rank=5, wraps_at=8, wraps_well_at=16, crops=True)]),
         Column("WHERE / WHY", rank=2, wraps_at=16, wraps_well_at=18),
     ]  # fmt: skip
     now = time.time()
     for row in rows:
-        cells = _sweep_cells(row, now) if isinstance(row, SweepOverview) else _run_cells(row, now)
+        cells = _sweep_cells(row, now) if isinstance(row, SweepOverview) else _run_cells(row, points, now)
         for column, text in zip(columns, cells, strict=True):
             column.cells.append(text)
     return columns
 
 
-def _run_cells(row: Overview, now: float) -> tuple[str, ...]:
+def _parameter_columns(rows: Sequence[Overview | SweepOverview], points: Points) -> list[Column]:
+    """Return a column for each parameter. In a narrow terminal, those that are the same everywhere drop out first."""
+    listed = [points[row.path] for row in rows if row.path in points]
+    columns = []
+    for key in dict.fromkeys(key for point in points.values() for key in point):
+        varies = len({str(point.get(key)) for point in listed}) > 1
+        columns.append(Column(console.cell(key), rank=5 if varies else 12, wraps_at=8, crops=True, optional=not varies))
+    return columns
+
+
+def _run_cells(row: Overview, points: Points, now: float) -> tuple[str, ...]:
     return (
-        console.cell(f"{row.sweep}-{row.trial}" if row.trial is not None else row.run_id),
+        console.cell(row.key),
         _status(row.status),
         row.job,
         f"{row.nodes} x {row.nproc}",
@@ -49,7 +66,7 @@ def _run_cells(row: Overview, now: float) -> tuple[str, ...]:
         "" if row.rate is None or row.is_over else f"{short_number(row.rate)} {row.rate_unit}",
         "" if row.goodput is None else f"{row.goodput:.0%}",
         _age(row.created, now),
-        console.cell(row.name or row.program),
+        *([_value(each) for each in points[row.path].values()] if points else [console.cell(row.name or row.program)]),
         console.cell(row.detail),
     )
 
@@ -64,6 +81,10 @@ def _sweep_cells(row: SweepOverview, now: float) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _value(value: object) -> str:
+    return "" if value is None else console.cell(to_label(value))
+
+
 def _status(status: str) -> str:
     colour = COLOURS.get(status, "bad" if status in OVER else "name")
     return f"[{colour}]{console.cell(status)}[/]"
@@ -72,7 +93,7 @@ def _status(status: str) -> str:
 def _step(row: Overview) -> str:
     if row.step is None:
         return ""
-    return str(row.step) if row.total_steps is None or row.is_over else f"{row.step}/{row.total_steps}"
+    return str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}"
 
 
 def _age(created: float | None, now: float) -> str:

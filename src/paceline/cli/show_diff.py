@@ -18,7 +18,7 @@ def show_differences(folder: RunFolder, *, names_only: bool) -> int:
     for note in found.notes:
         console.say_note(note)
     if not found.files:
-        print(f"{found.project} has not changed since {folder.path.name} was started")
+        print(f"{found.project} has not changed since {folder.key} was started")
     for each in found.files:
         if names_only or not each.lines:
             _print_name(each)

@@ -31,7 +31,7 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
     """Return how a run stands: the most important first."""
     events = read_events(record.folder.events)
     return _known(
-        ("run", record.run_id),
+        ("run", record.folder.key),
         ("name", str(record.details.get("name", ""))),
         ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
         ("hint", record.hint),

@@ -90,7 +90,7 @@ def _deadline(timeout: str) -> float | None:
 def _find(name: str) -> Target:
     """Return the run that a name means, or else the sweep."""
     try:
-        return RunTarget(runs.named(name))
+        return RunTarget(runs.named(name), name)
     except UsageError as no_run:
         try:
             return SweepTarget(find_sweep(name, runs.scratch_here()))

@@ -53,11 +53,12 @@ class Target(Protocol):
 class RunTarget:
     """A run."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.name = folder.path.name
+    def __init__(self, folder: RunFolder, typed: str) -> None:
         self.is_over = False
         self._folder = folder
         self._monitor = RunMonitor(folder)
+        name = str(self._monitor.record.details.get("name", ""))
+        self.name = name if name and name.startswith(typed) else folder.key  # as the user calls it
         self._next = 0.0
         self.progress = Progress(self._monitor.record.status)
 

@@ -16,6 +16,7 @@ SAVES_FIRST = "save"  # in the mark of a cancelled run whose ranks were asked to
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
 FLIGHT_RECORDER = "nccl-trace-"  # in an attempt's folder, with a rank: the collectives that NCCL last recorded
+TRIALS = "trials"  # in a sweep's folder
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 
@@ -48,6 +49,12 @@ class RunFolder:
     collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
     slurm_log = Entry("slurm.log")  # output of the batch script itself
+
+    @property
+    def key(self) -> str:
+        """What commands call the run: its id, or SWEEP-3 for a trial, which lies in its sweep's folder by number."""
+        parent, name = self.path.parent, self.path.name
+        return f"{parent.parent.name}-{name}" if parent.name == TRIALS and name.isdigit() else name
 
     @property
     def rank_events(self) -> Path:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.cluster.runs.folder import list_folders
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
-from paceline.sweep.results import PENDING, RUNNING, Sweep, finished, read_sweep
-from paceline.watch.records import QueryStates
+from paceline.contract.sweep.folder import DONE, FAILED, SweepFolder, TrialFolder
+from paceline.errors import PacelineError
+from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
+from paceline.watch.records import QueryStates, read_json
 from paceline.watch.scheduler.shared_answer import query_states
+
+INTERVAL, OVER_INTERVAL = 10.0, 60.0  # seconds between reads of a sweep, and of one that is over
+IDLE_SHARE = 20  # reading that takes long is followed by a pause of so many times its duration
 
 
 @dataclass(frozen=True)
@@ -34,14 +40,18 @@ class SweepOverview:
 
     @property
     def status(self) -> str:
-        """What most concerns you about it, in one word."""
-        for state, word in ((RUNNING, "running"), (PENDING, "queued")):
-            if state in self.counts:
-                return word
-        return next((state for state in ("failed", "missing") if state in self.counts), "done")
+        return sweep_status(self.counts)
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "status": self.status}
+
+
+def sweep_status(counts: Mapping[str, int]) -> str:
+    """Return what most concerns you about a sweep, in one word, from its trials by state. All views show this one."""
+    for state, word in ((RUNNING, "running"), (PENDING, "queued")):
+        if state in counts:
+            return word
+    return next((state for state in (FAILED, MISSING) if state in counts), DONE)
 
 
 def find_sweeps(scratch: Path) -> Iterator[SweepFolder]:
@@ -73,7 +83,56 @@ def make_sweep_overview(sweep: Sweep) -> SweepOverview:
     )
 
 
-def started_trials(folder: SweepFolder) -> list[RunFolder]:
+@dataclass(frozen=True)
+class _Known:
+    overview: SweepOverview
+    stamp: tuple[int, ...]  # when its files changed
+    until: float  # so long it is not read again, unless they change
+
+
+class SweepOverviews:
+    """Reads the rows of sweeps again and again: those that are over seldom, unless their files change."""
+
+    def __init__(self, query: QueryStates) -> None:
+        self._query = query
+        self._known: dict[Path, _Known] = {}
+
+    def read(self, folders: Iterable[SweepFolder]) -> list[SweepOverview]:
+        """Return the rows of these sweeps, as far as they can be read."""
+        found: dict[Path, _Known] = {}
+        for folder in folders:
+            known, began, stamp = self._known.get(folder.path), time.monotonic(), _stamp(folder)
+            if known is None or known.stamp != stamp or began > known.until:
+                with suppress(PacelineError, OSError, ValueError):
+                    overview = read_sweep_overview(folder, self._query)
+                    pause = OVER_INTERVAL if overview.is_over else INTERVAL
+                    known = _Known(overview, stamp, began + max(pause, IDLE_SHARE * (time.monotonic() - began)))
+            if known is not None:
+                found[folder.path] = known
+        self._known = found
+        return [known.overview for known in found.values()]
+
+
+def _stamp(folder: SweepFolder) -> tuple[int, ...]:
+    """Return when trials were added, started or submitted again. Those that go on change files of their own."""
+    return tuple(_changed(path) for path in (folder.trials, folder.points, folder.jobs, folder.path))
+
+
+def _changed(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def started_trials(folder: SweepFolder) -> list[TrialFolder]:
     """Return the run folders of the trials that have started, by number."""
     numbers = sorted(int(path.name) for path in folder.trials.glob("*") if path.name.isdigit())
     return [folder.trial(number) for number in numbers if folder.trial(number).run_json.is_file()]
+
+
+def find_failed_trial(folder: SweepFolder) -> TrialFolder | None:
+    """Return a trial whose output is worth reading: the first that has failed, or else the first that has started."""
+    started = started_trials(folder)
+    failed = (trial for trial in started if read_json(trial.result).get("state") == FAILED)
+    return next(failed, started[0] if started else None)

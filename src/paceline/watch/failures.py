@@ -41,7 +41,7 @@ def describe_failure(folder: RunFolder) -> list[str]:
     if not failure:
         reasons = [str(event["reason"]) for event in read_events(folder.events) if event.get("reason")]
         return reasons[-1:]
-    rank, run = failure.get("rank"), folder.path.name
+    rank, run = failure.get("rank"), folder.key
     if rank is None:
         return [f"{failure.get('host', '?')}: {failure_text(failure)}"]
     lines = [f"rank {rank} on {failure.get('host', '?')}: {failure_text(failure)}"]

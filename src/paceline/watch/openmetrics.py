@@ -78,7 +78,7 @@ def write_openmetrics(runs: Iterable[tuple[RunDetails, Mapping[str, float]]]) ->
 
 def _add(families: Mapping[str, _Family], details: RunDetails, values: Mapping[str, float]) -> None:
     row, goodput = details.overview, details.goodput
-    run = f"{row.sweep}-{row.trial}" if row.sweep else row.run_id
+    run = row.key
     families["info"].add(
         1, run=run, name=row.name, project=row.project, experiment=row.experiment, job=row.job, status=row.status
     )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.cluster.runs.folder import TRIALS
+from paceline.contract.run_folder import TRIALS
 from paceline.watch.goodput import read_goodput
 from paceline.watch.metrics.latest import Latest, as_number
 from paceline.watch.records import Record
@@ -48,6 +48,11 @@ class Overview:
     starts: float | None  # when a job that waits is expected to start
     detail: str  # why it waits, where it runs or why it ended, in plain words
     hint: str
+
+    @property
+    def key(self) -> str:
+        """What commands call the run: its id, or SWEEP-3 for a trial."""
+        return self.run_id if self.trial is None else f"{self.sweep}-{self.trial}"
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

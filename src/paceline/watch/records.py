@@ -19,6 +19,7 @@ from paceline.cluster.runs.folder import list_folders
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.states import ENDED, LIVE, UNKNOWN, WAITING, JobState
+from paceline.cluster.slurm.states import STATES as SLURM_STATES
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object
@@ -29,6 +30,7 @@ from paceline.plan.quote import quote
 from paceline.watch.failures import describe_failure
 from paceline.watch.goodput import had_nothing_left, read_events
 from paceline.watch.metrics.latest import Latest, read_latest
+from paceline.watch.resume_hint import submit_again
 from paceline.watch.scheduler.evidence import Evidence, read_evidence
 from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason, show_start
 from paceline.watch.scheduler.shared_answer import query_states
@@ -59,6 +61,9 @@ OVER = {
     "preempted",
     "revoked",
 }
+
+# All of them. A state of Slurm that we don't know is a status as well.
+STATUSES = OVER | {label for label, _ in SLURM_STATES.values()} | {"prepared", "unknown"}
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Record:
             return f"`scancel {self.job}`"
         if self.may_requeue:
             return f"`scontrol requeue {self.job}`"
-        return f"`scancel {self.job}`, then `paceline submit --resume {self.run_id}`"
+        return f"`scancel {self.job}`, then `{submit_again(self.folder)}`"
 
     @property
     def may_requeue(self) -> bool:
@@ -138,7 +143,7 @@ class Record:
 
     @property
     def _how_to_resume(self) -> str:
-        return f"use `paceline submit --resume {self.run_id}`"
+        return f"use `{submit_again(self.folder)}`"
 
     @property
     def hint(self) -> str:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import TRIALS, RunFolder
+from paceline.contract.sweep.folder import TrialFolder
 from paceline.plan.quote import quote
 
 
 def submit_again(folder: RunFolder) -> str:
     """Return the command that goes on with a run of Slurm in the queue."""
-    path = folder.path
-    if path.parent.name == "trials":
-        return f"paceline sweep --resubmit failed {quote(path.parent.parent.name)}"
-    return f"paceline submit --resume {path.name}"
+    return _trial_again(folder) or f"paceline submit --resume {folder.path.name}"
 
 
 def resume_command(folder: RunFolder, *, job: str | None) -> str:
     """Return the command that goes on with a run where it ran: in the queue if it was a job, or else here."""
-    return submit_again(folder) if job is not None else f"paceline run --resume {folder.path.name}"
+    if job is not None:
+        return submit_again(folder)
+    return _trial_again(folder, "--local ") or f"paceline run --resume {folder.path.name}"
+
+
+def _trial_again(folder: RunFolder, where: str = "") -> str:
+    """Return the command that runs a trial again, and others that ended as it did; empty for other runs."""
+    if folder.path.parent.name != TRIALS:
+        return ""
+    trial = TrialFolder(folder.path)
+    state = "failed" if trial.result.exists() else "missing"
+    return f"paceline sweep {where}--resubmit {state} {quote(trial.sweep.name)}"
 
 
 def describe_start(folder: RunFolder) -> str:

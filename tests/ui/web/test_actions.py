@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from paceline.contract.files import ownership
+from paceline.ui.web.run_actions import allowed_verbs
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run
 
@@ -73,6 +74,22 @@ def test_runs_of_others_are_only_shown(acting: Served, scratch: Path, monkeypatc
     refused = post(acting, f"api/runs/{RUN}/stop", origin=origin(acting))
     assert (refused.status_code, "not yours" in refused.json()["error"]) == (400, True)
     assert not folder.cancelled.exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "verbs"),
+    [
+        ({"job": "7", "status": "running", "is_over": False}, ["stop", "requeue", "cancel"]),
+        ({"job": "7", "status": "queued", "is_over": False}, ["cancel"]),  # it has nothing to save
+        ({"job": "7", "status": "failed", "is_over": True}, ["requeue"]),
+        ({"job": "7", "status": "done", "is_over": True}, []),
+        ({"job": "7_1", "status": "failed", "is_over": True, "trial": 1}, []),
+        ({"job": "", "status": "running", "is_over": False}, ["stop"]),
+        ({"job": "", "status": "failed", "is_over": True}, []),
+    ],
+)
+def test_what_can_be_done_now(row: dict[str, Any], verbs: list[str], scratch: Path) -> None:
+    assert allowed_verbs(make_run(scratch), {"trial": None, **row}) == verbs
 
 
 @pytest.mark.usefixtures("without_torch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from paceline.ui.web import events
+from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
 
@@ -24,6 +26,7 @@ Event = tuple[str, dict[str, Any], str]  # its name, its data, its id
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "INTERVAL", 0.05)
     monkeypatch.setattr("paceline.ui.web.rows.INTERVAL", 0.05)
+    monkeypatch.setattr("paceline.sweep.overview.OVER_INTERVAL", 0.05)
 
 
 @contextmanager
@@ -65,6 +68,20 @@ def test_rows_that_changed(served: Served, scratch: Path) -> None:
     with connected(served, "api/events", **{"last-event-id": position}) as found:  # a connection that broke
         _, data, _ = until(found, "runs")
         assert (data["runs"], data["gone"]) == ([], [str(folder.path)])
+
+
+def test_sweeps_that_changed(served: Served, scratch: Path) -> None:
+    sweep = make_sweep(scratch / "digits" / "first" / "lr", grid([{"lr": 1}, {"lr": 2}]))
+    with connected(served, "api/events") as found:
+        (row,) = until(found, "runs")[1]["sweeps"]
+        assert (row["name"], row["status"], row["counts"]) == ("lr", "missing", {"missing": 2})
+        end(sweep, 0, value=0.5)
+        end(sweep, 1, value=0.25)
+        _, data, _ = until(found, "runs", lambda data: bool(data["sweeps"]))
+        (row,) = data["sweeps"]
+        assert (row["status"], row["counts"], row["best"]) == ("done", {"done": 2}, 0.25)
+        shutil.rmtree(sweep.path)
+        until(found, "runs", lambda data: str(sweep.path) in data["gone"])
 
 
 def test_points_lines_and_details_of_a_run(served: Served, scratch: Path) -> None:

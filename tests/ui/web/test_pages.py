@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import RunFolder
-from tests.sweep.folders import end, grid, make_sweep
+from paceline.sweep.overview import find_sweeps, read_sweep_overview
+from tests.sweep.folders import end, grid, make_sweep, record_jobs
 from tests.ui.web.conftest import Console, Served
 from tests.ui.web.folders import NOW, make_run, write_metrics
 
@@ -201,6 +202,35 @@ def test_sweeps_show_trials_and_the_figures_of_optuna(
     page.get_by_label("Filter trials").fill("lr=0.1")
     page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 5")
     page.get_by_text("RuntimeError: <b>no memory</b>").wait_for()
+    assert not console.problems
+
+
+def test_a_sweep_has_one_status_and_every_row_counts_once(
+    page: Any, served: Served, scratch: Path, console: Console
+) -> None:
+    make_run(scratch, name="alone")
+    for name, states in {"over": ("done", "failed"), "fine": ("done", "done")}.items():
+        sweep = make_sweep(scratch / "digits" / "first" / name, grid({"lr": n} for n in range(3)))
+        for number, state in enumerate(states):
+            end(sweep, number, state, value=1.0)
+        record_jobs(sweep, "7", {"2": [2]})  # of a cluster that does not answer: pending
+    make_sweep(scratch / "digits" / "second" / "over", grid([{"lr": 1}]))  # of the same name
+    enter(page, served)
+    page.locator(".runs .name").first.wait_for()
+    rows = page.locator(".runs tbody tr")
+    assert sorted(rows.locator(".name").all_inner_texts()) == ["alone", "fine", "over", "over"]
+    assert sorted(rows.locator(".pill").all_inner_texts()) == ["lost", "missing", "queued", "queued"]
+    chips = page.locator(".chips button")
+    assert sorted(chips.all_inner_texts()) == ["lost 1", "missing 1", "queued 2"]
+    chips.get_by_text("queued 2").click()
+    page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 2")
+    answer = page.request.get(f"{served.base}api/runs").json()
+    listed = {sweep.path: read_sweep_overview(sweep).status for sweep in find_sweeps(scratch)}
+    assert {Path(sweep["path"]): sweep["status"] for sweep in answer["sweeps"]} == listed  # as `paceline ps` says
+    page.get_by_role("link", name="Sweeps").click()
+    page.locator("tbody tr", has_text="fine").locator(".pill", has_text="queued").wait_for()
+    page.get_by_role("link", name="fine").click()
+    page.locator("h1 + .pill", has_text="queued").wait_for()
     assert not console.problems
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.ui.web import server as web_server
 from tests.ui.web.conftest import Served, serve_here
 from tests.ui.web.folders import make_run
 
@@ -169,3 +170,80 @@ def test_other_methods_and_actions_are_refused(client: httpx.Client, shared: Ser
     assert client.post(f"api/runs/{RUN}/cancel", headers=own).status_code in (403, 405)
     assert client.put("api/runs", headers=own).status_code == 405
     assert client.delete("api/runs", headers=own).status_code == 405
+
+
+@pytest.fixture
+def strangers(shared: Served) -> Iterator[list[socket.socket]]:
+    """Connections that are closed after the test."""
+    opened: list[socket.socket] = []
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def connect(served: Served, opened: list[socket.socket], text: bytes = b"") -> socket.socket:
+    opened.append(socket.create_connection(("127.0.0.1", served.port), timeout=60))
+    opened[-1].sendall(text)
+    return opened[-1]
+
+
+def test_connections_without_the_token_leave_room_for_yours(
+    shared: Served, client: httpx.Client, strangers: list[socket.socket]
+) -> None:
+    """Another user of the machine opens many connections and sends nothing, or requests that never end."""
+    before = connect(shared, strangers)
+    for number in range(3 * web_server.MOST_STRANGERS):
+        connect(shared, strangers, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: " if number % 2 else b"")
+    assert client.get("api/runs").status_code == 200
+    with client.stream("GET", "api/events") as mine:
+        for _ in range(2 * web_server.MOST_STRANGERS):
+            connect(shared, strangers)
+        assert client.get("api/runs").status_code == 200
+        assert next(mine.iter_lines())  # what has shown the token stays
+    assert before.recv(100) == b""  # the oldest has made room
+
+
+def test_a_request_that_never_ends_is_ended(
+    shared: Served, strangers: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_server, "PATIENCE", 0.2)
+    slow = connect(shared, strangers, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+    try:
+        while not slow.recv(100):
+            break
+    except ConnectionResetError:
+        pass
+
+
+def test_a_refused_connection_is_closed(shared: Served, strangers: list[socket.socket]) -> None:
+    refused = connect(shared, strangers, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answer = b"".join(iter(lambda: refused.recv(4096), b""))  # until it is closed
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 40_000 + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01" + b"\x00" * 500,  # TLS
+        b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n",
+        b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n",
+    ],
+    ids=["huge header", "many headers", "tls", "proxy", "absolute", "two hosts"],
+)
+def test_strange_requests_are_refused(
+    request_text: bytes, shared: Served, client: httpx.Client, strangers: list[socket.socket]
+) -> None:
+    answer = b""
+    try:
+        stranger = connect(shared, strangers, request_text)
+        while part := stranger.recv(4096):
+            answer += part
+    except (ConnectionResetError, BrokenPipeError):
+        pass
+    assert not answer or answer.startswith((b"HTTP/1.1 40", b"HTTP/1.1 43")), answer[:200]
+    assert shared.access.path.encode() not in answer
+    assert client.get("api/runs").status_code == 200

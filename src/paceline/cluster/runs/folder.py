@@ -15,14 +15,13 @@ from pathlib import Path
 
 from paceline.contract.files.foreign_records import parse_object, read_bounded
 from paceline.contract.files.ownership import is_own_folder, require_own_folder
-from paceline.contract.run_folder import SUBMITTING, RunFolder
+from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import STORE, RunPath, is_run_id, new_run_id
 from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
 DEFAULT_SCRATCH = "runs"
-TRIALS = "trials"  # in a sweep's folder
 JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import EnvironmentProblem
+from paceline.sweep.overview import sweep_status
 from paceline.sweep.report.configs import read_configs
 from paceline.sweep.report.figures import make_figures
 from paceline.sweep.report.rows import Row, best_first, has_repeats, rows
@@ -28,6 +29,7 @@ def describe_sweep(sweep: Sweep) -> dict[str, Any]:
         "sampler": _text(sweep.spec, "sampler"),
         "pruner": _text(sweep.spec, "prune"),
         "counts": sweep.counts,
+        "status": sweep_status(sweep.counts),
         "best": None if best is None else _row(best),
     }
 

@@ -36,7 +36,7 @@ def run_answers(folder: RunFolder) -> tuple[Answers, str]:
     """Return what a report of a run contains, by the paths of the questions, and its title."""
     details = read_details(read_record(folder)).to_json()
     run = details["overview"]
-    key = f"{run['sweep']}-{run['trial']}" if run["sweep"] and run["trial"] is not None else run["run_id"]
+    key = folder.key
     answers = {**_about(f"run/{quote(key, safe='')}"), **_run(folder, key, details, share=1)}
     return answers, str(run["name"] or key)
 

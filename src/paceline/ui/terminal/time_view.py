@@ -21,6 +21,7 @@ LOOKS = {
     "training": ("green", "█", "#"), "saving": ("cyan", "▓", "w"), "lost": ("red", "x", "x"),
     "idle": ("grey37", "·", "-"),
 }  # fmt: skip
+UNKNOWN_LOOK = ("default", "?", "?")
 PART_NAMES = {"first_batch": "first batch", "setup": "set-up", "data": "waiting for data"}
 MIN_PART = 0.005  # of the wall time: a smaller part is not named
 MAX_ATTEMPTS = 8
@@ -35,7 +36,7 @@ def goodput_lines(goodput: GoodputDetails, *, width: int, unicode: bool, with_ba
     if with_bar:
         bar = Text()
         for name, columns in divide_width({name: goodput.seconds[name] for name in SHARES}, width).items():
-            bar.append(_glyph(name, unicode) * columns, LOOKS[name][0])
+            bar.append(glyph(name, unicode=unicode) * columns, LOOKS[name][0])
         lines.append(("goodput", bar))
     lines.append(("" if with_bar else "goodput", Text()))
     for entry in _legend(goodput, unicode=unicode):
@@ -52,7 +53,7 @@ def _legend(goodput: GoodputDetails, *, unicode: bool) -> Iterable[Text]:
     for name in SHARES:
         if goodput.seconds[name] <= 0:
             continue
-        text = Text().append(_glyph(name, unicode), LOOKS[name][0])
+        text = Text().append(glyph(name, unicode=unicode), LOOKS[name][0])
         text.append(f" {name} {_share(goodput.seconds[name], goodput.total)}")
         parts = {
             PART_NAMES.get(part, part): seconds
@@ -114,7 +115,7 @@ def draw_spans(spans: Sequence[Span], began: float, ended: float, *, width: int,
                 break
             shares[span.kind] = shares.get(span.kind, 0.0) + min(right, span.ended) - max(left, span.began)
         kind = max(shares, key=lambda each: shares[each]) if shares else ""
-        text.append(_glyph(kind, unicode) if kind else " ", LOOKS[kind][0] if kind else "")
+        text.append(glyph(kind, unicode=unicode) if kind else " ", LOOKS[kind][0] if kind else "")
     return text
 
 
@@ -151,5 +152,6 @@ def describe_attempt(attempt: AttemptDetails) -> str:
     return printable(f"{verdict}{took}: {who} on {failure.host or '?'}: {failure.text}{where}")
 
 
-def _glyph(kind: str, unicode: bool) -> str:
-    return LOOKS[kind][1 if unicode else 2]
+def glyph(kind: str, *, unicode: bool = True) -> str:
+    """Return the character of a category; without colours, it tells them apart."""
+    return LOOKS.get(kind, UNKNOWN_LOOK)[1 if unicode else 2]

@@ -1,6 +1,6 @@
 """The answers to everything that a page asks, as objects for JSON. A server sends them, and a report contains them.
 
-api/runs                    all rows (`Overview`)
+api/runs                    all rows (`Overview`), and the sweeps (`SweepOverview`)
 api/runs/KEY                one run (`RunDetails`); KEY is a run id, or SWEEP-3 for a trial
 api/runs/KEY/curves         its metrics; ?names=a,b selects some, and so does ?name= for each
 api/runs/KEY/log            its output: ?rank= &attempt= &grep= &tail=
@@ -83,8 +83,7 @@ class Answers:
         """Return everything about a run. `actions` are what a page may do to it."""
         reader = self.reader(key)
         details = reader.details()
-        row = details["overview"]
-        verbs = allowed_verbs(reader.folder, job=row["job"], is_over=row["is_over"]) if self.allow_actions else []
+        verbs = allowed_verbs(reader.folder, details["overview"]) if self.allow_actions else []
         return {**details, "actions": verbs}
 
     def act(self, key: str, verb: str) -> dict[str, Any]:

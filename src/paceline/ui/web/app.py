@@ -27,6 +27,7 @@ from paceline.ui.web.events import Events
 from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import NoSuchRun
 from paceline.ui.web.security import HEADERS, Access, is_entrance, judge, make_policy
+from paceline.ui.web.server import Strangers
 
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]")
 SMALL = 1000  # bytes that are not worth compressing
@@ -38,8 +39,8 @@ ENTRANCE = (
 
 
 def make_app(answers: Answers, access: Access) -> Starlette:
-    """Return the application. Its `state.events` are the open pages."""
-    events = Events(answers)
+    """Return the application. Its `state` has the open pages (`events`) and the connections without the token."""
+    events, strangers = Events(answers), Strangers()
 
     async def action(request: Request) -> Response:
         key, verb = request.path_params["key"], request.path_params["verb"]
@@ -87,19 +88,20 @@ def make_app(answers: Answers, access: Access) -> Starlette:
         routes=[Mount(access.path.rstrip("/"), routes=routes)],
         exception_handlers={HTTPException: _on_http_error, PacelineError: _on_error},
     )
-    app.state.events = events
+    app.state.events, app.state.strangers = events, strangers
     headers = {**HEADERS, "content-security-policy": make_policy(style_hashes())}
-    app.add_middleware(Guard, access=access, headers=headers)
+    app.add_middleware(Guard, access=access, headers=headers, strangers=strangers)
     return app
 
 
 class Guard:
-    """Refuses what `judge` refuses, and adds headers to every answer."""
+    """Refuses what `judge` refuses, and adds headers to every answer. A connection that is refused ends."""
 
-    def __init__(self, app: ASGIApp, access: Access, headers: Mapping[str, str]) -> None:
+    def __init__(self, app: ASGIApp, access: Access, headers: Mapping[str, str], strangers: Strangers) -> None:
         self.app = app
         self.access = access
         self.headers = headers
+        self.strangers = strangers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,12 +113,15 @@ class Guard:
                 for name, value in self.headers.items():
                     headers[name] = value
                 headers.setdefault("cache-control", "no-store")
+                if refusal is not None:
+                    headers["connection"] = "close"
             await send(message)
 
         refusal = judge(_plain(scope), self.access)
         if refusal is not None:
             await _error(Request(scope), refusal.status, refusal.reason)(scope, receive, send_guarded)
             return
+        self.strangers.remove(scope.get("client"))
         await self.app(scope, receive, send_guarded)
 
 

@@ -1,6 +1,6 @@
 """Tell open pages what has changed, with server-sent events. One task reads for all pages, while there are any.
 
-    api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "gone": [paths]}
+    api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "sweeps", "gone": [paths]}
     api/events?key=KEY&since=P   `details`: RunDetails; `curves`: {"position", "whole", "curves": [new points]};
                                  `log`: {"position", "whole", "lines": [new lines]}
 

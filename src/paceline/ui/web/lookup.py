@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paceline.cluster.runs.folder import TRIALS
 from paceline.contract.files.ownership import is_own_folder
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.plan.run_path import STORE
@@ -51,10 +50,10 @@ def find_sweeps(scratch: Path) -> list[SweepFolder]:
     return [SweepFolder(path) for path in sorted(found, key=_modified, reverse=True)]
 
 
-def find_trials(scratch: Path) -> list[RunFolder]:
-    """Return the trials of all sweeps that have started."""
+def find_trials(sweeps: Iterable[SweepFolder]) -> list[RunFolder]:
+    """Return the trials of these sweeps that have started."""
     found = []
-    for sweep in find_sweeps(scratch):
+    for sweep in sweeps:
         if sweep.trials.is_symlink():
             continue
         entries = [entry for entry in _entries(sweep.trials) if entry.name.isdigit() and not entry.is_symlink()]

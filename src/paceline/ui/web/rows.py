@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.sweep.overview import SweepOverview, SweepOverviews
 from paceline.ui.web.json_text import encode
-from paceline.ui.web.lookup import find_trials
+from paceline.ui.web.lookup import find_sweeps, find_trials
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import LOST, QueryStates, find_runs
@@ -36,6 +39,13 @@ class _Row:
     position: int
 
 
+@dataclass(frozen=True)
+class _SweepRow:
+    overview: SweepOverview
+    text: bytes
+    position: int
+
+
 class Rows:
     """The rows of a scratch folder. `position` counts changes; each row knows when it last changed."""
 
@@ -44,6 +54,9 @@ class Rows:
         self.position = 0
         self._query = query
         self._rows: dict[Path, _Row] = {}
+        self._sweeps: dict[str, _SweepRow] = {}  # by path
+        self._sweep_folders: list[SweepFolder] = []
+        self._sweep_overviews = SweepOverviews(query)
         self._by_key: dict[str, list[Path]] = {}
         self._gone: list[tuple[int, str]] = []  # positions and paths of rows that have disappeared
         self._stamps: dict[Path, Stamp] = {}  # of all runs
@@ -52,11 +65,11 @@ class Rows:
         self._lock = Lock()
 
     def read(self) -> bytes:
-        """Return all rows as JSON: runs and started trials of sweeps, newest first."""
+        """Return all rows as JSON: runs and started trials of sweeps, newest first; and the sweeps."""
         with self._lock:
             self._refresh()
             about = {"scratch": str(self.scratch), "time": time.time(), "position": self.position}
-            return _join(about, [row.text for row in self._rows.values()])
+            return _join(about, sweeps=self._sweeps.values(), runs=self._rows.values())
 
     def read_new(self, since: int) -> tuple[int, bytes]:
         """Return the position, and as JSON the rows that have changed after an earlier one and the paths of those gone.
@@ -69,7 +82,9 @@ class Rows:
                 return self.position, b""
             gone = [path for position, path in self._gone if position > since]
             about = {"time": time.time(), "position": self.position, "gone": gone}
-            return self.position, _join(about, [row.text for row in self._rows.values() if row.position > since])
+            sweeps = [row for row in self._sweeps.values() if row.position > since]
+            runs = [row for row in self._rows.values() if row.position > since]
+            return self.position, _join(about, sweeps=sweeps, runs=runs)
 
     def folder(self, key: str) -> RunFolder | None:
         """Return the folder of a run that is known already, if only one run has this key."""
@@ -89,13 +104,15 @@ class Rows:
             self._next_listing = time.monotonic() + max(LISTING_INTERVAL, IDLE_SHARE * (time.monotonic() - began))
         stale = [RunFolder(path) for path, stamp in self._stamps.items() if self._is_stale(path, stamp)]
         self._put(dict(zip((each.path for each in stale), self._read(stale), strict=True)), began)
+        self._put_sweeps(self._sweep_overviews.read(self._sweep_folders))
         self._next = time.monotonic() + max(INTERVAL, IDLE_SHARE * (time.monotonic() - began))
 
     def _list(self) -> None:
         """Find all runs, and what tells whether they have changed."""
-        folders = [*find_runs(self.scratch), *find_trials(self.scratch)]
+        self._sweep_folders = find_sweeps(self.scratch)
+        folders = [*find_runs(self.scratch), *find_trials(self._sweep_folders)]
         self._stamps = {folder.path: _stamp(folder) for folder in folders}
-        parents = {folder.path.parent for folder in folders}
+        parents = {folder.path.parent for folder in folders} | {sweep.path.parent for sweep in self._sweep_folders}
         above = {path for parent in parents for path in list(parent.parents)[:2] if path.is_relative_to(self.scratch)}
         self._marks = {path: _changed(path) for path in {self.scratch, *parents, *above}}
         gone = self._rows.keys() - self._stamps.keys()
@@ -122,8 +139,18 @@ class Rows:
             self._rows = dict(ordered)
             by_key: dict[str, list[Path]] = {}
             for path, row in ordered:
-                by_key.setdefault(_key(row.overview), []).append(path)
+                by_key.setdefault(row.overview.key, []).append(path)
             self._by_key = by_key
+
+    def _put_sweeps(self, read: list[SweepOverview]) -> None:
+        rows = {sweep.path: sweep for sweep in read}
+        changed = {path for path, row in rows.items() if path not in self._sweeps or row != self._sweeps[path].overview}
+        gone = self._sweeps.keys() - rows.keys()
+        self.position += bool(changed or gone)
+        self._gone = [*self._gone[-999:], *((self.position, path) for path in gone)]
+        for path in changed:
+            self._sweeps[path] = _SweepRow(rows[path], encode(rows[path].to_json()), self.position)
+        self._sweeps = {path: self._sweeps[path] for path in rows}
 
     def _is_stale(self, path: Path, stamp: Stamp) -> bool:
         """A run that is over changes only if it is resumed, or if it was on its way back into the queue."""
@@ -135,12 +162,12 @@ class Rows:
         return (is_recent or may_come_back) and time.monotonic() - row.read > RECHECK
 
 
-def _key(row: Overview) -> str:
-    return row.run_id if row.trial is None else f"{row.sweep}-{row.trial}"
-
-
-def _join(about: dict[str, Any], rows: list[bytes]) -> bytes:
-    return encode(about)[:-1] + b',"runs":[' + b",".join(rows) + b"]}"
+def _join(about: dict[str, Any], *, sweeps: Iterable[_SweepRow], runs: Iterable[_Row]) -> bytes:
+    """Return an object with lists of rows, which are JSON already."""
+    return (
+        encode(about)[:-1] + b',"sweeps":[' + b",".join(row.text for row in sweeps)
+        + b'],"runs":[' + b",".join(row.text for row in runs) + b"]}"
+    )  # fmt: skip
 
 
 def _stamp(folder: RunFolder) -> Stamp:

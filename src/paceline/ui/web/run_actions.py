@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from paceline.cluster.actions import cancel_run, requeue_run
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
 from paceline.watch.records import read_record
 
@@ -13,19 +17,22 @@ CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
 VERBS = (CANCEL, STOP, REQUEUE)
 
 
-def allowed_verbs(folder: RunFolder, *, job: str, is_over: bool) -> list[str]:
-    """Return what you can do to a run now."""
+def allowed_verbs(folder: RunFolder, row: Mapping[str, Any]) -> list[str]:
+    """Return what you can do to a run now, from its row."""
     if not is_own_folder(folder.path):
         return []
-    if is_over:
-        return [REQUEUE] if job else []
-    return [CANCEL, STOP, REQUEUE] if job else [STOP]
+    job, status = row["job"], row["status"]
+    if row["is_over"]:  # a trial is run again by its sweep
+        return [REQUEUE] if job and status != DONE and row["trial"] is None else []
+    if not job:
+        return [STOP]
+    return [STOP, REQUEUE, CANCEL] if status == "running" else [CANCEL]
 
 
 def act(folder: RunFolder, verb: str) -> str:
     """Do it, and return what was done. Raises UsageError if the run is another user's, or if it cannot be done."""
     record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
-    run, running = folder.path.name, record.status == "running"
+    run, running = folder.key, record.status == "running"
     if verb == REQUEUE:
         return f"{run} goes back into the queue, as job {requeue_run(folder, running=running, over=record.is_over)}."
     if record.is_over:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.cluster.runs.folder import TRIALS
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
+from paceline.contract.run_folder import TRIALS
 from paceline.contract.verdict import DONE
 from paceline.plan.quote import command_line, quote
 from paceline.watch.config import flatten, read_config
@@ -100,7 +100,7 @@ def read_details(record: Record) -> RunDetails:
 
 def _commands(record: Record) -> dict[str, str]:
     """Return what to type to do more with a run."""
-    name, details = _name(record), record.details
+    name, details = record.folder.key, record.details
     commands = {"logs": f"paceline logs {quote(name)}"}
     earlier = [each for each in details.get("earlier", []) if isinstance(each, dict)]
     command, cwd = [*earlier, details][0].get("command"), details.get("cwd")  # later ones may only resume it
@@ -116,9 +116,3 @@ def _commands(record: Record) -> dict[str, str]:
 
 def _is_trial(record: Record) -> bool:
     return record.folder.path.parent.name == TRIALS
-
-
-def _name(record: Record) -> str:
-    """Return what commands call a run: a trial lies in its sweep's folder, by number."""
-    path = record.folder.path
-    return f"{path.parent.parent.name}-{path.name}" if _is_trial(record) else path.name

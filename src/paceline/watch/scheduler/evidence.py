@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.runs.claims import find_holder
-from paceline.cluster.runs.folder import TRIALS
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 
 CLOSED_AGE = 900.0  # seconds after its verdict for which the job of a finished run may still be ending

@@ -46,6 +46,10 @@ def test_everything_fits_into_a_narrow_pane() -> None:
         "97% of 8",
     ):
         assert part in text, part
+    for mark in ("█ training", "░ queued", "x lost"):  # not by colours alone
+        assert mark in text, mark
+    goodput = next(line for line in text.splitlines() if line.startswith("goodput"))
+    assert goodput.count("░") == goodput.count("x") > 0
     assert "saving" not in text
     assert "node1.example" not in text
 

@@ -59,6 +59,10 @@ def test_a_sweep_counts_trials_that_have_not_started() -> None:
     line = row_line(rows[1], fit(100)).plain
     assert "20% 1 running, 7 pending, 2 done  best acc 0.75" in " ".join(line.split(" ")).replace("  20%", " 20%")
     assert "0% 4 pending" in row_line(rows[2], fit(100)).plain
+    assert [row.status for row in rows] == ["running", "running", "queued"]
+    assert [row_line(row, fit(100)).plain.split()[2] for row in rows[1:]] == ["running", "queued"]
+    over = replace(sweep, is_over=True, counts={"done": 9, "failed": 1})
+    assert (arrange([], [over])[0].status, arrange([], [over])[0].liveliness) == ("failed", 2)
     assert [row.name for row in arrange(runs, [sweep, queued], wanted="other")] == ["other"]
     assert "7 pending" in sweep_facts(rows[1]).plain
     assert "acc 0.75, trial 3" in sweep_facts(rows[1]).plain

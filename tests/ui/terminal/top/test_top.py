@@ -152,7 +152,9 @@ def test_keys_select_filter_and_help_and_a_resize_changes_the_columns(scratch: P
         await screen.type("0007 lost")
         await screen.until("20260101-120007-0007 · local", "filter: 0007 lost", gone="0029")
         await screen.press("escape")
-        await screen.until("0029")
+        await screen.until("0008", "0007", gone="filter:")  # the selected run stays in view
+        await screen.press("g")
+        await screen.until("20260101-120029-0029 · local")
         assert "GOODPUT" not in screen.text
         await screen.pilot.resize_terminal(140, 30)
         await screen.until("GOODPUT", "RANKS")

@@ -12,6 +12,7 @@ from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.overview import Overview
 from paceline.watch.records import read_record
+from paceline.watch.resume_hint import resume_command
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
 
@@ -28,7 +29,7 @@ class Action:
 
     def act(self) -> str:
         """Do it, and return what was done. Raises PacelineError if it is not possible."""
-        folder, name = RunFolder(Path(self.run.path)), plain(self.run.run_id)
+        folder, name = RunFolder(Path(self.run.path)), plain(self.run.key)
         record = read_record(folder, slurm.states)  # as it is now: what the table shows may be a minute old
         running = record.status == "running"
         if self.kind == REQUEUE:
@@ -49,17 +50,16 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
         return f"Press space and select one of the {row.count} trials. {command}."
     run = row.run
     if not is_own:
-        return f"Run {plain(run.run_id)} is another user's: you can look at it, and that is all."
+        return f"Run {plain(run.key)} is another user's: you can look at it, and that is all."
     if kind == REQUEUE:
         return _requeue(run)
     if run.is_over:
-        return f"Run {plain(run.run_id)} is over already: {plain(run.status)}."
+        return f"Run {plain(run.key)} is over already: {plain(run.status)}."
     name = _name(run)
     if kind == STOP or not run.job:
         if run.job and run.status != "running":
-            return f"Run {plain(run.run_id)} does not run yet, so it has nothing to save. Cancel it with c."
-        again = "submit" if run.job else "run"
-        text = f"It writes a checkpoint first. To continue it later: paceline {again} --resume {plain(run.run_id)}"
+            return f"Run {plain(run.key)} does not run yet, so it has nothing to save. Cancel it with c."
+        text = f"It writes a checkpoint first. To continue it later: {_again(run)}"
         return Action(kind, run, f"Let {name} save and stop?", text, "Save and stop")
     text = "Steps since its last checkpoint are lost, and it is not requeued. To save first, press s instead."
     return Action(kind, run, f"Cancel {name} now?", text, "Cancel the run")
@@ -67,20 +67,24 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
 
 def _requeue(run: Overview) -> Action | str:
     if not run.job:
-        return f"Run {plain(run.run_id)} is not a Slurm job. Continue it with `paceline run --resume {run.run_id}`."
+        return f"Run {plain(run.key)} is not a Slurm job. Continue it with `{_again(run)}`."
     if run.sweep and run.is_over:
-        return f"It is a trial: `paceline sweep --resubmit failed {plain(run.sweep)}` runs those that failed again."
+        return f"It is a trial: `{_again(run)}` runs it again, and others that ended in the same way."
     name = _name(run)
     if run.is_over:
         text = "It continues from its newest checkpoint, as a new job with the same code and settings."
         return Action(REQUEUE, run, f"Submit {name} again?", text, "Submit again")
     if run.status != "running":
-        return f"Run {plain(run.run_id)} is in the queue already, as job {plain(run.job)}."
+        return f"Run {plain(run.key)} is in the queue already, as job {plain(run.job)}."
     text = "It writes a checkpoint, goes back into the queue and continues once the job starts again."
     return Action(REQUEUE, run, f"Requeue {name}?", text, "Requeue")
+
+
+def _again(run: Overview) -> str:
+    return plain(resume_command(RunFolder(Path(run.path)), job=run.job or None))
 
 
 def _name(run: Overview) -> str:
     name = run.name or run.program.rpartition("/")[2]
     where = f"job {plain(run.job)}" if run.job else "a local run"
-    return f"run {plain(run.run_id)} ({plain(name)}, {where})" if name else f"run {plain(run.run_id)} ({where})"
+    return f"run {plain(run.key)} ({plain(name)}, {where})" if name else f"run {plain(run.key)} ({where})"

@@ -16,6 +16,7 @@ const ACTIONS = {
   requeue: ["Requeue", "The run saves a checkpoint and goes back into the queue."],
   cancel: ["Cancel", "The run ends for good, without a last checkpoint."],
 };
+const AGAIN = ["Submit again", "The run continues from its newest checkpoint, as a new job with the same code and settings."];
 
 export async function runPage(host, place, argument, [tab]) {
   const key = decodeURIComponent(argument), path = `api/runs/${argument}`;
@@ -89,11 +90,10 @@ function same(host, facts) {
   return false;
 }
 
-/** What the server lets readers do with a run that is not over. */
+/** What the server lets readers do with a run now. */
 function actions(key, details) {
-  const allowed = details.overview.is_over ? [] : details.actions || [];
-  return allowed.filter((verb) => ACTIONS[verb]).map((verb) => {
-    const [text, meaning] = ACTIONS[verb];
+  return (details.actions || []).filter((verb) => ACTIONS[verb]).map((verb) => {
+    const [text, meaning] = details.overview.is_over ? AGAIN : ACTIONS[verb];
     const ask = async () => {
       if (!(await confirmed(`${text}: ${titleOf(details.overview)}?`, meaning, text))) return;
       try {

@@ -13,10 +13,15 @@ const SPARK_AGE = 10; // seconds until the curve of a live run is fetched again
 const sparks = new Map(); // path -> {time, values, updated}
 
 export async function runsPage(host, place) {
-  const rows = new Map();
+  const rows = new Map(), sweeps = new Map();
+  const take = (news) => {
+    for (const path of news.gone || []) if (!rows.delete(path)) sweeps.delete(path);
+    for (const run of news.runs) rows.set(run.path, run);
+    for (const sweep of news.sweeps || []) sweeps.set(sweep.path, sweep);
+  };
   const answer = await get("api/runs");
   place(answer.scratch);
-  for (const run of answer.runs) rows.set(run.path, run);
+  take(answer);
 
   const chips = h("div", { class: "chips", role: "group", "aria-label": "States" });
   const filter = h("input", { type: "search", placeholder: "Filter: name, script, project, state …", "aria-label": "Filter runs", value: view.text });
@@ -27,13 +32,13 @@ export async function runsPage(host, place) {
   const content = h("div");
   const draw = () => {
     const all = [...rows.values()];
-    const listed = view.trials ? all : bundle(all);
+    const listed = view.trials ? all : bundle(all, sweeps);
     const matching = listed.filter((row) => matches(row, view.text.toLowerCase()));
     drawChips(chips, matching, draw);
     total.textContent = count(all.length, "run");
-    table.set(view.state ? matching.filter((row) => hasState(row, view.state)) : matching);
+    table.set(view.state ? matching.filter((row) => row.status === view.state) : matching);
     trialsLabel.hidden = !all.some((run) => run.sweep);
-    put(content, all.length ? [toolbar, table.shown.length ? table.host : nothing] : teach());
+    put(content, listed.length ? [toolbar, table.shown.length ? table.host : nothing] : teach());
     drawSparks(table);
   };
   const showSelected = () => {
@@ -59,8 +64,7 @@ export async function runsPage(host, place) {
   const redraw = seldom(draw, 300);
   const end = follow(`api/events?since=${answer.position ?? 0}`, {
     runs: (news) => {
-      for (const path of news.gone || []) rows.delete(path);
-      for (const run of news.runs) rows.set(run.path, run);
+      take(news);
       redraw();
     },
   });
@@ -76,37 +80,24 @@ function teach() {
   return empty("No runs yet", "Start one, and it appears here by itself:", "paceline run train.py\npaceline submit --nodes 2 --gpus 8 train.py");
 }
 
-/** The trials of a sweep become one row. */
-function bundle(runs) {
-  const sweeps = new Map();
-  const listed = [];
-  for (const run of runs) {
-    if (!run.sweep) listed.push(run);
-    else if (sweeps.has(run.sweep)) sweeps.get(run.sweep).push(run);
-    else {
-      sweeps.set(run.sweep, [run]);
-      listed.push(run.sweep);
-    }
-  }
-  return listed.map((each) => (typeof each === "string" ? sweepRow(each, sweeps.get(each)) : each));
+/** The trials of a sweep become one row, with the status that all views show. Trials of an unreadable sweep stay. */
+function bundle(runs, sweeps) {
+  const trials = new Map([...sweeps.keys()].map((path) => [path, []]));
+  const others = runs.filter((run) => {
+    const of = run.sweep ? trials.get(run.path.slice(0, run.path.lastIndexOf("/trials/"))) : undefined;
+    of?.push(run);
+    return !of;
+  });
+  return [...others, ...[...sweeps.values()].map((sweep) => sweepRow(sweep, trials.get(sweep.path)))];
 }
 
-function sweepRow(name, trials) {
-  const counts = {};
-  for (const trial of trials) counts[trial.status] = (counts[trial.status] || 0) + 1;
-  const isLive = trials.some((trial) => !trial.is_over);
-  const { project, experiment, program, nodes, nproc } = trials[0];
+function sweepRow(sweep, trials) {
+  const { program = "", nodes = null, nproc = null } = trials[0] || {};
   return {
-    path: `sweep ${name}`, bundle: name, size: trials.length, counts, project, experiment, program, nodes, nproc,
-    name, status: isLive ? "running" : Object.keys(counts).length === 1 ? trials[0].status : "", is_over: !isLive,
-    created: earliest(trials), detail: "", run_id: name,
-    step: null, loss: null, rate: null, goodput: null, updated: Math.max(...trials.map((trial) => trial.updated ?? 0)),
+    ...sweep, bundle: sweep.name, size: sweep.trials, program, nodes, nproc, run_id: sweep.name, detail: "",
+    loss: sweep.best, loss_name: sweep.metric, step: null, rate: null, goodput: null,
+    updated: Math.max(0, ...trials.map((trial) => trial.updated ?? 0)),
   };
-}
-
-function earliest(trials) {
-  const known = trials.map((trial) => trial.created).filter(Number.isFinite);
-  return known.length ? Math.min(...known) : null;
 }
 
 function matches(row, text) {
@@ -115,13 +106,9 @@ function matches(row, text) {
   return text.split(/\s+/).every((part) => words.some((word) => word && word.toLowerCase().includes(part)));
 }
 
-function hasState(row, state) {
-  return row.counts ? state in row.counts : row.status === state;
-}
-
 function drawChips(host, rows, draw) {
   const counts = new Map();
-  for (const row of rows) for (const state of row.counts ? Object.keys(row.counts) : [row.status]) counts.set(state, (counts.get(state) || 0) + 1);
+  for (const row of rows) counts.set(row.status, (counts.get(row.status) || 0) + 1);
   if (view.state && !counts.has(view.state)) counts.set(view.state, 0);
   const position = (state) => (STATES.includes(state) ? STATES.indexOf(state) : STATES.length);
   const names = [...counts.keys()].sort((a, b) => position(a) - position(b));
@@ -145,7 +132,7 @@ function columns(showSelected) {
     { name: "curve", title: "", kind: "hide w-curve", cell: (run) => (run.bundle ? "" : h("span", { class: "sparkhost" }, sparkOf(run))) },
     { name: "rate", title: "Speed", kind: "num hide w-speed", order: (run) => run.rate, downFirst: true, cell: (run) => (run.rate ? [compact(run.rate), h("span", { class: "quiet small" }, ` ${run.rate_unit}`)] : NOTHING) },
     { name: "goodput", title: "Goodput", help: "The share of its time that went into steps that count", kind: "num hide w-short", order: (run) => run.goodput, downFirst: true, cell: (run) => percent(run.goodput) },
-    { name: "ranks", title: "Ranks", kind: "num hide w-short drop", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => `${run.nodes} × ${run.nproc}` },
+    { name: "ranks", title: "Ranks", kind: "num hide w-short drop", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => (run.nodes ? `${run.nodes} × ${run.nproc}` : NOTHING) },
     { name: "created", title: "Started", kind: "num hide w-started", order: (run) => run.created, downFirst: true, cell: (run) => h("time", { title: date(run.created) }, ago(run.created)) },
   ];
 }
@@ -168,7 +155,6 @@ function nameCell(run) {
 }
 
 function stateCell(run) {
-  if (run.bundle) return Object.entries(run.counts).length === 1 || run.status === "running" ? pill(run.status) : pill("ended");
   return [pill(run.status), run.detail && h("span", { class: "sub", title: plain(run.detail) }, plain(run.detail))];
 }
 

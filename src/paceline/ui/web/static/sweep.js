@@ -16,6 +16,7 @@ export async function sweepsPage(host, place) {
   place("");
   const columns = [
     { name: "name", title: "Sweep", order: (sweep) => sweep.name, cell: (sweep) => [h("a", { class: "name", href: `#/sweep/${encodeURIComponent(sweep.name)}` }, plain(sweep.name)), h("span", { class: "sub" }, plain(sweep.project ?? ""))] },
+    { name: "status", title: "State", order: (sweep) => sweep.status, cell: (sweep) => pill(sweep.status) },
     { name: "metric", title: "Metric", order: (sweep) => sweep.metric, cell: (sweep) => `${plain(sweep.metric)}, ${aim(sweep)}` },
     { name: "trials", title: "Trials", kind: "progress", order: (sweep) => total(sweep), downFirst: true, cell: (sweep) => [h("span", { class: "small" }, countsText(sweep)), countsBar(sweep)] },
   ];
@@ -30,18 +31,19 @@ export async function sweepPage(host, place, argument) {
   let sweep = await get(path);
   place(sweep.path ?? "");
   const charts = [];
-  const progress = h("div"), figures = h("div", { class: "charts figures" });
+  const progress = h("div"), title = h("div", { class: "row" }), figures = h("div", { class: "charts figures" });
   const state = { sort: "value", down: sweep.direction === "maximize", page: 0 };
   const filter = h("input", { type: "search", placeholder: "Filter trials: state, parameter …", "aria-label": "Filter trials", on: { input: later(() => draw(), 80) } });
   const table = new Table({ columns: rowColumns(sweep), key: (row) => String(row.number), state, size: 25, label: "Trials" });
   const draw = () => {
+    put(title, h("h1", null, plain(sweep.name)), pill(sweep.status));
     drawProgress(progress, sweep);
     table.set(sweep.rows.filter((row) => matches(row, filter.value.toLowerCase())));
     drawFigures(figures, charts, sweep.figures || []);
   };
   const failed = failures(sweep), same = Object.entries(sweep.settings || {});
   put(host,
-    h("div", { class: "head" }, h("h1", null, plain(sweep.name)), h("p", { class: "quiet" }, `${plain(sweep.metric)}, ${aim(sweep)}`)),
+    h("div", { class: "head" }, title, h("p", { class: "quiet" }, `${plain(sweep.metric)}, ${aim(sweep)}`)),
     progress,
     sweep.note ? h("p", { class: "banner amber" }, plain(sweep.note)) : null,
     figures,

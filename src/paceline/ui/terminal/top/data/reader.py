@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
-from paceline.errors import PacelineError
-from paceline.sweep.overview import SweepOverview, find_sweeps, read_sweep_overview, started_trials
+from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import QueryStates, find_runs, read_records
 
 IDLE_SHARE = 60  # a read that takes CPU time is followed by a pause of so many times that
-SWEEP_INTERVAL = 15.0  # seconds between reads of a sweep that is not over
 
 
 class Poller:
@@ -67,7 +64,7 @@ class RunList:
     def __init__(self, scratch: Path, query: QueryStates) -> None:
         self.scratch, self._query = scratch, query
         self._runs: dict[Path, tuple[int, Overview]] = {}
-        self._sweeps: dict[Path, tuple[int, float, SweepOverview]] = {}
+        self._sweeps = SweepOverviews(query)
 
     def read(self) -> Found:
         sweeps = list(find_sweeps(self.scratch))
@@ -82,7 +79,7 @@ class RunList:
             with suppress(Exception):  # a folder that nobody has foreseen must not hide all others
                 self._runs[path] = (changed[path], make_overview(record))
         self._runs = {path: self._runs[path] for path in changed if path in self._runs}
-        return Found([overview for _, overview in self._runs.values()], self._read_sweeps(sweeps))
+        return Found([overview for _, overview in self._runs.values()], self._sweeps.read(sweeps))
 
     def _read_first(self, folders: list[RunFolder]) -> None:
         """Read all runs from the index, which knows those that are over."""
@@ -94,19 +91,6 @@ class RunList:
     def _is_stale(self, path: Path, changed: int) -> bool:
         known = self._runs.get(path)
         return known is None or not known[1].is_over or known[0] != changed
-
-    def _read_sweeps(self, folders: Iterable[SweepFolder]) -> list[SweepOverview]:
-        found: dict[Path, tuple[int, float, SweepOverview]] = {}
-        for folder in folders:
-            changed, known = _changed(folder.trials), self._sweeps.get(folder.path)
-            rests = known is not None and (known[2].is_over or time.monotonic() - known[1] < SWEEP_INTERVAL)
-            if known is not None and rests and known[0] == changed:
-                found[folder.path] = known
-                continue
-            with suppress(PacelineError, OSError, ValueError):
-                found[folder.path] = (changed, time.monotonic(), read_sweep_overview(folder, self._query))
-        self._sweeps = found
-        return [sweep for _, _, sweep in found.values()]
 
 
 def _changed(path: Path) -> int:

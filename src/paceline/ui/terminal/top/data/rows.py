@@ -40,7 +40,15 @@ class Row:
     @property
     def liveliness(self) -> int:
         """A number that is smaller the more a row needs looking at."""
-        return min((liveliness(each) for each in self.members), default=2 if self.is_over else 1)
+        if self.sweep is not None:
+            return 2 if self.sweep.is_over else 1 if self.status in WAITING else 0
+        return min((liveliness(each) for each in self.members), default=1)
+
+    @property
+    def status(self) -> str:
+        if self.run is not None:
+            return self.run.status
+        return self.sweep.status if self.sweep is not None else "sweep"  # whose folder cannot be read
 
     @property
     def is_over(self) -> bool:

@@ -15,7 +15,7 @@ from paceline.watch.overview import Overview
 
 GAP = 1
 MIN_WHY = 14
-LOSS_WIDTH = 8
+STATUS_WIDTH, LOSS_WIDTH = 9, 8
 COLOURS = {"running": "green", "done": "blue", "failed": "red", "lost": "red", "cancelled": "dim", "stopped": "yellow"}
 
 
@@ -70,7 +70,7 @@ def _age(run: Overview) -> str:
 
 
 COLUMNS = (
-    Column("STATUS", 9, lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)), 0),
+    Column("STATUS", STATUS_WIDTH, lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)), 0),
     Column("PROGRESS", 14, progress_cell, 1),
     Column("LOSS", LOSS_WIDTH, _loss, 2, right=True),
     Column("LEFT", 7, _left, 3, right=True),
@@ -145,7 +145,9 @@ def _name(row: Row, width: int) -> Text:
 
 def _sweep(row: Row, width: int) -> Text:
     share = 1 - row.waiting / row.count if row.count else 0.0
-    line = Text.assemble(f"{'sweep':<9} ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim"))
+    status = Text(plain(row.status), status_style(row.status, over=row.is_over))
+    status.truncate(STATUS_WIDTH, overflow="ellipsis", pad=True)
+    line = Text.assemble(status, " ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim"))
     if row.sweep is not None and row.sweep.best is not None:
         line.append(f"  best {plain(row.sweep.metric)} {short_number(row.sweep.best)}")
     line.truncate(width, overflow="ellipsis")

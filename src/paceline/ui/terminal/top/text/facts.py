@@ -9,16 +9,17 @@ from rich.text import Text
 
 from paceline.contract.verdict import DONE
 from paceline.ui.terminal.plots import bar, divide_width, short_number
+from paceline.ui.terminal.time_view import glyph
 from paceline.ui.terminal.top.text.columns import status_style
 from paceline.ui.terminal.top.text.labels import LABEL, fold, label
 from paceline.ui.terminal.top.text.machines import nodes, ranks
-from paceline.ui.terminal.top.text.words import FULL, duration, plain
+from paceline.ui.terminal.top.text.words import duration, plain
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
 from paceline.watch.overview import Overview
 
 TRACEBACK_LINES = 12
 MIN_BAR = 5
-# What counts is green, what was wasted red; all others are told apart by their order and the line below.
+# What counts is green, what was wasted red. Without colours, characters tell them apart.
 SHARE_COLOURS = {
     "training": "green", "running": "green", "compute": "green", "saving": "cyan", "starting": "yellow",
     "queued": "bright_black", "lost": "red", "idle": "magenta", "data": "yellow",
@@ -45,8 +46,8 @@ def heading(run: Overview) -> Text:
     job = f"job {run.job}" if run.job else "local"
     ranks = f"{run.nodes} x {run.nproc} ranks" if run.nodes > 1 else f"{run.nproc} rank{'s' * (run.nproc > 1)}"
     tries = f"attempt {run.attempts}" if run.attempts > 1 else ""
-    name = run.name or run.program or run.run_id
-    rest = " · ".join(part for part in (run.run_id, job, ranks, tries) if part)
+    name = run.name or run.program or run.key
+    rest = " · ".join(part for part in (run.key, job, ranks, tries) if part)
     status = (plain(run.status), f"bold {status_style(run.status, over=run.is_over)}")
     return Text.assemble((plain(name), "bold"), "  ", status, "  ", (plain(rest), "dim"))
 
@@ -94,12 +95,12 @@ def goodput(found: GoodputDetails, width: int) -> Text:
     room = max(10, width - LABEL - len(text))
     line = label("goodput", "")
     for name, columns in divide_width(known, room).items():
-        line.append(FULL * columns, SHARE_COLOURS.get(name, "white"))
+        line.append(glyph(name) * columns, SHARE_COLOURS.get(name, "white"))
     line.append(text)
     legend = label("", "")
     for name, value in sorted(known.items(), key=lambda item: -item[1]):
         if value / total >= 0.01:
-            legend.append(FULL, SHARE_COLOURS.get(name, "white"))
+            legend.append(glyph(name), SHARE_COLOURS.get(name, "white"))
             legend.append(f"\u00a0{plain(name)}\u00a0{value / total:.0%}  ")  # not to be cut in between
     data = found.parts.get("training", {}).get("data", 0.0)
     if data / total >= 0.01:

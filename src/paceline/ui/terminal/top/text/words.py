@@ -7,7 +7,6 @@ import re
 
 from paceline.spec.quantities import show_seconds
 
-FULL = "█"
 LEVELS = "▁▂▃▄▅▆▇█"
 # Escape sequences with their parameters, which would be left over as text.
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?")
