@@ -29,7 +29,20 @@ MAY_IMPORT = {
     "inspection": {"spec", "plan", "cluster", "watch"},
     "ui": {"spec", "plan", "cluster", "watch", "sweep"},
     "proof": {"spec", "plan", "cluster", "watch", "sweep"},
-    "cli": {"spec", "plan", "cluster", "watch", "sandbox", "sweep", "inspection", "proof", "ui"},
+    "templates": set(),
+    "cli": {
+        "spec",
+        "plan",
+        "cluster",
+        "watch",
+        "sandbox",
+        "sweep",
+        "inspection",
+        "proof",
+        "ui",
+        "templates",
+        "adoption",
+    },
     "agent": set(),
     "runtime": set(),
     "wandb": {"runtime"},  # the public module of that name
@@ -53,7 +66,8 @@ NOUNS = {"staging", "training", "string", "timing"}  # words in -ing that name a
 
 
 def files() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+    copied = SOURCE / "templates" / "files"  # by `paceline new`: code of users
+    return sorted(path for path in SOURCE.rglob("*.py") if copied not in path.parents)
 
 
 def name_of(path: Path) -> str:

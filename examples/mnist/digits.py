@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch.utils.data import TensorDataset
 
-SUBSET = Path(__file__).parent / "data"  # every 6th training image and every 5th test image: make_subset.py
+SUBSET = Path(__file__).parent / "data"  # every 6th training image and every 5th test image
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 # Checksums of the content, because mirrors compress it differently.
 SHA256 = {

@@ -66,7 +66,7 @@ def command(
         from paceline.cluster.slurm.draft import Draft
 
         cwd = Path.cwd()
-        job = settings.load(options.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
+        job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
         return report(Draft(job).findings(), as_json=as_json)
     from paceline.cluster.checks.machine import inspect_machine, inspect_site, inspect_slurm
     from paceline.cluster.secrets.secrets import inspect_secrets

@@ -74,7 +74,7 @@ def data(
     from paceline.inspection.sample_picture import draw_samples
 
     cwd = current_folder()
-    program = options.find_program(args, is_module=module, cwd=cwd, command="inspect data")
+    program = settings.find_program(args, is_module=module, cwd=cwd, command="inspect data")
     if output.suffix != ".svg":
         raise UsageError(f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg.")
     if not as_json and not output.absolute().parent.is_dir():

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Command = Callable[..., int]
 
 ScriptArgs = Annotated[
-    list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="Your script and its arguments.")
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [ARGS]...", help="Your script and its arguments (default: script in [project])."),
 ]
 Module = Annotated[bool, typer.Option("-m", "--module", help="Run a module, as in python -m.")]
 Config = Annotated[
@@ -67,6 +68,22 @@ class Settings:
         if not here:
             self.note_profile(job)
         return job
+
+    def find_program(self, args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run") -> Program:
+        """Return the script or module that was typed, or else that of `[project] script`."""
+        if args:
+            return find_program(args, is_module=is_module, cwd=cwd, command=command)
+        from paceline.spec.job import Program
+
+        job = self.load(Program(""), cwd=cwd, here=True)
+        is_module = job.project.script[:1] == ("-m",)
+        name, *rest = job.project.script[is_module:] or ("",)
+        if not name or is_module:
+            return find_program([name, *rest] if name else None, is_module=is_module, cwd=cwd, command=command)
+        if not (job.folder / name).is_file():
+            source = job.source("project.script")
+            raise UsageError(f"{source} names {name!r}, but there is no such file.", hint="Fix it, or name a script.")
+        return find_program([os.path.relpath(job.folder / name, cwd), *rest], is_module=False, cwd=cwd)
 
     def note_profile(self, job: Job) -> None:
         """Say which profile was chosen, unless the user has chosen it."""
@@ -148,7 +165,9 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, comm
     if not args:
         ranks = "--gpus 2" if command == "submit" else "--nproc 2"
         raise UsageError(
-            "There is no script to run.", hint=f"Name one, as in `paceline {command} {ranks} train.py --lr 0.1`."
+            "There is no script to run.",
+            hint=f"Name one, as in `paceline {command} {ranks} train.py --lr 0.1`,"
+            ' or set script = "train.py" in [project] of paceline.toml.',
         )
     name, rest = args[0], tuple(args[1:])
     if is_module:

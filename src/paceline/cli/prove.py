@@ -122,7 +122,7 @@ def command(
     from paceline.spec.typed_flags import Flag
 
     cwd = current_folder()
-    program = options.find_program(args, is_module=module, cwd=cwd, command="prove")
+    program = settings.find_program(args, is_module=module, cwd=cwd, command="prove")
 
     base = list(settings.flags)
 

@@ -99,8 +99,8 @@ def _find_run(
         return settings.load(program, cwd=cwd, flags=flags, here=True)
 
     if resume is None:
-        return NewRun(load(options.find_program(args, is_module=is_module, cwd=cwd)))
-    program = options.find_program(args, is_module=is_module, cwd=cwd) if args else None
+        return NewRun(load(settings.find_program(args, is_module=is_module, cwd=cwd)))
+    program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
     return find_resumed_run(resume, program, load=load, cwd=cwd)
 
 

@@ -103,9 +103,9 @@ def _draft(
 
     cwd = Path.cwd()
     if resume is None:
-        found = options.find_program(args, is_module=is_module, cwd=cwd, command="submit")
+        found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
         return Draft(settings.load(found, cwd=cwd), after=after)
-    program = options.find_program(args, is_module=is_module, cwd=cwd) if args else None
+    program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)
     console.say_note(f"{draft.run_path.run_id} goes on with its code: {draft.code}")

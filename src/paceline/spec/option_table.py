@@ -51,8 +51,8 @@ class Option:
 
     @property
     def name(self) -> str:
-        """The flag that messages name."""
-        return next(flag for flag in self.flags if flag.startswith("--"))
+        """The flag that messages name; empty if only the file has this key."""
+        return next((flag for flag in self.flags if flag.startswith("--")), "")
 
     @property
     def negative(self) -> str:
@@ -300,6 +300,9 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("project.experiment", "--experiment NAME", "Experiment name; runs are grouped by it."),
         Option("project.name", "--project NAME", "Project name (default: the folder's).",
                commands=BUILD | PROVABLE),
+        Option("project.script", "",
+               "Script that commands start if you name none; in a list, with its arguments. From the project's folder.",
+               commands=frozenset()),
         Option("project.scratch", "--scratch DIR",
                "Folder for run folders (default: $PACELINE_SCRATCH, or `runs` in the project).", path=PATH,
                commands=BUILD | PROVABLE),

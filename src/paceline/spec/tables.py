@@ -141,6 +141,7 @@ class Table(BaseModel):
 
 class Project(Table):
     name: FolderName | None = None
+    script: StringOrList = ()
     scratch: Line | None = None
     experiment: FolderName = "default"
     snapshot: bool = True

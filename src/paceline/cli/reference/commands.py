@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.cli import COMMANDS, single_command
@@ -20,7 +20,7 @@ def make_page() -> Page:
         "entry of this page, and `paceline COMMAND --help` the options of a command."
     )
     sections = [_command(name, command) for name, command in walk()]
-    sections += [_group(group, options) for group, options in TABLE.items()]
+    sections += [_group(group, [each for each in options if each.flags]) for group, options in TABLE.items()]
     return Page("commands.md", "Commands and options", intro, sections)
 
 
@@ -79,7 +79,7 @@ def _arguments(command: Any) -> Iterator[str]:
             yield name if param.required or "[" in name else f"[{name}]"
 
 
-def _group(group: str, options: tuple[Option, ...]) -> Section:
+def _group(group: str, options: Sequence[Option]) -> Section:
     entries = []
     for option in options:
         value = f" {option.metavar}" if option.metavar else ""

@@ -61,7 +61,9 @@ def _entries(table: str, kind: type[BaseModel]) -> Iterator[Entry]:
             continue
         options = [option for group in TABLE.values() for option in group if option.key == f"{table}.{name}"]
         general = [option for option in options if option.commands != frozenset({"env"})] or options
-        flags = ", ".join(f"`{option.all_flags[-1] if len(option.flags) > 2 else option.name}`" for option in general)
+        flags = ", ".join(
+            f"`{option.all_flags[-1] if len(option.flags) > 2 else option.name}`" for option in general if option.flags
+        )
         facts = (
             ("type", type_text(hint)),
             ("default", default_text(kind.model_fields[name].default, hint)),

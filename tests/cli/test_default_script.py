@@ -1,0 +1,63 @@
+"""`[project] script`: what commands start if no script is typed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
+pytestmark = pytest.mark.usefixtures("without_torch")
+SCRIPT = "import sys\nprint('ran', __file__ if __spec__ is None else __spec__.name, sys.argv[1:])\n"
+
+
+def project(folder: Path, script: str) -> Path:
+    (folder / "src").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    for path in ("train.py", "src/train.py"):
+        (folder / path).write_text(SCRIPT)
+    (folder / "paceline.toml").write_text(f"[project]\nscript = {script}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ('"train.py"', "train.py []"),
+        ('["src/train.py", "--lr", "a b"]', "src/train.py ['--lr', 'a b']"),
+        ('["-m", "src.train", "-m"]', "ran src.train ['-m']"),
+    ],
+)
+def test_run_starts_it(script: str, expected: str, tmp_path: Path, paceline: Paceline) -> None:
+    folder = project(tmp_path / "project", script)
+    done = paceline("run", "--nproc", "1", cwd=folder, check=True)
+    assert expected in done.stdout
+    if "-m" not in script:  # a module is found from the current folder
+        done = paceline("run", "--nproc", "1", cwd=folder / "src", check=True)
+        assert expected in done.stdout
+
+
+def test_a_typed_script_comes_first_and_other_commands_know_it_too(tmp_path: Path, paceline: Paceline) -> None:
+    folder = project(tmp_path / "project", '"train.py"')
+    assert "src/train.py ['--lr']" in paceline("run", "--nproc", "1", "src/train.py", "--lr", cwd=folder).stdout
+    shown = paceline("submit", "--dry-run", "--cpu", cwd=folder, check=True)
+    assert "train.py" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('"missing.py"', "names 'missing.py', but there is no such file."),
+        ('"src"', "names 'src', but there is no such file."),
+        ("3", "Invalid script = 3 in [project]"),
+        ('""', "There is no script to run."),
+        ("[]", "There is no script to run."),
+        ('["-m"]', "There is no script to run."),
+    ],
+)
+def test_mistakes(script: str, message: str, tmp_path: Path, paceline: Paceline) -> None:
+    done = paceline("run", cwd=project(tmp_path / "project", script))
+    assert done.returncode == 2
+    assert message in done.stderr
