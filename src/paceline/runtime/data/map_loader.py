@@ -53,7 +53,7 @@ class MapLoader:
                 hint="Pass resident=True, or transform the samples in the data set.",
             )
         tensors = None if items.get("collate_fn") else find_tensors(dataset)
-        if resident and tensors is None:
+        if resident and tensors is None and len(dataset):
             tensors = materialize(dataset, seed=seed, num_workers=num_workers, options=items)
         self.source: Source
         if tensors is not None:
@@ -62,7 +62,7 @@ class MapLoader:
         else:
             samples = len(dataset)
             self.source = ItemSource(dataset, seed=seed, device=self.device, num_workers=num_workers, **items)
-        if not samples and sampler is None and batch_sampler is None:
+        if not samples and (resident or (sampler is None and batch_sampler is None)):
             raise UsageError("The data set of run.loader is empty.", hint="Check where its samples come from.")
         identity = identity if identity is not None else read_identity()
         chosen = sampler if batch_sampler is None else batch_sampler

@@ -6,6 +6,7 @@ import random as python_random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from paceline.errors import UsageError
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.resident.batch_transform import SampleRandom
 from paceline.runtime.distributed.identity import Identity
 
@@ -125,9 +127,57 @@ def test_what_cannot_work_is_an_error() -> None:
         make_loader(Stream(), batch_size=2, transform=augment)
     with pytest.raises(UsageError, match="returns nothing"):
         next(make(transform=lambda images, labels: None)[0].micro_batches(0))
-    for draw in (python_random.random, lambda: torch.rand(1)):
-        with pytest.raises(UsageError, match="draws random numbers on the host"):
-            next(make(transform=lambda images, labels, draw=draw: (images * draw(), labels))[0].micro_batches(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("draw", [python_random.random, numpy.random.rand, lambda: torch.rand(1).item()])
+def test_random_numbers_that_differ_between_ranks_are_an_error(draw: Callable[[], float], device: str) -> None:
+    seen = []
+
+    def later(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(labels))
+        return images * (draw() if len(seen) > 2 else 1), labels
+
+    with preserve_host_rng(), pytest.raises(UsageError, match="uses random numbers"):
+        list(make(transform=later, device=device)[0].micro_batches(0))
+    assert len(seen) == 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_random_numbers_of_the_device_are_an_error() -> None:
+    (loader,) = make(
+        transform=lambda images, labels: (images * torch.rand_like(images, dtype=float), labels), device="cuda"
+    )
+    with pytest.raises(UsageError, match="uses random numbers"):
+        list(loader.micro_batches(0))
+
+
+def test_changes_of_the_scripts_tensors_and_of_batches_do_not_reach_resident_data() -> None:
+    mine = torch.arange(12.0)
+    loader = make_loader((mine,), batch_size=6, resident=True, shuffle=False, device="cpu", identity=Identity(0, 1))
+    mine.zero_()
+    for micro in loader.micro_batches(0):
+        micro.data[0].fill_(-1)
+    assert [value for micro in loader.micro_batches(1) for value in micro.data[0].tolist()] == list(range(12))
+
+
+class Computed:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": True}, {"resident": True, "sampler": [0]}])
+@pytest.mark.parametrize("data", [Computed(0), TensorDataset(torch.zeros(0, 3))])
+def test_an_empty_data_set_is_an_error(data: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"The data set of run\.loader is empty"):
+        make_loader(data, batch_size=2, identity=Identity(0, 1), **options)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import random as python_random
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.runtime.console import note
-from paceline.runtime.data.randomness import derive_seed
+from paceline.runtime.data.randomness import derive_seed, host_state
 from paceline.runtime.data.transfer import map_tensors
 
 WARM_UP = 3  # calls before the capture, in which kernels may compile
@@ -78,14 +77,12 @@ class BatchTransform:
         if self._graph is not None and len(rows) == len(self._graph.rows):
             return self._graph.replay(rows)
         self._calls += 1
-        if self._calls == 1:
-            return self._checked(rows)
         if not self._can_capture or self._graph is not None or self._calls <= WARM_UP:
-            return self._compute(rows)
+            return self._checked(rows)
         if self._waits(rows):  # a capture that fails leaves torch's generator unusable: look before
             self._can_capture = False
             note("run.loader: the transform runs eagerly, because it waits for the device, as .item() does")
-            return self._compute(rows)
+            return self._checked(rows)
         self._graph = _Graph(self._compute, rows)
         return self._graph.replay(rows)
 
@@ -97,17 +94,23 @@ class BatchTransform:
         return self._function(*fields)
 
     def _checked(self, rows: torch.Tensor) -> Any:
-        """Compute the first batch, and look at what the function does."""
-        before = _host_state()
+        """Compute a batch, and look at what the function does: a graph would repeat its first random numbers."""
+        before = self._random_state()
         batch = self._compute(rows)
         if batch is None:
             raise UsageError("The transform of run.loader returns nothing.", hint="Let it return the new batch.")
-        if _host_state() != before:
+        if self._random_state() != before:
             raise UsageError(
-                "The transform of run.loader draws random numbers on the host, which differ between ranks.",
+                "The transform of run.loader uses random numbers of Python, NumPy or torch: they differ between ranks.",
                 hint="Give it a parameter `random`: random(2) returns two numbers in [0, 1) for each sample.",
             )
         return batch
+
+    def _random_state(self) -> tuple[Any, ...]:
+        """Return the states of all global generators that the function could use, without waiting for the device."""
+        if self._key.device.type != "cuda":
+            return host_state()
+        return (*host_state(), torch.cuda.get_rng_state(self._key.device).numpy().tobytes())
 
     def _waits(self, rows: torch.Tensor) -> bool:
         """Return whether the function makes the host wait for the device."""
@@ -154,7 +157,3 @@ def _takes_random(function: Callable[..., Any]) -> bool:
         return "random" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # a function of C
         return False
-
-
-def _host_state() -> tuple[Any, bytes]:
-    return python_random.getstate(), torch.get_rng_state().numpy().tobytes()

@@ -91,9 +91,13 @@ class TensorSource:
     ) -> None:
         self.device = device
         self.storage = device if resident and device is not None else torch.device("cpu")
-        self.tensors = map_tensors(tensors, lambda tensor: tensor.to(self.storage)) if resident else tensors
+        self.tensors = map_tensors(tensors, self._keep) if resident else tensors
         self.resident = resident
         self.transform = transform and BatchTransform(transform, self.tensors, seed=seed, device=self.storage)
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy on the device. Also on the CPU: what the script does to its own tensors has no effect."""
+        return tensor.to(self.storage, copy=self.storage.type == "cpu")
 
     def reseed(self, seed: int) -> None:
         """Take a seed from a checkpoint."""
