@@ -12,7 +12,7 @@ from paceline.cluster.checks.start_source import resolve_start
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.claims import claim_run, require_not_running
-from paceline.cluster.runs.prepare import prepare, read_launch_spec
+from paceline.cluster.runs.prepare import prepare, read_launch_spec, repair_code
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
@@ -96,8 +96,11 @@ class ResumedRun:
         return (*self.plan.notes, *((note,) if missing else ()))
 
     def keep_code(self) -> list[str]:
-        """Do nothing: the run has a copy of its code."""
-        return []
+        """Copy the code if the run has no copy because its first command was killed; return notes for the user."""
+        try:
+            return repair_code(self.job, self.plan.run_path, new_program=self.new_program)
+        except (OSError, ValueError) as error:  # the run itself goes on
+            return [f"the code of this run could not be copied: {getattr(error, 'strerror', None) or error}"]
 
     def _write_record(self, command: Sequence[str]) -> None:
         try:

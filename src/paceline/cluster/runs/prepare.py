@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from paceline.cluster.runs.links import Links, check_args, find_links
 from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.cluster.runs.snapshot import CodeList, Snapshot, list_code
 from paceline.cluster.secrets.secrets import secret_files
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.files.foreign_records import read_bounded, read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
@@ -117,6 +118,33 @@ def _keep_code(job: Job, run_path: RunPath, listed: CodeList | None, write_recor
         names = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
         notes.append(f"these files changed while the run started, so its copy of the code may differ: {names}")
     write_record(code=_code(job, snapshot, None))
+    return notes
+
+
+def repair_code(job: Job, run_path: RunPath, *, new_program: bool) -> list[str]:
+    """Copy the code, and the run half, of a run whose command was killed before it had; return notes for the user."""
+    folder = run_path.folder
+    record = read_object(folder.run_json)
+    code = record.get("code")
+    if not isinstance(code, dict) or "commit" in code:  # which is known only when the code has been copied
+        return []
+    if not folder.run_half.exists():
+        write_run_half(folder.run_half, store=run_path.store)
+    notes: list[str] = []
+    if folder.code.is_dir():
+        details = {**code, "commit": None, "branch": None, "changed": None, "snapshot": folder.code.resolve().name}
+    else:
+        if not new_program:
+            job = replace(job, folder=Path(str(code.get("folder", ""))))
+        if not job.folder.is_dir():
+            return [f"this run has no copy of its code: its first command was killed, and {job.folder} is gone"]
+        folder.code.unlink(missing_ok=True)
+        listed, notes = _list_code(job, run_path, required=False)
+        snapshot = _take_code(listed, job, run_path, notes, required=False)
+        details = _code(job, snapshot, None)
+        if snapshot is not None:
+            notes.append(f"the first command of this run was killed before it had copied {job.folder}: copied it now")
+    write_atomically(folder.run_json, json.dumps({**record, "code": details}, indent=1) + "\n")
     return notes
 
 
