@@ -70,7 +70,7 @@ def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
 def _start_zygote(launch_spec: LaunchSpec) -> tuple[fork.ForkedWorkers | None, str]:
     """Start the zygote for styles that fork ranks. Otherwise return None, and why not if the user should know."""
     forks = launch_spec.style in FORKING_STYLES
-    why_not = (fork.reason_not_to_fork(launch_spec) or "") if forks else ""
+    why_not = (fork.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
     if not forks or why_not:
         fork.discard_prestarted(os.environ)
         return None, why_not

@@ -28,6 +28,9 @@ def status() -> int:
     if not found:
         print("no warm process; `paceline run --warm train.py` leaves one")
     for each in found:
+        if each["kind"] == "silent":
+            print(f"process {each['pid']}: it does not answer; `paceline warm stop` ends it")
+            continue
         ends = f"ends in {show_seconds(each['left'])}" if not each["running"] else f"{each['running']} running"
         print(
             f"process {each['pid']}: torch {each['torch']} of {each['python']}, {each['memory'] / 1e6:.0f} MB, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ import pytest
 
 from paceline.agent.workers.warm import client, place
 from paceline.agent.workers.warm.conditions import difference, read_conditions
+from paceline.agent.workers.zygote.messages import MessageSocket
 from paceline.agent.workers.zygote.prestart import DEFAULT_WARM, guess
+from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.spec import tables
 from tests.agent.conftest import is_alive, until
+from tests.fake_torch import FAKE_TORCH
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 light = pytest.mark.usefixtures("without_torch")
@@ -26,7 +31,7 @@ light = pytest.mark.usefixtures("without_torch")
 # Each rank writes what it is into a file of its own: who forked its zygote, and what it has inherited.
 SCRIPT = """
 import torch
-import json, os, resource, signal, sys, threading
+import json, os, resource, signal, subprocess, sys, threading
 def parent(pid):
     with open(f"/proc/{pid}/stat") as file:
         return int(file.read().rpartition(")")[2].split()[1])
@@ -43,6 +48,7 @@ report = {
     "cwd": os.getcwd(), "umask": umask, "path": sys.path, "argv": sys.argv, "flags": str(sys.flags),
     "streams": [str(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
     "limits": [resource.getrlimit(number) for number in range(16)],
+    "ionice": subprocess.run(["ionice", "-p", str(os.getpid())], capture_output=True, text=True).stdout.strip(),
     "nice": os.nice(0), "cpus": sorted(os.sched_getaffinity(0)), "leads": os.getsid(0) == os.getpid(),
     "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
     "files": {fd: kind(fd) for fd in os.listdir("/proc/self/fd")}, "threads": len(os.listdir("/proc/self/task")),
@@ -140,6 +146,56 @@ def test_a_warm_rank_has_inherited_what_a_cold_one_has(tmp_path: Path, scratch: 
     assert warm == cold
 
 
+READS_EARLY = """
+import torch
+import os, sys, tempfile, time
+print([os.environ["LR"], hash("text"), time.tzname[0], sys.path.count(os.environ["EXTRA"]), tempfile.gettempdir(),
+       *(torch.environ.get(name) for name in ("TORCHINDUCTOR_X", "TORCHDYNAMO_X", "MALLOC_X", "OMP_X"))])
+"""
+
+
+@light
+@pytest.mark.parametrize("given", ["typed", "file", "warm", "later"])
+def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_path: Path, given: str) -> None:
+    """Some are read by the interpreter when it starts, others when torch is imported."""
+    fake = Path(os.environ["PYTHONPATH"])
+    (fake / "torch" / "__init__.py").write_text(f"{FAKE_TORCH}\nimport os, tempfile\nenviron = dict(os.environ)\n"
+                                                "tempfile.gettempdir()\n")  # fmt: skip
+    (tmp_path / "train.py").write_text(READS_EARLY)
+    (tmp_path / "temporary").mkdir()
+    extra = str(tmp_path / "extra")
+    variables = {
+        "LR": "2", "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "PYTHONPATH": f"{fake}{os.pathsep}{extra}",
+        "EXTRA": extra, "TMPDIR": str(tmp_path / "temporary"), "TORCHINDUCTOR_X": "a", "TORCHDYNAMO_X": "b",
+        "MALLOC_X": "c", "OMP_X": "d",
+    }  # fmt: skip
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    typed = [text for name, value in variables.items() for text in ("--env", f"{name}={value}")]
+    if given == "file":
+        lines = [f"{name} = {value!r}" for name, value in variables.items()]
+        (tmp_path / "paceline.toml").write_text("\n".join(["[environment.variables]", *lines]))
+        typed = []
+    warm = ["--warm"] if given in ("warm", "later") else []
+    if given == "later":
+        paceline("run", "--cpu", "--warm", "--nproc", "1", "--env", "LR=1", "--env", f"EXTRA={extra}", "train.py")
+        paceline("run", "--cpu", *warm, "--nproc", "1", *typed, "--env", "LR=1", "train.py", check=True)
+    done = paceline("run", "--cpu", *warm, "--nproc", "1", *typed, "train.py", check=True)
+    assert done.stdout == plain
+    if given == "later":
+        assert status()["served"] == 1  # LR is read by ranks alone
+
+
+@light
+def test_counts_of_threads_that_a_zygote_cannot_have_start_new_processes(paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os; print(os.environ['OPENBLAS_NUM_THREADS'])")
+    done = paceline("run", "--cpu", "--nproc", "1", "--env", "OPENBLAS_NUM_THREADS=3", "train.py", check=True)
+    assert done.stdout == "3\n"
+    assert "started as new processes: a zygote has OPENBLAS_NUM_THREADS=1" in done.stderr
+
+
 @light
 @pytest.mark.parametrize("change", ["PYTHONPATH", "module", "shadow", "package"])
 def test_a_change_of_what_it_has_imported_replaces_it(
@@ -159,7 +215,8 @@ def test_a_change_of_what_it_has_imported_replaces_it(
         packages = tmp_path / "user" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
         (packages / "site-packages" / "new").mkdir(parents=True)
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    assert "anew; changed: " in done.stderr
+    assert "starting cold, because this has changed: " in done.stderr
+    assert "torch stays imported for your next runs" in done.stderr
     until(lambda: not is_alive(before), "the end of the old process")
     assert status()["pid"] != before
     assert status()["torch"] == ("another" if change == "module" else "")
@@ -208,6 +265,102 @@ def test_a_killed_process_costs_a_cold_start_and_nothing_else(
         paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
     assert status()["pid"] != killed
+
+
+@light
+def test_one_that_does_not_answer_is_replaced(paceline: Paceline, scratch: Path) -> None:
+    pids = []
+    for command in (None, "run", "stop"):
+        if command == "run":
+            os.kill(pids[-1], signal.SIGSTOP)
+            assert f"process {pids[-1]}: it does not answer" in paceline("warm", "status", check=True).stdout
+        if command == "stop":
+            os.kill(pids[-1], signal.SIGSTOP)
+            assert f"ended process {pids[-1]}" in paceline("warm", "stop", check=True).stdout
+        done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+        assert ("starting cold, because the warm process does not answer" in done.stderr) is (command == "run")
+        assert "torch stays imported" in done.stderr
+        assert not any(map(is_alive, pids))
+        pids.append(status()["pid"])
+
+
+@light
+def test_a_process_that_cannot_stay_is_not_promised(paceline: Paceline) -> None:
+    torch = Path(os.environ["PYTHONPATH"], "torch", "__init__.py")
+    os.utime(torch, (4e9, 4e9))
+    done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    assert "torch stays imported" not in done.stderr
+    assert f"torch does not stay imported for your next runs: {torch} has a date in the future" in done.stderr
+    assert not client.ask_all("status")
+
+
+@light
+def test_few_open_files_with_high_numbers(tmp_path: Path, scratch: Path) -> None:
+    """A promised process serves the next run, which has its own files where it expects them."""
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD, 60)
+    for number, limit in enumerate((high + 1, high + 1, high)):
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", "run", "--cpu", "--warm", "--nproc", "1", "train.py"],
+            cwd=tmp_path, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stderr=subprocess.PIPE, text=True,
+            pass_fds=(high,), preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit)),
+            check=True,
+        )  # fmt: skip
+        assert ("torch stays imported" in done.stderr) is (number == 0), done.stderr
+    assert f"starting cold, because file {high} is open" in done.stderr
+    for each in (reader, writer, high):
+        os.close(each)
+    assert status()["served"] == 1
+    assert [each["files"][str(high)] for each in reports(scratch)] == ["pipe", "pipe", "pipe"]
+
+
+@light
+def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(paceline: Paceline, tmp_path: Path) -> None:
+    """It has the command's files where the warm process has its own, and must not go on in its place."""
+    warmed = leave_warm_process(paceline, tmp_path)
+    found = place.Place.find()
+    assert found is not None
+    connection = found.connect(found.names()[0], 1.0)
+    assert connection is not None
+    folder, null = os.open(".", os.O_PATH), os.open(os.devnull, os.O_RDWR)
+    options = ZygoteOptions("train.py", is_module=False, threads=1, preload=[], warm=60)
+    os.kill(warmed, signal.SIGSTOP)  # until the command is gone
+    numbers = list(range(10))
+    MessageSocket(connection).send({
+        "kind": "start", "options": options.to_args(), "conditions": read_conditions(sys.executable, os.environ),
+        "environ": dict(os.environ), "cwd": str(tmp_path), "descriptors": numbers,
+    }, [*(null for _ in numbers), folder])  # fmt: skip
+    connection.close()
+    os.kill(warmed, signal.SIGCONT)
+    until(lambda: status()["served"] == 1, "the zygote")
+    until(lambda: status()["running"] == 0, "the end of the zygote")
+    assert status()["pid"] == warmed
+    os.close(folder)
+    os.close(null)
+    found.close()
+
+
+@light
+def test_settings_of_the_command_apply(tmp_path: Path, scratch: Path) -> None:
+    """Those of each command alone, whatever the process has that forks its zygote."""
+
+    def run(*prefix: str) -> dict[str, Any]:
+        arguments = ["run", "--cpu", "--warm", "--nproc", "1", "train.py"]
+        subprocess.run(
+            [*prefix, sys.executable, "-m", "paceline", *arguments], cwd=tmp_path, check=True,
+            env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+        )  # fmt: skip
+        return reports(scratch)[-1]
+
+    first = run()
+    shell = 'ulimit -S -n 100; umask 027; exec nice -n 3 ionice -c 2 -n 6 "$@"'
+    changed, again = run("sh", "-c", shell, "sh"), run()
+    assert changed["warm"] == again["warm"] == status()["pid"]
+    nofile = first["limits"][resource.RLIMIT_NOFILE]
+    assert (changed["umask"], changed["nice"]) == (0o27, min(19, first["nice"] + 3))
+    assert (changed["ionice"], changed["limits"][resource.RLIMIT_NOFILE]) == ("best-effort: prio 6", [100, nofile[1]])
+    for name in ("umask", "nice", "ionice", "limits"):
+        assert again[name] == first[name] != changed[name]
 
 
 SLEEPS = """
@@ -314,9 +467,9 @@ def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("os.umask(0o77)", "the umask"),
-        ("os.nice(1)", "the niceness"),
-        ("resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", "ulimit"),
+        ("os.umask(0o77); os.nice(1); resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", None),
+        ("resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))", "ulimit"),
+        ("ctypes.CDLL(None).syscall(238, 3, ctypes.byref(ctypes.c_ulong(1)), 8)", "the NUMA memory policy"),
         ("signal.signal(signal.SIGUSR2, signal.SIG_IGN)", "the ignored signals"),
         ("os.environ.update(SYMPY_DEBUG='1')", "SYMPY_DEBUG"),
         ("os.environ.update(LR='1', LS_COLORS='x', HF_TOKEN='y')", "LR"),
@@ -325,11 +478,14 @@ def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path:
 )
 def test_what_a_fork_cannot_change_must_be_the_same(change: str, named: str | None) -> None:
     code = (
-        "import json, os, resource, signal, sys\nfrom paceline.agent.workers.warm.conditions import read_conditions\n"
+        "import ctypes, json, os, resource, signal, sys\n"
+        "from paceline.agent.workers.warm.conditions import read_conditions\n"
         f"{change}\nprint(json.dumps(read_conditions(sys.executable, os.environ)))"
     )
     if "RLIMIT_CORE" in change and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0):
         pytest.skip("this shell allows no core files")
+    if "238" in change and (os.uname().machine != "x86_64" or not os.path.exists("/proc/self/numa_maps")):
+        pytest.skip("this machine has another number for the call, or no NUMA policies")
     if "nice" in change and os.nice(0) == 19:
         pytest.skip("nothing is nicer than this shell")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

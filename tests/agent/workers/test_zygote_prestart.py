@@ -23,6 +23,7 @@ from tests.agent.conftest import Launch, is_alive, until
         (["--nproc", "4", "t.py", "--nproc", "1", "--dry-run"], 2, []),
         (["--nproc=8", "--cpu", "--preload", "a", "--preload=b", "t.py"], 1, ["a", "b"]),
         (["--nproc", "99", "--env", "A=1", "--style", "fork", "t.py"], 1, []),
+        (["--env", "OMP_NUM_THREADS=3", "t.py"], 3, []),
         (["--no-snapshot", "--nproc", "1", "t.py"], 8, []),
         (["-m", "some.module"], 4, []),
         (["--no-check", "--deterministic", "-J", "x", "-N1", "--nproc", "1", "t.py"], 8, []),
@@ -53,7 +54,7 @@ def test_the_guess_uses_exported_thread_counts(tmp_path: Path, monkeypatch: pyte
         [], ["--help"], ["--dry-run", "t.py"], ["--style", "torchrun", "t.py"], ["--style=spawn", "t.py"],
         ["--nodes", "2", "t.py"], ["-N", "2", "t.py"], ["-N2", "t.py"],
         ["--resume", "last"], ["missing.py"], ["--nproc", "0", "t.py"],
-        ["--env", "OMP_NUM_THREADS=3", "t.py"], ["sets.py"], ["--nproc"],
+        ["sets.py"], ["--nproc"],
     ],
 )  # fmt: skip
 def test_no_zygote_is_started(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -82,6 +83,8 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
     for name in [name for name in os.environ if name not in spec["variables"]]:
         del os.environ[name]
     os.environ.update(spec["variables"])
+    time.tzset()  # TZ, too, may differ from the zygote's
+    tempfile.tempdir = None  # torch asks for it at import, and this rank may have another TMPDIR
     with suppress(OSError):
         os.setsid()  # a group of its own, which the agent ends as a whole
     _reseed()

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, processes
-from paceline.agent.workers.variables.rank_variables import REMOVED, thread_count
+from paceline.agent.workers.variables.early_variables import early_variables
+from paceline.agent.workers.variables.rank_variables import REMOVED, thread_count, thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
-from paceline.agent.workers.zygote.start import ZygoteOptions, cannot_start, start_zygote
+from paceline.agent.workers.zygote.start import THREADS, ZygoteOptions, cannot_start, start_zygote
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
@@ -68,15 +69,18 @@ class ForkedWorkers:
         zygote, hello = prestarted
         options = zygote_options(launch_spec, environ)
         # A `.env` file or --env may have added variables.
-        variables = fork_safety.variables_read_at_import({**environ, **launch_spec.variables})
+        variables = early_variables({**environ, **launch_spec.variables})
         expected = (launch_spec.python, options.threads, options.preload, variables)
         if (hello["python"], hello["threads"], hello["preload"], hello["environ"]) == expected:
             return cls(zygote, hello["pid"])
         _discard(zygote, hello)
         return None
 
-    def wait_until_ready(self, is_interrupted: Callable[[], bool]) -> None:
-        """Wait until torch is imported. Raises `UnsafeToFork` if the ranks must start in another way."""
+    def wait_until_ready(self, is_interrupted: Callable[[], bool], say: Callable[[str], None]) -> None:
+        """Wait until torch is imported. Raises `UnsafeToFork` if the ranks must start in another way.
+
+        `say` is called with notes for the user.
+        """
         while not self._ready:
             if is_interrupted():
                 raise Interrupted
@@ -92,6 +96,8 @@ class ForkedWorkers:
             for message, _ in messages:
                 if message["kind"] == "unsafe":
                     raise UnsafeToFork(message["why"])
+                if message["kind"] == "warm":
+                    say(_describe_warm(message["seconds"], message["why_not"]))
                 if message["kind"] == "preload_failed":
                     raise LaunchError(
                         f"Cannot preload {message['module']}.\n{message['why'].rstrip()}",
@@ -180,6 +186,13 @@ class ForkedWorkers:
         processes.await_end(self._pid, KILL_TIMEOUT)
 
 
+def _describe_warm(seconds: int, why_not: str) -> str:
+    if why_not:
+        return f"torch does not stay imported for your next runs: {why_not}"
+    time = f"{seconds} s" if seconds % 60 else f"{seconds // 60}m"
+    return f"torch stays imported for your next runs, for {time}; see `paceline warm`"
+
+
 def zygote_options(launch_spec: LaunchSpec, environ: Mapping[str, str], *, warm: int = 0) -> ZygoteOptions:
     """Return the options of the zygote that a run needs."""
     return ZygoteOptions(
@@ -214,11 +227,14 @@ def discard_prestarted(environ: Mapping[str, str]) -> None:
         _discard(*prestarted)
 
 
-def reason_not_to_fork(launch_spec: LaunchSpec) -> str | None:
-    """Return why these ranks cannot be forked, as far as the script's text shows; None if they can."""
+def reason_not_to_fork(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> str | None:
+    """Return why these ranks cannot be forked, as far as the job and the script's text show; None if they can."""
     if sys.platform != "linux":
         return f"ranks are not forked on {sys.platform}"
-    name = fork_safety.variable_set_before_torch(fork_safety.read_program(launch_spec))
-    if name is not None:
-        return f"the script sets {name} before it imports torch"
+    for name, text in thread_variables(thread_count(launch_spec, environ)).items():
+        if name != THREADS and launch_spec.variables.get(name, text) != text:
+            return f"a zygote has {name}={text}, and not the value that you have set"
+    set_first = fork_safety.variable_set_before_torch(fork_safety.read_program(launch_spec))
+    if set_first is not None:
+        return f"the script sets {set_first} before it imports torch"
     return None

@@ -9,32 +9,12 @@ import ast
 import os
 import sys
 
-from paceline.contract import gpus
+from paceline.agent.workers.variables.early_variables import is_read_at_import
 from paceline.contract.stop import sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a zygote must start fast
-    from collections.abc import Mapping
-
     from paceline.contract.launch_spec import LaunchSpec
-
-# Libraries read these variables when they load: setting one in a forked rank is too late.
-READ_AT_IMPORT = (
-    "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "ATEN_",
-    "TORCH_", "PYTORCH_", "CUDA_", "LD_", "MALLOC_",
-)  # fmt: skip
-
-
-READ_LATER = frozenset(gpus.NAMES)  # when a rank first uses a GPU
-
-
-def is_read_at_import(name: str) -> bool:
-    return name.startswith(READ_AT_IMPORT)
-
-
-def variables_read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that must be the same in a zygote and in the ranks that it forks."""
-    return {name: text for name, text in environ.items() if is_read_at_import(name) and name not in READ_LATER}
 
 
 def read_program(launch_spec: LaunchSpec) -> str:

@@ -59,7 +59,7 @@ class WorkerSelection:
             environ = {name: value for name, value in self._environ.items() if name != env.ZYGOTE}
             self._zygote = ForkedWorkers.prepare(self._launch_spec, environ)
         try:
-            self._zygote.wait_until_ready(self._interrupted)
+            self._zygote.wait_until_ready(self._interrupted, self._say)
         except Interrupted:
             raise LaunchError("Interrupted before the ranks started.") from None
         except UnsafeToFork as why:

@@ -10,7 +10,6 @@ from paceline.agent.workers.zygote import prestart
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.plan.local import LocalPlan
-from paceline.spec.quantities import show_seconds
 
 
 def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | None, list[str]]:
@@ -28,9 +27,8 @@ def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | No
         started = None
     if started is None and warm:
         started = _start(spec, warm)
-    if started is not None and warm and started.pid is not None:
-        why = f" (anew; changed: {started.replaced})" if started.replaced else ""
-        notes.append(f"torch stays imported for your next runs, for {show_seconds(warm)}{why}; see `paceline warm`")
+    if started is not None and started.replaced:
+        notes.append(f"starting cold, because {started.replaced}")
     return started, notes
 
 
@@ -50,7 +48,7 @@ def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
     return (
         started.python == spec.python
         and (started.options.threads, started.options.preload) == (options.threads, options.preload)
-        and all(os.environ.get(name) == value for name, value in variables.items())
+        and all(started.environ.get(name) == value for name, value in variables.items())
     )
 
 
@@ -65,10 +63,10 @@ def _start(spec: LaunchSpec, warm: int) -> prestart.Prestarted | None:
 
 
 def _variables(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables of --env and the file that imports read."""
-    from paceline.agent.workers.fork_safety import variables_read_at_import
+    """Return the variables of --env and the file that the zygote must have; ranks get all."""
+    from paceline.agent.workers.variables.early_variables import early_variables
 
-    return variables_read_at_import(spec.variables)
+    return early_variables(spec.variables)
 
 
 def read_status() -> list[dict[str, Any]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 
 from paceline.agent.workers.warm.conditions import read_conditions
-from paceline.agent.workers.warm.place import Place, socket_name
+from paceline.agent.workers.warm.place import NAME, Place, process_of, socket_name
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract.process import is_open
@@ -13,14 +15,18 @@ from paceline.contract.process import is_open
 TYPE_CHECKING = False  # `paceline run` asks before it has imported anything
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
     from typing import Any
 
 CONNECT_TIMEOUT = 1.0
-REPLY_TIMEOUT = 10.0  # seconds; it may just import something else
+REPLY_TIMEOUT = 5.0  # seconds; it may just import something else
 
 
 def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket | None, str]:
-    """Return the socket of a zygote for a run in this folder; or None, and why the warm process did not fit."""
+    """Return the socket of a zygote for a run in this folder; or None, and why the warm process cannot serve it.
+
+    One that does not answer is killed, so that the run can leave another.
+    """
     place = Place.find()
     if place is None or not all(map(is_open, (0, 1, 2))):
         return None, ""
@@ -28,29 +34,72 @@ def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str])
     place.close()
     if connection is None:
         return None, ""
-    folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     inherited = [number for number in _descriptors() if number < 3 or os.get_inheritable(number)]
+    if inherited[-1] >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        connection.close()
+        return None, f"file {inherited[-1]} is open, and `ulimit -n` allows no such number now"
+    message = {
+        "kind": "start", "options": options.to_args(), "conditions": read_conditions(python, environ),
+        "environ": environ, "cwd": os.getcwd(), "descriptors": inherited,
+    }  # fmt: skip
+    folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    answer = _ask(connection, message, [*inherited, folder])
+    os.close(folder)
+    if answer is not None and answer["kind"] == "accepted":
+        connection.setblocking(True)
+        return connection, ""
+    if answer is None:
+        kill(process_of(connection))
+    connection.close()
+    return None, "the warm process does not answer" if answer is None else f"this has changed: {answer['why']}"
+
+
+def _ask(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any] | None:
+    """Return the answer of a warm process; None if it is stopped, hangs or has just ended."""
+    if _is_stopped(process_of(connection)):
+        return None
     warm = MessageSocket(connection)
     try:
-        warm.send({
-            "kind": "start", "options": options.to_args(), "conditions": read_conditions(python, environ),
-            "environ": environ, "cwd": os.getcwd(), "descriptors": inherited,
-        }, [*inherited, folder])  # fmt: skip
-        answer, _ = warm.receive(REPLY_TIMEOUT)
+        warm.send(message, descriptors, timeout=REPLY_TIMEOUT)
+        return warm.receive(REPLY_TIMEOUT)[0]
     except (ConnectionClosed, OSError):
-        warm.close()
-        return None, "it does not answer"
-    finally:
-        os.close(folder)
-    if answer["kind"] != "accepted":
-        warm.close()
-        return None, str(answer["why"])
-    connection.setblocking(True)
-    return connection, ""
+        return None
+
+
+def kill(pid: int) -> bool:
+    """End a warm process that does not answer. Running runs go on. Returns False if it has ended already."""
+    from paceline.agent.workers import processes
+
+    if not _is_warm(pid):
+        return False
+    processes.send_signal(pid, signal.SIGKILL)
+    processes.await_end(pid, CONNECT_TIMEOUT)  # until then, it has the lock of its name
+    return True
+
+
+def _is_warm(pid: int) -> bool:
+    """Whether this is a warm process, and not another one that has got its number."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().strip() == NAME.encode() and os.fstat(file.fileno()).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether somebody has suspended a process, as Ctrl-Z does."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def ask_all(kind: str) -> list[dict[str, Any]]:
-    """Ask all warm processes of this user for their status; with "stop", they end."""
+    """Ask all warm processes of this user for their status; with "stop", they end.
+
+    Of one that does not answer, only the process is known.
+    """
     place = Place.find()
     if place is None:
         return []
@@ -59,14 +108,13 @@ def ask_all(kind: str) -> list[dict[str, Any]]:
         connection = place.connect(name, CONNECT_TIMEOUT)
         if connection is None:
             continue
-        warm = MessageSocket(connection)
-        try:
-            warm.send({"kind": kind})
-            answers.append(warm.receive(REPLY_TIMEOUT)[0])
-        except (ConnectionClosed, OSError):
-            continue  # it has just ended
-        finally:
-            warm.close()
+        pid = process_of(connection)
+        answer = _ask(connection, {"kind": kind})
+        connection.close()
+        if answer is None and (kill(pid) if kind == "stop" else _is_warm(pid)):
+            answer = {"kind": "silent", "pid": pid}
+        if answer is not None:
+            answers.append(answer)
     place.close()
     return answers
 

@@ -1,12 +1,14 @@
 """What a process inherits that a fork of another process cannot change: a warm process serves only runs with the same.
 
-Everything else (variables, folder, standard streams) is sent with the request.
+Everything else (variables, folder, standard streams, settings such as nice) is sent with the request.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+from paceline.agent.workers.warm.process_settings import obstacle, read_settings
 
 TYPE_CHECKING = False  # `paceline run` reads this before it has imported anything
 if TYPE_CHECKING:
@@ -25,13 +27,13 @@ IGNORED_PREFIXES = (
 
 # Lines of /proc/self/status.
 _STATUS = (
-    "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+    "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
     "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed",
 )  # fmt: skip
 _STANDARD_SIGNALS = (1 << 31) - 1
 _NAMES = {
-    "Umask": "the umask", "Cpus_allowed": "the CPU affinity", "SigIgn": "the ignored signals", "limits": "ulimit",
-    "nice": "the niceness", "cgroup": "the control group",
+    "Cpus_allowed": "the CPU affinity", "SigIgn": "the ignored signals", "cgroup": "the control group",
+    "memory policy": "the NUMA memory policy", "policy": "the scheduling policy",
 }  # fmt: skip
 
 Conditions = dict[str, dict[str, str]]
@@ -39,17 +41,21 @@ Conditions = dict[str, dict[str, str]]
 
 def read_conditions(python: str, environ: Mapping[str, str]) -> Conditions:
     """Return the conditions of this process, for the interpreter `python` with these variables."""
-    return {"variables": _variables(environ), "process": {"the interpreter": python, **_process()}}
+    return {
+        "variables": _variables(environ), "process": {"the interpreter": python, **_process()},
+        "settings": read_settings(),
+    }  # fmt: skip
 
 
 def difference(before: Conditions, now: Conditions) -> str | None:
-    """Return what differs, for people; None if nothing does."""
-    for kind, values in before.items():
+    """Return what differs and cannot be taken over, for people; None if nothing does."""
+    for kind in ("variables", "process"):
+        values = before[kind]
         changed = sorted(name for name in {*values, *now[kind]} if values.get(name) != now[kind].get(name))
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             return f"{_NAMES.get(changed[0], changed[0])}{more}"
-    return None
+    return obstacle(before["settings"], now["settings"])
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -62,24 +68,25 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _process() -> dict[str, str]:
-    found = {"nice": str(os.getpriority(os.PRIO_PROCESS, 0)), "policy": str(os.sched_getscheduler(0))}
+    # The second word about any part of the memory is the policy, unless numactl has set none.
+    found = {"policy": str(os.sched_getscheduler(0)), "memory policy": "".join(_read("numa_maps", 256).split()[1:2])}
     for line in _read("status").splitlines():
         name, _, value = line.partition(":")
         if name in _STATUS:
             found[name] = value.strip()
     # The C library ignores two signals of its own in processes that it starts.
     found["SigIgn"] = f"{int(found.get('SigIgn', '0'), 16) & _STANDARD_SIGNALS:x}"
-    for name in ("limits", "cgroup", "oom_score_adj"):
+    for name in ("cgroup", "oom_score_adj"):
         found[name] = _read(name)
     for name in os.listdir("/proc/self/ns"):
         found[f"the {name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
     return found
 
 
-def _read(name: str) -> str:
+def _read(name: str, size: int = -1) -> str:
     try:
         with open(f"/proc/self/{name}", encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return file.read(size)
     except OSError:
         return ""
 

@@ -26,9 +26,9 @@ class LoadedFiles:
         now = self._read()
         return next((path for path in now if now[path] != self._states[path]), None)
 
-    def newest(self) -> int:
-        """Return when the last of the files was changed, in nanoseconds."""
-        return max(state[0] for state in self._states.values() if isinstance(state, tuple))
+    def newest(self) -> tuple[int, str]:
+        """Return when the last of the files was changed, in nanoseconds, and its path."""
+        return max((state[0], path) for path, state in self._states.items() if isinstance(state, tuple))
 
     def _installed(self) -> Iterator[str]:
         yield os.path.join(sys.prefix, "pyvenv.cfg")

@@ -12,6 +12,7 @@ from paceline.contract.files.shared_places import find_own_folder, make_own_fold
 
 MEMORY = "/dev/shm"
 PREFIX = "warm-"
+NAME = "paceline-warm"  # of a warm process
 _BACKLOG = 16
 
 
@@ -102,7 +103,17 @@ def socket_name(python: str) -> str:
 
 def is_same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end runs as this user, as the kernel says."""
-    credentials = struct.Struct("=iII")  # process, user, group
+    return _credentials(connection)[1] == os.geteuid()
+
+
+def process_of(connection: socket.socket) -> int:
+    """Return the process at the other end; of a listening socket, that which began to listen."""
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group at the other end."""
+    credentials = struct.Struct("=iII")
     answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    user: int = credentials.unpack(answer)[1]
-    return user == os.geteuid()
+    process, user, group = credentials.unpack(answer)
+    return process, user, group

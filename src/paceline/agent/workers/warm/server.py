@@ -6,10 +6,8 @@ forks belongs to the run that asked for it, and ends with it: if the warm proces
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -22,42 +20,85 @@ from typing import Any
 from paceline.agent.workers import processes
 from paceline.agent.workers.warm.conditions import Conditions, difference
 from paceline.agent.workers.warm.loaded_files import LoadedFiles
-from paceline.agent.workers.warm.place import Place, is_same_user, socket_name
+from paceline.agent.workers.warm.place import NAME, Place, is_same_user, socket_name
+from paceline.agent.workers.warm.process_settings import take_settings
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
 
 RECEIVE_TIMEOUT = 5.0  # seconds for a client to send its request
 
+_STAYS = "stays"
+
 Later = tuple[MessageSocket, ZygoteOptions]  # the agent's end and the options of a run's zygote
 
 
 def stay_warm(agent: MessageSocket, options: ZygoteOptions, conditions: Conditions, *, started: int) -> Later | None:
-    """Leave a warm process behind. Returns None in the calling zygote, and its run in each zygote of a later run."""
-    if None in (sys.stdin, sys.stdout, sys.stderr):  # closed: later ranks would print nothing
-        return None
+    """Leave a warm process behind. Returns None in the calling zygote, and its run in each zygote of a later run.
+
+    The agent gets a message that says whether the process stays.
+    """
     files = LoadedFiles()
-    if files.newest() > started:  # changed while it was imported: which version this process has is unknown
-        return None
-    child = os.fork()
+    why_not = _reason_not_to_stay(files, started)
+    reader, writer = os.pipe()
+    if not why_not and _is_copy():
+        agent.end.detach()
+        return _serve(writer, options, conditions, files)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        answer = pipe.read()
+    why_not = why_not or (answer or "it has ended" if answer != _STAYS else "")
+    agent.send({"kind": "warm", "seconds": options.warm, "why_not": why_not})
+    return None
+
+
+def _reason_not_to_stay(files: LoadedFiles, started: int) -> str:
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        return "standard input or output is closed"  # later ranks would print nothing
+    date, path = files.newest()
+    if date <= started:
+        return ""
+    # Which version of it this process has is unknown.
+    return f"{path} {'has a date in the future' if date > time.time_ns() else 'has just changed'}"
+
+
+def _is_copy() -> bool:
+    """Fork a process that is no descendant of the run, which ends all of them. Returns whether this is that process."""
+    try:
+        child = os.fork()
+    except OSError:
+        return False
     if child:
         os.waitpid(child, 0)
-        return None
-    # Forked twice, so that it is no descendant of the run, which ends all of them.
-    if os.fork():
+        return False
+    try:
+        grandchild = os.fork()
+    except OSError:
+        os._exit(1)
+    if grandchild:
         os._exit(0)
+    return True
+
+
+def _serve(writer: int, options: ZygoteOptions, conditions: Conditions, files: LoadedFiles) -> Later | None:
+    """Serve later runs. Writes whether it can to a pipe first; returns only in a zygote of one of them."""
+    later = None
     try:
         os.setsid()
         os.chdir("/")
-        agent.end.detach()
-        _keep_descriptors({number: os.open(os.devnull, os.O_RDWR) for number in (0, 1, 2)})
-        place = Place.make()
-        listening = place.listen(socket_name(sys.executable))
-        later = None
+        devices = {number: os.open(os.devnull, os.O_RDWR) for number in (0, 1, 2)}
+        with open(_keep_descriptors(devices, writer), "w", encoding="utf-8") as pipe:
+            try:
+                place = Place.make()
+                listening = place.listen(socket_name(sys.executable))
+                pipe.write(_STAYS if listening is not None else "another process stays already")
+            except OSError as error:
+                pipe.write(str(error))
+                raise
         if listening is not None:
             later = WarmProcess(place, *listening, options=options, conditions=conditions, files=files).serve()
     except Exception:
-        later = None
+        pass
     if later is None:
         os._exit(0)
     return later
@@ -81,7 +122,7 @@ class WarmProcess:
 
     def serve(self) -> Later | None:
         """Serve until it is time to end. In a forked zygote, this returns its run."""
-        processes.name_process("paceline-warm")
+        processes.name_process(NAME)
         for end in (self.reader, self.writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
@@ -154,6 +195,8 @@ class WarmProcess:
         os.fchdir(folder)
         kept = _keep_descriptors(dict(zip(message["descriptors"], descriptors, strict=True)), client.end.detach())
         client.end = socket.socket(fileno=kept)
+        if not take_settings(message["conditions"]["settings"]):
+            raise OSError("this process cannot have the settings of the command")
         os.environ.clear()
         os.environ.update(message["environ"])
         time.tzset()
@@ -172,7 +215,7 @@ class WarmProcess:
         self.modules = []
         problem = import_modules([name for name in names if name not in sys.modules], threads=self.threads)
         self.files = LoadedFiles()
-        return problem is None and self.files.newest() <= started
+        return problem is None and self.files.newest()[0] <= started
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -189,21 +232,31 @@ class WarmProcess:
 
 
 def _keep_descriptors(wanted: Mapping[int, int], connection: int = -1) -> int:
-    """Give each open file its wanted number, and close all others except the connection. Returns its new number."""
-    free = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, *wanted) + 1
-    moved = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for number, descriptor in wanted.items()}
-    kept = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, free) if connection >= 0 else -1
+    """Give each open file its wanted number, and close all others except the connection. Returns its new number.
+
+    One spare number is enough: the limit may be low, and the wanted numbers high.
+    """
+    places = dict(wanted)  # where the file of each number is now
     for number in map(int, os.listdir("/proc/self/fd")):
-        if number < free:
+        if number not in (*places.values(), connection):
             with suppress(OSError):  # that of the listing itself
                 os.close(number)
-    for number, descriptor in moved.items():
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    for number in wanted:
+        if connection == number:
+            connection = os.dup(number)
+        for other, place in places.items():
+            if other != number and place == number:
+                places[other] = os.dup(number)
+        if places[number] != number:
+            os.dup2(places[number], number)
+            os.close(places[number])
+        os.set_inheritable(number, True)
+        places[number] = number
     _renew_input()
     if connection >= 0:
-        connection = os.dup(kept)  # `select` takes no high number
-        os.close(kept)
+        lowest = os.dup(connection)  # `select` takes no high number
+        os.close(max(lowest, connection))
+        connection = min(lowest, connection)
     return connection
 
 

@@ -27,13 +27,13 @@ class MessageSocket:
     def fileno(self) -> int:
         return self.end.fileno()
 
-    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a whole message; raises `ConnectionClosed`."""
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = (), *, timeout: float | None = None) -> None:
+        """Send a whole message; raises `ConnectionClosed`, also when the other process does not read it in time."""
         # ASCII escapes preserve arguments and file names that are not UTF-8 (Python's surrogates), byte for byte.
         body = json.dumps(message).encode()
         data = _HEADER.pack(len(body), len(descriptors)) + body
         try:
-            self.end.setblocking(True)
+            self.end.settimeout(timeout)
             for start in range(0, len(descriptors), _MAX_DESCRIPTORS):
                 batch = descriptors[start : start + _MAX_DESCRIPTORS]
                 assert len(data) > 1, "each batch of descriptors travels with a byte"

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.warm.conditions import reason_to_start_cold
 from paceline.agent.workers.zygote.start import (
     FORKING_STYLES,
@@ -39,10 +40,10 @@ NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")  # nothing starts, or a 
 
 
 class Prestarted:
-    """A zygote that waits for its agent. `replaced` says what a warm process differed in that could not serve it."""
+    """A zygote that waits for its agent. `replaced` says why a warm process could not serve it."""
 
     def __init__(self, python: str, options: ZygoteOptions, environ: dict[str, str]) -> None:
-        self.python, self.options, self.replaced = python, options, ""
+        self.python, self.options, self.environ, self.replaced = python, options, environ, ""
         self.pid: int | None = None  # if it is a child of this process
         connection: socket.socket | None = None
         if options.warm:
@@ -107,7 +108,10 @@ def start(argv: list[str]) -> None:
     try:
         options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
         if options is not None:
-            prestarted = Prestarted(sys.executable, options, dict(os.environ))
+            variables = _typed_variables(_split(argv[2:])[0] or {})
+            if options.warm:  # later runs may have other values of those that only ranks read
+                variables = early_variables(variables)
+            prestarted = Prestarted(sys.executable, options, {**os.environ, **variables})
             if prestarted.pid is None:  # with torch imported, the agent would take longest
                 prestarted.agent = EarlyAgent(prestarted.descriptor)
     except (OSError, ValueError):
@@ -123,14 +127,19 @@ def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOpti
         return None
     if options.get("--style", ["fork"])[-1] not in FORKING_STYLES or options.get("--nodes", ["1"])[-1] != "1":
         return None
-    if any(text.startswith(("OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_")) for text in options.get("--env", [])):
-        return None
     nproc = int(options["--nproc"][-1]) if "--nproc" in options else _default_nproc("--cpu" in options, environ)
     if nproc < 1:
         return None
-    threads = parse_thread_count(environ.get(THREADS, "")) or max(1, cores // nproc)
+    counts = (parse_thread_count(each.get(THREADS, "")) for each in (_typed_variables(options), environ))
+    threads = next(filter(None, counts), max(1, cores // nproc))
     warm = 0 if reason_to_start_cold(environ) else _guess_warm(options)
     return ZygoteOptions(program, is_module=is_module, threads=threads, preload=options.get("--preload", []), warm=warm)
+
+
+def _typed_variables(options: dict[str, list[str]]) -> dict[str, str]:
+    """Return the variables of --env."""
+    parts = (text.partition("=") for text in options.get("--env", []))
+    return {name: value for name, equals, value in parts if equals}
 
 
 def _guess_warm(options: dict[str, list[str]]) -> int:

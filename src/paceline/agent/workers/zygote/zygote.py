@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.workers import fork_safety, processes
+from paceline.agent.workers import processes
+from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.warm.conditions import read_conditions
 from paceline.agent.workers.warm.server import stay_warm
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
@@ -65,7 +66,7 @@ def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str,
         signal.signal(each, signal.SIG_IGN)
     agent.send({
         "kind": "hello", "pid": os.getpid(), "python": sys.executable, "threads": options.threads,
-        "preload": options.preload, "environ": fork_safety.variables_read_at_import(os.environ),
+        "preload": options.preload, "environ": early_variables(os.environ),
     })  # fmt: skip
     return import_modules(shared_modules(options, os.getcwd()), threads=options.threads)
 
