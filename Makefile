@@ -68,11 +68,13 @@ soak: .make/dev  ## break everything around RUNS=20 runs on a sandbox for MINUTE
 soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
 	@$(BIN)/python tests/guests/soak.py
 
-docs: .make/venv  ## write docs/reference from the code
+docs: .make/dev  ## write docs/reference from the code, and build the documentation site
 	@$(BIN)/paceline reference --write docs/reference
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo "open site/index.html in a browser"
 
 bench: .make/dev  ## run every benchmark next to its peer
 	@for each in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$each || exit 1; done
 
 clean:  ## remove what make created
-	rm -rf .make $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .make site $(VENV) .mypy_cache .ruff_cache .pytest_cache

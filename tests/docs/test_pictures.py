@@ -35,3 +35,11 @@ def test_pages_can_be_drawn_and_are_small(tmp_path: Path) -> None:
             content = path.read_bytes()
             assert content.startswith(b"\x89PNG")
             assert 20_000 < len(content) < 200_000
+
+
+def test_pictures_of_launch_styles_are_what_the_script_draws(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(PICTURES / "launch_styles.py"), str(tmp_path)], check=True)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == sorted(path.name for path in PICTURES.glob("style-*.svg"))
+    for name in drawn:
+        assert (tmp_path / name).read_bytes() == (PICTURES / name).read_bytes(), name

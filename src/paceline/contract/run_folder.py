@@ -28,7 +28,7 @@ class RunFolder:
     path: Path
 
     run_json = Entry("run.json")  # the resolved settings, the code's identity and the command line
-    launch_spec = Entry("launch.json")  # what agents and ranks do (`LaunchSpec`)
+    launch_spec = Entry("launch.json")  # what the agents and ranks of the run do
     script = Entry("job.sbatch")  # exactly what was submitted
     shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
@@ -36,15 +36,15 @@ class RunFolder:
     claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
-    work = Entry("work")  # where the ranks of a submitted run work; filled by the head agent (`WorkFolder`)
-    run_half = Entry("paceline.zip")  # a queued job keeps the version that submitted it
-    metrics = Entry("metrics.jsonl")
+    work = Entry("work")  # where the ranks of a submitted run work; the head agent fills it
+    run_half = Entry("paceline.zip")  # the part of Paceline that runs in jobs: a queued job keeps its version
+    metrics = Entry("metrics.jsonl")  # what rank 0 logged (`run.log`), one line per step
     config = Entry("config.json")  # the script's own settings, written by rank 0 (`run.config`)
-    events = Entry("events")  # one file per writer
+    events = Entry("events")  # queued, started, saved, failed and others: one file of JSON lines per writer
     fitness = Entry("fitness.json")  # what the fitness check of the newest job start measured, and what it found
     system = Entry("system")  # CPU, memory, network and GPU use, one file per node
 
-    checkpoints = Entry("checkpoints")
+    checkpoints = Entry("checkpoints")  # `step-00001000` and so on; complete once it has `complete.json`
     trackers = Entry("trackers")  # files of W&B and TensorBoard
     collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
@@ -124,11 +124,11 @@ class AttemptFolder:
     number: int
 
     start = Entry("start")  # its job start, and the step of the newest checkpoint at its start; -1 if there was none
-    verdict = Entry("verdict")  # done, stopped or failed, written by the head agent; absent means failed
-    failure = Entry("failure.json")  # the first failure
+    verdict = Entry("verdict")  # `done`, `stopped` or `failed`, written by the head agent; absent means failed
+    failure = Entry("failure.json")  # the first failure: rank, host, exit code or signal, and traceback
 
     def log(self, rank: int) -> Path:
-        """A rank's output. Beside each log lies `rank-N.times`: when its output came (`log_times`)."""
+        """A rank's output. Next to it, `rank-N.times` has the times of its lines."""
         return self.path / f"rank-{rank}.log"
 
     def node_log(self, node: int) -> Path:

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import console
 from paceline.cli.help import GroupedCommand
-from paceline.cli.reference import api, commands, configuration
+from paceline.cli.reference import api, commands, configuration, run_folder
 from paceline.cli.reference.entries import ROW, Entry, Page, Section, find
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
@@ -62,7 +62,7 @@ def command(
 
 
 def make_pages() -> list[Page]:
-    return [configuration.make_page(), commands.make_page(), api.make_page()]
+    return [configuration.make_page(), commands.make_page(), api.make_page(), run_folder.make_page()]
 
 
 def _contents(pages: Sequence[Page]) -> list[str]:

@@ -65,7 +65,7 @@ def _command(name: str, command: Any) -> Section:
         intro += f"\n\nIt also takes settings, if they list it: {links}."
     example = "\n".join([f"$ {' '.join(usage)}", *(["", epilog] if epilog else [])])
     title = f"paceline {name}"
-    return Section(title, (name, title), intro, example, language="console", entries=tuple(entries))
+    return Section(title, (name, title), intro, example, language="text", entries=tuple(entries))
 
 
 def _takes(command: Any, shared: set[str]) -> bool:

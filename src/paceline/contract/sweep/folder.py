@@ -45,10 +45,10 @@ class SweepFolder:
     def name(self) -> str:
         return self.path.name
 
-    spec = Entry("sweep.json")  # `Search`, renamed into place
-    points = Entry("points.jsonl")
-    journal = Entry("optuna.journal")
-    jobs = Entry("jobs.jsonl")
+    spec = Entry("sweep.json")  # what to search for, and how
+    points = Entry("points.jsonl")  # the trials, one line each: number, group, point, seed
+    journal = Entry("optuna.journal")  # the study of Optuna, for TPE and for pruning
+    jobs = Entry("jobs.jsonl")  # the calls of sbatch, one line each, with the trials of each task
     cancelled = Entry("cancelled")  # exists once the sweep is cancelled: no trial of it starts
 
     def chosen_point(self, group: int) -> Path:
@@ -58,9 +58,8 @@ class SweepFolder:
         """The number in Optuna's study of a group whose point was known."""
         return self.path / "chosen" / f"{group}-study.json"
 
-    # Exists once the search has no more points; removed when trials are added.
-    search_exhausted = Entry("chosen/exhausted")
-    trials = Entry("trials")
+    search_exhausted = Entry("chosen/exhausted")  # exists while the search has no more points
+    trials = Entry("trials")  # a run folder for each trial
 
     def trial(self, number: int) -> TrialFolder:
         return TrialFolder(self.trials / str(number))
@@ -103,8 +102,7 @@ class TrialFolder(RunFolder):
 
     trial = Entry("trial.json")  # its number, point, seed, group, and number in Optuna's study. Written when it starts
     reports = Entry("reports.jsonl")  # what the script reported, a line each: {"step", "value", "time"}
-    # Written when it has ended for good: state, value, step, started, ended, error, point, seed.
-    result = Entry("result.json")
+    result = Entry("result.json")  # how it ended for good: state, value, step, times, error, point, seed
     pruned = Entry("pruned")  # exists once the pruner has decided to end the trial
 
 
