@@ -1,13 +1,18 @@
-"""From the command to the first all-reduce of one rank over NCCL, in a small project: Paceline beside torchrun."""
+"""From the command to the first all-reduce of one rank over NCCL, in a small project: Paceline beside torchrun.
+
+Then the phases of a start with a session, on all GPUs of this machine: what they take, and what of it overlaps.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 from gpu_parts.result import Result
 
@@ -25,6 +30,51 @@ with open(sys.argv[1] + ".partial", "w") as file:
 os.rename(sys.argv[1] + ".partial", sys.argv[1])
 dist.destroy_process_group()
 """
+
+
+# A session with workers that take a moment to load each item.
+TRAINS = """
+import time
+import torch
+import paceline
+
+class Items:
+    def __len__(self): return 4096
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.full((1024,), float(index))
+
+with paceline.session(seed=0, report=False) as run:
+    model = run.wrap(torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)))
+    opt = torch.optim.SGD(model.parameters(), lr=1e-9)
+    loader = run.loader(Items(), batch_size=64 * run.world_size, num_workers=2)
+    run.resume(model=model, opt=opt, loader=loader)
+    for x in run.steps(loader):
+        run.backward(model(x).square().mean())
+        run.update(opt)
+        if run.step == 2:
+            break
+"""
+
+
+def measure_phases(folder: Path, repeats: int, *options: str) -> dict[str, float]:
+    """Return the median seconds of each phase of a start."""
+    (folder / "trains.py").write_text(TRAINS)
+    found: dict[str, list[float]] = {}
+    for _ in range(repeats + 1):
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+        command = [sys.executable, "-m", "paceline", "run", *options, "trains.py"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=180, cwd=folder,
+            env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+        )  # fmt: skip
+        lines = [line for file in scratch.rglob("rank-0.jsonl") for line in file.read_text().splitlines()]
+        first = [event for event in map(json.loads, lines) if event["event"] == "first_step"]
+        if not first:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
+        for name, seconds in first[0]["seconds"].items():
+            found.setdefault(name, []).append(seconds)
+    return {name: round(median(values[1:]), 3) for name, values in found.items()}
 
 
 def once(command: list[str], mark: Path, project: Path) -> float:
@@ -60,10 +110,14 @@ def measure(repeats: int) -> list[Result]:
                     seconds = once(command, folder.parent / f"{name}-{turn}", folder)
                     if turn:  # the first one reads everything from disk, or starts the warm process
                         found[name].append(seconds)
+            phases = {"cold": measure_phases(folder, repeats), "warm": measure_phases(folder, repeats, "--warm")}
         finally:
             subprocess.run([python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60)
+    for name, seconds in phases.items():
+        parts = ", ".join(f"{phase.replace('_', ' ')} {value:.3f}" for phase, value in seconds.items())
+        print(f"phases of a {name} start (s): {parts}", flush=True)
     peer = {"torchrun": found["torchrun"]}
     return [
-        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer),
-        Result("the same, warm start", "s", found["warm"], peer, {"torchrun": 3.0}),
+        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer, {}, phases["cold"]),
+        Result("the same, warm start", "s", found["warm"], peer, {"torchrun": 3.0}, phases["warm"]),
     ]

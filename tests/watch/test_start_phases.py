@@ -16,10 +16,20 @@ def test_the_newest_start_is_described_with_what_came_before_the_session() -> No
         {"event": "ranks", "time": 100.0},
         first_step(109.0, device=0.5, process_group=1.0, setup=2.0, first_batch=0.01, first_step=4.0),
         {"event": "ranks", "time": 200.0},
-        first_step(206.0, device=0.25, process_group=0.75, setup=1.0, first_batch=0.0, first_step=2.0),
+        first_step(
+            206.0,
+            device=0.25,
+            context=0.1,
+            context_in_all=0.4,
+            process_group=0.65,
+            setup=1.0,
+            first_batch=0.0,
+            first_step=2.0,
+        ),
     ]
     expected = (
-        "6.0 s to the end of the first step: import 2.0, device 0.2, process group 0.8, set-up 1.0, first step 2.0"
+        "6.0 s to the end of the first step: import 2.0, device 0.2, CUDA context 0.1, process group 0.7, set-up 1.0, "
+        "first step 2.0"
     )
     assert describe_start_phases(events) == expected
 

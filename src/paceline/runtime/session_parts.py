@@ -18,6 +18,7 @@ from paceline.runtime.distributed import communication_check, rank_placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.cpu_affinity import bind_to_device_cpus
+from paceline.runtime.distributed.device_context import DeviceContext
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
 from paceline.runtime.launch_context import LaunchContext
@@ -109,12 +110,20 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:
         bind_to_device_cpus(device)
+    device_context = DeviceContext(device)
     phases.mark("device")
-    store = groups.open_store(identity, timeout=settings.timeout)
-    placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
+    try:
+        store = groups.open_store(identity, timeout=settings.timeout)
+        placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
+    except BaseException:
+        device_context.join()
+        raise
     if placements and settings.report:
         rank_placement.print_placements(placements)
     phases.mark("rendezvous")
+    device_context.activate()
+    if device.type == "cuda":
+        phases.mark("context", in_all=device_context.seconds)
     group = _make_group(settings, spec, identity, device, store)
     phases.mark("process_group")
     return _Worker(identity, device, group, heartbeat, [each.host for each in placements], phases)

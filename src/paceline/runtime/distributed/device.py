@@ -13,16 +13,17 @@ from paceline.runtime.distributed.identity import Identity
 
 
 def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
-    """Return cuda, xpu, mps or cpu. If one GPU is visible it is index 0; if several are, it is the local rank."""
+    """Return cuda, xpu, mps or cpu. If one GPU is visible it is index 0; if several are, it is the local rank.
+
+    It is not the current device yet: see `DeviceContext`.
+    """
     if cpu:
         return torch.device("cpu")
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
         if module is None or not module.is_available():
             continue
-        device = torch.device(kind, _index(identity, module.device_count(), kind))
-        module.set_device(device)
-        return device
+        return torch.device(kind, _index(identity, module.device_count(), kind))
     # Apple's GPU supports no process group, so it serves a single rank only.
     if not identity.is_distributed and torch.backends.mps.is_available():
         return torch.device("mps")

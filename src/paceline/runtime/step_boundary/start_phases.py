@@ -12,9 +12,12 @@ class StartPhases:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, *, in_all: float | None = None) -> None:
+        """End a phase. `in_all` is how long it took if it began during the phases before."""
         now = time.perf_counter()
         self.seconds[name] = round(now - self._last, 3)
+        if in_all is not None:
+            self.seconds[f"{name}_in_all"] = round(in_all, 3)
         self._last = now
 
     def take_out(self, name: str, seconds: float) -> None:

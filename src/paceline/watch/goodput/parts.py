@@ -16,7 +16,7 @@ PARTS = {
     "starting": ("agents", "staging", "import", "rendezvous", "restore", "setup", "first_batch", "compile"),
     "training": ("compute", "data"),  # waiting for data is the other one
 }
-RENDEZVOUS = ("device", "rendezvous", "process_group")  # phases of a start
+RENDEZVOUS = ("device", "rendezvous", "context", "process_group")  # phases of a start
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 # What the runtime writes, in its order, and what people read. "ranks" is the agent's event: it starts the ranks.
 NAMES = {
-    "device": "device", "rendezvous": "rendezvous", "process_group": "process group", "restore": "restore",
-    "setup": "set-up", "first_batch": "first batch", "first_step": "first step",
+    "device": "device", "rendezvous": "rendezvous", "context": "CUDA context", "process_group": "process group",
+    "restore": "restore", "setup": "set-up", "first_batch": "first batch", "first_step": "first step",
 }  # fmt: skip
 
 
