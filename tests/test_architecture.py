@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "ui": {"spec", "plan", "cluster", "watch", "sweep"},
     "proof": {"spec", "plan", "cluster", "watch", "sweep"},
     "templates": set(),
+    "adoption": set(),
     "cli": {
         "spec",
         "plan",

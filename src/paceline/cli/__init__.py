@@ -40,6 +40,7 @@ COMMANDS = {
     "login": ("paceline.cli.login", "log in to a cluster over SSH, once for all commands with --on"),
     "logout": ("paceline.cli.logout", "close the connections of `paceline login`"),
     "new": ("paceline.cli.new", "make a project that runs at once: script, settings, test"),
+    "adopt": ("paceline.cli.adopt", "say what to change in a script so that it trains on several ranks"),
     "init": ("paceline.cli.init", "write a commented paceline.toml for your cluster"),
     "reference": ("paceline.cli.reference.command", "look up a key, a flag, a command or a method"),
     "sandbox": ("paceline.cli.sandbox", "run a real multi-node Slurm on this machine, to try things out"),

@@ -38,7 +38,7 @@ def check_name(name: str) -> None:
     if name in (".", ".."):
         raise UsageError(
             f"{name!r} is a folder that exists.",
-            hint="Name a new one. For a project that you have, use `paceline init`.",
+            hint="Name a new one. For a project that you have, use `paceline init` and `paceline adopt train.py`.",
         )
     if "/" in name or "\\" in name:
         hint = "Name a folder to make here, e.g. `paceline new digits`; change to another folder first with `cd`."

@@ -1,0 +1,108 @@
+"""`paceline adopt`: what to change in a script so that it trains on several ranks."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import console
+from paceline.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from paceline.adoption.advice import Advice
+    from paceline.adoption.source import Source
+
+
+def command(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Your training script.")],
+    *,
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the script, and keep the old one as SCRIPT.orig.")
+    ] = False,
+) -> int:
+    """Say what to change in a script so that it trains on several ranks, and why.
+
+    It prints the few lines to change as a diff, the reason for each, and what you should look at yourself, with line
+    numbers. The script may be for a single process, or have DDP of its own. It is read, not run, and stays as it is
+    unless you add --write. Comments and layout stay in any case.
+
+    \b
+      paceline adopt train.py            print a diff and the reasons
+      paceline adopt --write train.py    apply it; the old script stays as train.py.orig
+      paceline inspect data train.py     then: see which samples each rank gets
+      paceline prove train.py            then: show that two ranks train as one does
+    """
+    from paceline.adoption.advice import advise
+    from paceline.adoption.source import read_source
+
+    if script.is_dir():
+        raise UsageError(f"{script} is a folder, not a script.", hint=f"Name a file in it, e.g. {script / 'train.py'}.")
+    if not script.is_file():
+        raise UsageError(f"There is no script {str(script)!r}.", hint="Name yours: paceline adopt train.py")
+    source = read_source(script)
+    advice = advise(source)
+    _show(source, advice)
+    if write and advice.edits:
+        kept = _write(script, advice.text.encode(source.encoding))
+        print(f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}")
+    elif advice.edits:
+        print(f"to apply it: paceline adopt --write {console.printable(str(script))}")
+    for step in advice.next_steps:
+        print(f"  {console.printable(step)}")
+    return 0
+
+
+def _show(source: Source, advice: Advice) -> None:
+    diff = difflib.unified_diff(
+        _lines(source.text), _lines(advice.text), f"a/{source.name}", f"b/{source.name}", lineterm=""
+    )
+    for line in diff:
+        print(console.printable(line))
+    console.say(advice.verdict, colour=console.BOLD)
+    reasons: dict[str, list[int]] = {}
+    for edit in advice.edits:
+        number = len(_lines(source.text[: edit.start] + "."))
+        lines = reasons.setdefault(edit.reason, [])
+        lines += [number] if number not in lines else []
+    for reason, lines in reasons.items():
+        numbers = ", ".join(map(str, lines[:8])) + (", ..." if lines[8:] else "")
+        print(f"  line{'s' * (len(lines) > 1)} {numbers}: {console.printable(reason)}")
+    for title, must in (("change these yourself:", True), ("look at these:", False)):
+        remarks = [each for each in advice.remarks if each.must is must]
+        if remarks:
+            print(title)
+        for remark in remarks:
+            where = f"line {remark.line}: " if remark.line else ""
+            print(f"  {where}{console.printable(remark.text)}")
+
+
+def _lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+
+
+def _write(script: Path, content: bytes) -> Path:
+    """Replace a script at once, and keep the old one next to it. Its permissions stay."""
+    target = script.resolve()  # a link stays a link
+    numbers = ["", *(f".{number}" for number in range(2, 1000))]
+    kept = next(path for path in (Path(f"{target}.orig{each}") for each in numbers) if not os.path.lexists(path))
+    partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")
+    try:
+        shutil.copy2(target, kept)
+        with open(partial, "xb") as file:
+            file.write(content)
+        os.chmod(partial, stat.S_IMODE(target.stat().st_mode))
+        os.replace(partial, target)
+    except OSError as problem:
+        partial.unlink(missing_ok=True)
+        kept.unlink(missing_ok=True)
+        reason = problem.strerror or str(problem)
+        raise EnvironmentProblem(
+            f"Cannot write {script}: {reason}.", hint="It is as it was. Check its permissions and the disk's space."
+        ) from None
+    return kept

@@ -1,0 +1,234 @@
+"""`paceline adopt`: scripts of many habits, and what becomes of them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.adoption.advice import Advice, advise
+from paceline.adoption.source import Source, read_source
+from paceline.errors import UsageError
+
+CORPUS = Path(__file__).parent / "corpus"
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def adopt(name: str) -> Advice:
+    return advise(read_source(CORPUS / f"{name}.py"))
+
+
+def advise_text(text: str) -> Advice:
+    return advise(Source(text, "train.py"))
+
+
+def changed_lines(name: str) -> list[str]:
+    """Return the lines that a script has only once it is adopted."""
+    before = (CORPUS / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in adopt(name).text.splitlines() if line not in before]
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.py")), ids=lambda path: path.stem)
+def test_the_result_is_a_script_and_nothing_is_left_to_change(path: Path) -> None:
+    advice = advise(read_source(path))
+    again = advise(Source(advice.text, path.name))
+    assert again.edits == []
+    assert all(edit.reason for edit in advice.edits)
+    removed = {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
+    comments = [line for line in removed if line.startswith("#")]
+    assert all(line in advice.text for line in comments)
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("habit", ["tabs", "crlf", "no final newline", "latin-1 and a byte order mark"])
+def test_layout_and_encoding_stay(path: Path, habit: str, tmp_path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    expected, encoding = advise(read_source(path)).text, "utf-8"
+    if habit == "tabs":
+        text, expected = (re.sub(r"(?m)^(    )+", lambda m: "\t" * (len(m[0]) // 4), each) for each in (text, expected))
+    elif habit == "crlf":
+        text, expected = (each.replace("\n", "\r\n") for each in (text, expected))
+    elif habit == "no final newline":
+        text, expected = text.rstrip("\n"), expected.rstrip("\n")
+    else:
+        encoding = "utf-8-sig" if not text.isascii() else "iso-8859-1"
+        prefix = "" if encoding == "utf-8-sig" else "# coding: latin-1\n# \xe4\n"
+        text, expected = prefix + text, prefix + expected
+    script = tmp_path / "train.py"
+    script.write_bytes(text.encode(encoding))
+    source = read_source(script)
+    assert source.encoding == encoding
+    assert advise(source).text.rstrip("\n") == expected.rstrip("\n")
+
+
+def test_the_changes_of_a_plain_script() -> None:
+    assert changed_lines("argparse_main") == [
+        "import paceline",
+        "for batch_idx, (data, target) in enumerate(run.steps(train_loader)):",
+        "run.backward(loss)",
+        "run.log(loss=loss)",
+        "run.print('Train Epoch: {} [{}/{} ({:.0f}%)]\\tLoss: {:.6f}'.format(",
+        "run.print('\\nTest set: Average loss: {:.4f}\\n'.format(test_loss))",
+        "device = run.device",
+        "train_loader = run.loader(dataset, batch_size=args.batch_size, shuffle=True, drop_last=False)",
+        "model = run.wrap(model)",
+        "run.resume(model=model, optimizer=optimizer, scheduler=scheduler, train_loader=train_loader)",
+        "for epoch in run.epochs(args.epochs):",
+        "epoch += 1",
+        "if run.is_rank_zero:",
+        'torch.save(model.state_dict(), "net.pt")',
+        "run = paceline.start()",
+    ]
+    (remark,) = adopt("argparse_main").remarks
+    assert (remark.line, remark.must) == (43, False), "the evaluation"
+
+
+def test_the_example_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adopt.md").read_text(encoding="utf-8")
+    block = re.search(r"^@@ [^\n]*\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert block
+    lines = block[1].splitlines()
+    before = "\n".join(line[1:] for line in lines if not line.startswith("+")) + "\n"
+    after = "\n".join(line[1:] for line in lines if not line.startswith("-")) + "\n"
+    assert advise_text(before).text == after
+
+
+def test_scripts_of_frameworks_stay_as_they_are() -> None:
+    for name, words in {
+        "with_accelerate": "uses Accelerate",
+        "with_lightning": "uses the Lightning Trainer",
+        "with_hf_trainer": "uses the Hugging Face Trainer",
+        "ddp": "has DDP of its own",
+    }.items():
+        advice = adopt(name)
+        assert (advice.edits, advice.text) == ([], (CORPUS / f"{name}.py").read_text())
+        assert "None needed" in advice.verdict
+        assert words in advice.verdict
+        assert advice.next_steps[0].startswith("paceline run ")
+    assert "ckpt_path" in adopt("with_lightning").remarks[0].text
+    assert advise_text("import paceline\nrun = paceline.start()\n").verdict.startswith("It uses Paceline already")
+
+
+def test_mistakes_in_ddp() -> None:
+    assert changed_lines("ddp_mistakes") == [
+        "import os",
+        'parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))',
+        "os.environ.setdefault(\"MASTER_ADDR\", 'localhost')",
+        "os.environ.setdefault(\"MASTER_PORT\", '12355')",
+        'dist.init_process_group("gloo", init_method="env://", rank=int(os.environ["RANK"]),',
+        "train_loader.sampler.set_epoch(epoch)",
+        "if dist.get_rank() == 0:",
+        'torch.save(model.module.state_dict(), f"model-{epoch}.pt")',
+    ]
+    assert any("evaluates all of the data" in remark.text for remark in adopt("ddp_mistakes").remarks)
+    assert adopt("mp_spawn").next_steps == [f"paceline run --style spawn --nproc 2 {CORPUS}/mp_spawn.py"]
+
+
+def test_what_cannot_be_changed_is_said_with_its_line() -> None:
+    sliced, folds = adopt("sliced_by_hand"), adopt("cross_validation")
+    assert "the rest is up to you" in sliced.verdict
+    assert {(each.line, each.must) for each in sliced.remarks} == {(8, True)}
+    assert [each.line for each in folds.remarks if each.must] == [6], "one function makes both loaders"
+    assert {each.line for each in folds.remarks} >= {6, 10, 13}, "BatchNorm and the loop of folds"
+    none = advise_text("from engine import train\ntrain()\n")
+    assert (none.edits, none.verdict[:25]) == ([], "No training loop was foun")
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("DataLoader(data, 4, True, num_workers=2)",
+         "run.loader(data, batch_size=4, shuffle=True, num_workers=2, drop_last=False)"),
+        ("DataLoader(data, batch_size=4)", "run.loader(data, batch_size=4, shuffle=False, drop_last=False)"),
+        ("DataLoader(data, sampler=order, batch_size=4, drop_last=True)",
+         "run.loader(data, sampler=order, batch_size=4, drop_last=True)"),
+        ("DataLoader(data, batch_sampler=order)", "run.loader(data, batch_sampler=order)"),
+        ("DataLoader(data, batch_size=4, shuffle=True, generator=g, drop_last=True)",
+         "run.loader(data, batch_size=4, shuffle=True, seed=g.initial_seed(), drop_last=True)"),
+        ("DataLoader(data, **options)", "run.loader(data, **options)"),
+    ],
+)  # fmt: skip
+def test_loaders(line: str, changed: str) -> None:
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\ntorch.manual_seed(0)\n"
+        f"loader = {line}\nmodel = torch.nn.Linear(1, 1)\nopt = torch.optim.SGD(model.parameters())\n"
+        "for x in loader:\n    loss = model(x).sum()\n    loss.backward()\n    opt.step()\n"
+    )
+    assert f"loader = {changed}\n" in advise_text(text).text
+
+
+def test_compiled_and_tracked() -> None:
+    text = (
+        "import torch\nimport wandb\nfrom torch.utils.data import DataLoader\ntorch.manual_seed(0)\nwandb.init()\n"
+        "model = torch.nn.Linear(1, 1)\nmodel = torch.compile(model, mode='default')\n"
+        "opt = torch.optim.SGD(model.parameters())\n"
+        "for x in DataLoader([1.0], batch_size=2):\n    loss = model(x).sum()\n    loss.backward()\n    opt.step()\n"
+    )
+    lines = advise_text(text).text.splitlines()
+    assert "import paceline.wandb as wandb" in lines
+    assert "model = run.wrap(model, compile=dict(mode='default'))" in lines
+    assert "for x in run.steps(run.loader([1.0], batch_size=2, shuffle=False, drop_last=False)):" in lines
+    assert lines.index("run = paceline.start()") < lines.index("model = run.wrap(model, compile=dict(mode='default'))")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"def broken(:\n", "not valid Python in line 1"),
+        (b"x = 1\n  y = 2\n", "not valid Python in line 2"),
+        (b"\xff\xfe\x00", "is not"),
+        (b"# coding: nowhere\n", "is not a text that Python reads"),
+        (b"x = '\0'\n", "is not valid Python"),
+        (b"(" * 3000 + b")" * 3000, "is n"),
+    ],
+)
+def test_what_is_no_script(content: bytes, message: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        advise(read_source(script))
+
+
+def test_an_empty_script() -> None:
+    assert "No training loop" in advise_text("").verdict
+    assert "No training loop" in advise_text("# nothing\n").verdict
+
+
+def test_write_keeps_the_old_script(tmp_path: Path, paceline: Paceline) -> None:
+    old = (CORPUS / "notebook.py").read_bytes()
+    script, link = tmp_path / "real.py", tmp_path / "train.py"
+    script.write_bytes(old)
+    script.chmod(0o750)
+    link.symlink_to(script)
+    (tmp_path / "real.py.orig").write_text("somebody else's")
+    shown = paceline("adopt", "train.py", check=True)
+    assert "--- a/train.py" in shown.stdout
+    assert "+run = paceline.start(seed=0)" in shown.stdout
+    assert "to apply it: paceline adopt --write train.py" in shown.stdout
+    assert script.read_bytes() == old
+    done = paceline("adopt", "--write", "train.py", check=True)
+    assert "the old one is" in done.stdout
+    assert link.is_symlink()
+    assert stat.S_IMODE(script.stat().st_mode) == 0o750
+    assert b"paceline.start" in script.read_bytes()
+    ast.parse(script.read_bytes())
+    assert (tmp_path / "real.py.orig.2").read_bytes() == old
+    assert (tmp_path / "real.py.orig").read_text() == "somebody else's"
+    again = paceline("adopt", "--write", "train.py", check=True)
+    assert "It uses Paceline already" in again.stderr
+    assert sorted(os.listdir(tmp_path)) == ["real.py", "real.py.orig", "real.py.orig.2", "train.py"]
+
+
+def test_mistakes_on_the_command_line(tmp_path: Path, paceline: Paceline) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "broken.py").write_text("def (\x1b[31m")
+    for name, message in {"none.py": "There is no script", "folder": "is a folder", "broken.py": "not valid"}.items():
+        done = paceline("adopt", "--write", name)
+        assert (done.returncode, message in done.stderr, "\x1b" in done.stderr) == (2, True, False), done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["broken.py", "folder"]
