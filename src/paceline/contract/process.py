@@ -32,6 +32,23 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
+def process_start(pid: int) -> str:
+    """Return the boot id and the kernel's start time of a process; empty if it does not run."""
+    try:
+        values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (OSError, IndexError):
+        return ""
+    return "" if values[0] in (b"Z", b"X") else f"{boot} {int(values[19])}"
+
+
+def pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def prctl(option: int, value: int | bytes) -> None:
     """Call Linux's prctl; elsewhere, do nothing."""
     if sys.platform == "linux":

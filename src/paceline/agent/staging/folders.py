@@ -21,6 +21,7 @@ from typing import Any
 
 from paceline.agent.staging.request import StagingRequest
 from paceline.contract.files.shared_places import find_own_folder, make_own_folder, own_folder_name
+from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 
@@ -115,23 +116,6 @@ def this_process() -> dict[str, Any]:
     """Identify this process for good: process ids are reused, and other namespaces have their own."""
     pid = os.getpid()
     return {"pid": pid, "started": process_start(pid), "namespace": pid_namespace()}
-
-
-def process_start(pid: int) -> str:
-    """Return the boot id and the kernel's start time of a process; empty if it does not run."""
-    try:
-        values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, IndexError):
-        return ""
-    return "" if values[0] in (b"Z", b"X") else f"{boot} {int(values[19])}"
-
-
-def pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def free_space(path: Path) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.cluster.checks.start_source import resolve_start
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.claims import claim_run, require_not_running
@@ -30,7 +29,7 @@ class NewRun:
     snapshot_required = False  # ranks work in the live project
 
     def __init__(self, job: Job) -> None:
-        self.job = job = resolve_start(job, os.environ)
+        self.job = job = _resolve_start(job)
         self.machine, self.python = detect_machine(os.environ), interpreter(job)
         self.secrets = read_secrets(job, os.environ)
         self.plan = self._plan(folders.new_run_path(job, os.environ))
@@ -74,7 +73,7 @@ class ResumedRun:
 
     def __init__(self, job: Job, folder: RunFolder, launch_spec: LaunchSpec, *, new_program: bool = False) -> None:
         if job.is_typed("runtime.start_from"):
-            job = resolve_start(job, os.environ)
+            job = _resolve_start(job)
         self.job, self.folder, self.new_program = job, folder, new_program
         self.plan = plan_local(
             job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job),
@@ -120,6 +119,15 @@ class ResumedRun:
             return []
         hidden = [name for name, text in variables if text == REDACTED]
         return [name for name in hidden if name not in self.plan.secrets and name not in os.environ]
+
+
+def _resolve_start(job: Job) -> Job:
+    """Return the job with the absolute path of what it starts from, if it does."""
+    if job.runtime.start_from is None and not job.runtime.start_continue:
+        return job
+    from paceline.cluster.checks.start_source import resolve_start
+
+    return resolve_start(job, os.environ)
 
 
 def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path) -> ResumedRun:

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.staging.folders import pid_namespace, process_start
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import LIVE, WAITING
 from paceline.contract.files.foreign_records import read_object
+from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, UsageError
@@ -158,6 +156,11 @@ def _require_over(run: RunFolder, holder: Holder | None) -> None:
 
 
 def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
+    if not run.job.exists() and (holder is None or holder.job is None):
+        return
+    from paceline.cluster.slurm import commands as slurm  # a new run has no job, and its command should start fast
+    from paceline.cluster.slurm.states import LIVE, WAITING
+
     jobs = [job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None]
     try:
         states = slurm.states(jobs)

@@ -9,14 +9,15 @@ import resource
 _IO_PRIORITY_CALLS = {"x86_64": (252, 251), "aarch64": (31, 30), "riscv64": (31, 30), "ppc64le": (274, 273)}
 _REAL_TIME = 1  # the class of I/O priorities that only root may take
 _LIMIT = "limit "
+IONICE = "ionice"
 _LIMITS = 16  # Linux has as many, from 0 on
 
 Settings = dict[str, str]
 
 
 def read_settings() -> Settings:
-    """Return the settings of this process."""
-    settings = {"nice": str(os.getpriority(os.PRIO_PROCESS, 0)), "umask": _umask(), "ionice": str(_io_priority())}
+    """Return the settings of this process, except ionice: the warm process reads that of its client."""
+    settings = {"nice": str(os.getpriority(os.PRIO_PROCESS, 0)), "umask": _umask()}
     for number in range(_LIMITS):
         soft, hard = resource.getrlimit(number)
         settings[f"{_LIMIT}{number}"] = f"{soft} {hard}"
@@ -28,8 +29,8 @@ def obstacle(before: Settings, wanted: Settings) -> str | None:
     root = os.geteuid() == 0
     if int(wanted["nice"]) < int(before["nice"]) and not root:
         return "nice"
-    if wanted["ionice"] != before["ionice"] and int(wanted["ionice"]) >> 13 == _REAL_TIME and not root:
-        return "ionice"
+    if int(wanted.get(IONICE, "0")) >> 13 == _REAL_TIME and not root:
+        return IONICE
     for name, text in wanted.items():
         if name.startswith(_LIMIT) and text != before[name]:
             allowed, hard = (int(each.split()[1]) for each in (before[name], text))
@@ -48,11 +49,11 @@ def take_settings(wanted: Settings) -> bool:
         if name.startswith(_LIMIT) and now[name] != text:
             soft, hard = map(int, text.split())
             resource.setrlimit(int(name.removeprefix(_LIMIT)), (soft, hard))
-    if now["ionice"] != wanted["ionice"]:
-        _set_io_priority(int(wanted["ionice"]))
+    if wanted[IONICE] != read_io_priority(0):
+        _set_io_priority(int(wanted[IONICE]))
     if now["nice"] != wanted["nice"]:
         os.setpriority(os.PRIO_PROCESS, 0, int(wanted["nice"]))
-    return read_settings() == wanted
+    return {**read_settings(), IONICE: read_io_priority(0)} == wanted
 
 
 def _umask() -> str:
@@ -61,10 +62,13 @@ def _umask() -> str:
     return f"{umask:o}"
 
 
-def _io_priority() -> int:
-    """Return class and level as one number; 0 if they were never set, or if this is an unknown kind of machine."""
+def read_io_priority(pid: int) -> str:
+    """Return class and level as one number; 0 if they were never set, or if this is an unknown kind of machine.
+
+    Process 0 is this one. Not in the client: importing ctypes would take it a while.
+    """
     calls = _IO_PRIORITY_CALLS.get(os.uname().machine)
-    return 0 if calls is None else _call(calls[0], 1, 0)
+    return "0" if calls is None else str(max(0, _call(calls[0], 1, pid)))
 
 
 def _set_io_priority(value: int) -> None:

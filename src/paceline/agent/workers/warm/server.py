@@ -20,8 +20,8 @@ from typing import Any
 from paceline.agent.workers import processes
 from paceline.agent.workers.warm.conditions import Conditions, difference
 from paceline.agent.workers.warm.loaded_files import LoadedFiles
-from paceline.agent.workers.warm.place import NAME, Place, is_same_user, socket_name
-from paceline.agent.workers.warm.process_settings import take_settings
+from paceline.agent.workers.warm.place import NAME, Place, is_same_user, process_of, socket_name
+from paceline.agent.workers.warm.process_settings import IONICE, read_io_priority, take_settings
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
@@ -163,6 +163,7 @@ class WarmProcess:
 
     def _start(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> Later | None:
         """Fork a zygote for a run, unless it needs another warm process: then end."""
+        message["conditions"]["settings"][IONICE] = read_io_priority(process_of(client.end))
         changed = difference(self.conditions, message["conditions"]) or self.files.changed()
         if changed:
             self._leave()
